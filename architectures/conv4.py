@@ -1,0 +1,15 @@
+"""Four blocks of 64 filters, for small pictures: the network of few-shot learning. Vinyals et al., NIPS 2016."""
+import torch
+
+from architectures.embedding_network import Backbone
+
+
+def block(n_in):
+    return torch.nn.Sequential(torch.nn.Conv2d(n_in, 64, 3, padding=1, bias=False), torch.nn.BatchNorm2d(64),
+                               torch.nn.ReLU(inplace=True), torch.nn.MaxPool2d(2))
+
+
+def backbone(opt):
+    """The last block's 64 maps, 2 x 2 for 32 pixels, are not pooled further: 256 features."""
+    network = torch.nn.Sequential(block(3), block(64), block(64), block(64), torch.nn.Flatten())
+    return Backbone(network, opt.input_size or 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

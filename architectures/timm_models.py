@@ -1,0 +1,24 @@
+"""Any network of timm by name, as in --arch timm:vit_small_patch16_224_normalize."""
+from architectures.embedding_network import Backbone
+from utilities.errors import UserError
+
+
+def backbone(opt, name):
+    """`name` without its classifier, with timm's own pooling."""
+    try:
+        import timm
+    except ImportError as error:
+        raise UserError(f'--arch timm:{name} needs timm ({error}): pip install timm') from None
+    if not timm.is_model(name.split('.')[0]):
+        raise UserError(f'--arch timm:{name}: unknown; timm.list_models() lists the names')
+    fixed_size = timm.get_pretrained_cfg(name).fixed_input_size
+    arguments = {'img_size': opt.input_size} if opt.input_size and fixed_size else {}
+    network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    config = timm.data.resolve_model_data_config(network)
+
+    def download():
+        return timm.create_model(name, pretrained=True, num_classes=0, **arguments).state_dict()
+
+    head = network.pretrained_cfg['classifier']
+    return Backbone(network, opt.input_size or config['input_size'][1], tuple(config['mean']), tuple(config['std']),
+                    head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download)

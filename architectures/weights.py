@@ -1,0 +1,65 @@
+"""Pretrained weights, from a file or from where their library keeps them; only tensors are ever unpickled."""
+import pickle
+from pathlib import Path
+
+import torch
+
+from utilities.errors import UserError
+
+
+def load(opt, name, backbone):
+    """
+    Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
+
+    The weights must hold every parameter of the network; of what is more, only the classifier is left out silently.
+    Raises UserError where the weights cannot be had or do not fit.
+    """
+    if opt.weights:
+        state, source = read(opt.weights), f'--weights {opt.weights}'
+    elif opt.not_pretrained:
+        return
+    elif backbone.download is None:
+        raise UserError(f'--arch {name} has no pretrained weights: train from scratch with --not_pretrained, or pass '
+                        '--weights FILE')
+    else:
+        state, source = fetch(name, backbone), f'the pretrained weights of {name}'
+    network = backbone.network.state_dict()
+    missing = [key for key in network if key not in state and not key.endswith('num_batches_tracked')]
+    foreign = [key for key in state if key not in network and not key.startswith(backbone.head)]
+    misfits = [key for key in network if key in state and network[key].shape != state[key].shape]
+    for problem, keys in (('lack', missing), ('hold also', foreign), ('have other shapes for', misfits)):
+        if keys:
+            raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
+                            + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
+    backbone.network.load_state_dict({key: state[key] for key in network if key in state}, strict=False)
+
+
+def read(path):
+    """The state dict in the file `path` (.pth, .pt or .safetensors), also of a checkpoint of this program."""
+    try:
+        if Path(path).suffix == '.safetensors':
+            from safetensors.torch import load_file
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError as error:
+        raise UserError(f'--weights {path}: {error.strerror or error}') from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f'--weights {path}: not a file of weights alone ({str(error).splitlines()[0]})') from None
+    for key in ('model', 'state_dict'):
+        state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f'--weights {path}: expected a state dict, that is names with their tensors')
+    state = {key.removeprefix('module.'): value for key, value in state.items()}
+    own = {key.removeprefix('backbone.'): value for key, value in state.items() if key.startswith('backbone.')}
+    return own or state
+
+
+def fetch(name, backbone):
+    try:
+        return backbone.download()
+    except Exception as error:  # each library reports a missing network in its own way
+        url = getattr(backbone.download, 'url', None)
+        raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {str(error).splitlines()[0]}\n'
+                        f'Fetch {url or "them"} elsewhere and pass the file with --weights FILE, or train from scratch '
+                        'with --not_pretrained.') from None

@@ -1,0 +1,52 @@
+"""Random triplets: as many as there are samples, uniform among all valid ones, without replacement."""
+import torch
+
+
+@torch.no_grad()
+def random_triplets(labels, n_triplets):
+    """
+    Args:
+        labels:     [B].
+        n_triplets: how many are asked for.
+
+    Returns: [T, 3] int64 (anchor, positive, negative), all distinct; T = n_triplets, or all valid triplets if fewer.
+
+    >>> torch.manual_seed(0) and random_triplets(torch.tensor([0, 0, 1]), 5).sort(dim=0).values
+    tensor([[0, 0, 2],
+            [1, 1, 2]])
+    """
+    order = labels.argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    size = (labels[:, None] == labels).sum(dim=1)                   # of each sample's class,
+    start = (labels[:, None] > labels).sum(dim=1)                   # which stands at order[start:start + size]
+    n_valid = (size - 1) * (len(labels) - size)                     # triplets of each anchor
+    ends = n_valid.cumsum(0)
+    chosen = draw(int(ends[-1]), n_triplets, labels.device)         # numbers of triplets, counted anchor by anchor
+
+    anchor = torch.searchsorted(ends, chosen, right=True)
+    size, start, rank = size[anchor], start[anchor], rank[anchor]
+    number = chosen - ends[anchor] + n_valid[anchor]                # among the triplets of its anchor
+    positive, negative = start + number // (len(labels) - size), number % (len(labels) - size)
+    positive = positive + (positive >= rank)                        # the anchor's own place is left out
+    negative = negative + size * (negative >= start)                # and the places of its class
+    return torch.stack([anchor, order[positive], order[negative]], dim=1)
+
+
+def draw(n, k, device):
+    """k distinct numbers below n in random order, uniformly; all n if k is not less."""
+    if n <= 16 * k:
+        return torch.randperm(n, device=device)[:k]
+    numbers = torch.randint(n, (2 * k,), device=device).sort().values
+    repeated = torch.cat([numbers.new_zeros(1, dtype=torch.bool), numbers[1:] == numbers[:-1]])
+    keys = torch.rand(2 * k, device=device) + 2 * repeated          # no more than about k / 8 of the 2 k are repeated
+    return numbers[keys.topk(k, largest=False).indices]
+
+
+class BatchMiner:
+    def __init__(self, opt):
+        pass
+
+    def __call__(self, batch, labels):
+        """batch [B, D], labels [B], on one device -> triplets [T, 3], T at most B."""
+        return random_triplets(labels, len(labels))

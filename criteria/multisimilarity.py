@@ -1,0 +1,85 @@
+"""
+Multi-similarity loss with its own pair mining. Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627,
+Eq. 11, 12 and 15.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+def mine_pairs(similarities, labels, margin=0.1):
+    """
+    The pairs that are informative: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip.
+
+    Args:
+        similarities: [B, B] cosines.
+        labels:       [B].
+        margin:       ε; from 2 on every pair of an anchor that has positives and negatives.
+
+    Returns: two masks [B, B], positive and negative pairs (anchor, other).
+    """
+    same = labels[:, None] == labels
+    positives, negatives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
+    if margin >= 2:
+        return positives & negatives.any(dim=1, keepdim=True), negatives & positives.any(dim=1, keepdim=True)
+    hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
+    hardest_positive = similarities.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
+    return (positives & (similarities - margin < hardest_negative),
+            negatives & (similarities + margin > hardest_positive))
+
+
+def log_one_plus_sum_exp(exponents, mask):
+    """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
+    exponents = exponents.masked_fill(~mask, -torch.inf)
+    return torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).logsumexp(dim=1)
+
+
+def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=0.1, thresh=0.5):
+    """
+    Args:
+        batch:      [B, D] embeddings, normalised here.
+        labels:     [B] int64.
+        pos_weight: α, the sharpness of the pull on positive pairs.
+        neg_weight: β, the sharpness of the push on negative pairs.
+        margin:     ε of the mining, in units of cosine; 2 or more: no mining.
+        thresh:     λ, the cosine that separates the two.
+
+    Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> multisimilarity_loss(batch, torch.tensor([0, 0, 1]), neg_weight=50.)
+    tensor(0.1997)
+    """
+    return mean_over_anchors(*mined_similarities(batch, labels, margin), pos_weight, neg_weight, thresh)
+
+
+def mined_similarities(batch, labels, margin):
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        similarities = batch @ batch.T
+        return similarities, *mine_pairs(similarities.detach(), labels, margin)
+
+
+def mean_over_anchors(similarities, positives, negatives, pos_weight, neg_weight, thresh):
+    pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
+    push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
+    return (pull + push).mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_multisimilarity_pos_weight, _neg_weight, _margin, _thresh."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.pos_weight, self.neg_weight = opt.loss_multisimilarity_pos_weight, opt.loss_multisimilarity_neg_weight
+        self.margin, self.thresh = opt.loss_multisimilarity_margin, opt.loss_multisimilarity_thresh
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        similarities, positives, negatives = mined_similarities(batch, labels, self.margin)
+        self.log = {'tuples': positives.sum() + negatives.sum()}
+        return mean_over_anchors(similarities, positives, negatives, self.pos_weight, self.neg_weight, self.thresh)

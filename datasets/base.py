@@ -1,0 +1,144 @@
+"""What a data set is made of: a table of images as found on disk, and the image sets that the splits make of it."""
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from utilities.errors import UserError
+
+SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.gif', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
+
+
+@dataclass
+class ImageTable:
+    """
+    One row per image, as a data set's file finds them.
+
+    paths:   where the images are.
+    classes: their class names.
+    parts:   None, or for each image which official part it belongs to: train, val, test, query or gallery.
+    superclasses: class name -> name of its super-class, for data sets with a hierarchy.
+    characters: pictures of characters, which must not be flipped or cropped to a part.
+    """
+    paths: list
+    classes: list
+    parts: list | None = None
+    superclasses: dict = field(default_factory=dict)
+    characters: bool = False
+
+    def keep(self, chosen):
+        """The table with the rows `chosen` (a list of indices) only."""
+        return ImageTable([self.paths[i] for i in chosen], [self.classes[i] for i in chosen],
+                          None if self.parts is None else [self.parts[i] for i in chosen],
+                          self.superclasses, self.characters)
+
+
+def read_image(path):
+    """
+    The image at `path` as PIL RGB, upright (EXIF), transparency on white, 16-bit grey scaled to 8.
+
+    Raises UserError naming the file where it is missing, truncated or no image.
+    """
+    try:
+        with Image.open(path) as image:
+            image = ImageOps.exif_transpose(image)
+            if image.mode in ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N'):
+                image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+            if image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info:
+                image = image.convert('RGBA')
+                image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
+            return image.convert('RGB')
+    except Exception as error:  # a decoder raises anything on a broken file
+        raise UserError(f'{path}: not a readable image ({error}). Replace it, or leave such files out with '
+                        '--skip_bad_images.') from None
+
+
+class ImageSet(torch.utils.data.Dataset):
+    """
+    The images of one split. Item `index`, or `(index, seed)` with a seed for the augmentation, is
+    (image [3, H, W] float32 RGB in [0, 1], label int, index int).
+
+    paths:       list of N paths.
+    labels:      int64 array [N], from 0 in the order of class_names.
+    class_names: the classes, sorted.
+    is_query:    None where every image is searched for among all others; else bool [N]: queries are searched for among
+                 the images that are none.
+    """
+
+    def __init__(self, table, chosen, transform):
+        table = table.keep(chosen)
+        self.paths, self.transform = table.paths, transform
+        names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
+        self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
+        self.superclasses = [table.superclasses.get(name) for name in self.class_names]
+        self.is_query = None
+        if table.parts is not None and {'query', 'gallery'} <= set(table.parts):
+            self.is_query = np.array([part == 'query' for part in table.parts])
+
+    @property
+    def n_classes(self):
+        return len(self.class_names)
+
+    @property
+    def image_list(self):
+        """[(path, label)], as samplers take it."""
+        return list(zip(self.paths, self.labels.tolist(), strict=True))
+
+    @property
+    def image_dict(self):
+        """label -> [(path, index)], as samplers take it."""
+        images = {label: [] for label in range(self.n_classes)}
+        for index, (path, label) in enumerate(self.image_list):
+            images[label].append((path, index))
+        return images
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, item):
+        index, seed = item if isinstance(item, tuple) else (item, None)
+        image = read_image(self.paths[index])
+        with torch.random.fork_rng(devices=[]):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed)       # torch.manual_seed would seed GPUs as well, slowly
+            return self.transform(image), int(self.labels[index]), int(index)
+
+
+def image_files(folder):
+    """The images directly in `folder`, sorted; hidden files, such as macOS's ._ twins, are left out."""
+    return sorted(path for path in Path(folder).iterdir()
+                  if path.suffix.lower() in SUFFIXES and not path.name.startswith('.'))
+
+
+def class_folders(folder, **properties):
+    """The table of a folder that holds one folder of images per class."""
+    paths, classes = [], []
+    for class_folder in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
+        files = image_files(class_folder)
+        paths += files
+        classes += [class_folder.name] * len(files)
+    return ImageTable(paths, classes, **properties)
+
+
+def listed_rows(file, n_header, n_columns):
+    """The rows of a data set's list file, split at white space; a row that is cut off is a UserError."""
+    rows = [line.split() for line in file.read_text().splitlines()[n_header:]]
+    for number, row in enumerate(rows, start=n_header + 1):
+        if len(row) != n_columns:
+            raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; fetch it anew')
+    return rows
+
+
+def find(opt, name, layouts, where):
+    """
+    The first of `layouts`, paths below --source_path, that exists.
+
+    Raises UserError with the expected tree and where to get the data.
+    """
+    for layout in layouts:
+        if (Path(opt.source_path) / layout).exists():
+            return Path(opt.source_path) / layout
+    places = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)
+    raise UserError(f'--dataset {name}: expected {places},\n{where}')

@@ -1,0 +1,128 @@
+"""
+Glyphs: letters of five scripts, drawn from the fonts that matplotlib ships. Nothing is downloaded.
+
+Each class is one outline (Latin A, Greek Alpha and Cyrillic A are one class), in 20 pictures: of the faces that have
+the letter, sans, serif and mono, upright and oblique, light and bold, each turned, sheared, scaled, thickened or
+thinned, and made noisy. The pictures, PNG files of 40 x 40 pixels, are drawn once and kept in the user's cache folder.
+"""
+import hashlib
+import os
+import unicodedata
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from tqdm import tqdm
+
+from datasets.base import class_folders
+
+VERSION = 1
+SIDE = 40                    # pixels of a picture
+PER_CLASS = 20               # pictures of a class
+MIN_FACES = 8                # faces that a letter must have
+ALIKE = 0.1                  # root mean square difference of ink, in [0, 1], under which two outlines are one
+SCRIPTS = ('ARMENIAN', 'CYRILLIC', 'GEORGIAN', 'GREEK', 'LATIN')
+
+
+def load(opt):
+    return class_folders(folder(), characters=True)
+
+
+def folder():
+    """Where the pictures are; draws them where they are not. The folder's name tells what they were drawn from."""
+    fonts = faces()
+    origin = hashlib.sha256(repr([VERSION, [(font.name, zlib.crc32(font.read_bytes())) for font in fonts]]).encode())
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
+    place = cache / f'glyphs_{origin.hexdigest()[:8]}'
+    if not place.exists():
+        draw_all(fonts, place)
+    return place
+
+
+def faces():
+    import matplotlib
+    fonts = sorted((Path(matplotlib.get_data_path()) / 'fonts' / 'ttf').glob('*.ttf'))
+    return [font for font in fonts if font.stem.startswith(('DejaVuSans', 'DejaVuSerif', 'STIXGeneral'))
+            and 'Display' not in font.stem]
+
+
+def letters(fonts):
+    """{letter: its faces}: letters of SCRIPTS without diacritics that stand in at least MIN_FACES of the fonts."""
+    from matplotlib.ft2font import FT2Font
+    in_faces = {}
+    for font in fonts:
+        for code in FT2Font(str(font)).get_charmap():
+            in_faces.setdefault(chr(code), []).append(font)
+    chosen = {}
+    for letter in sorted(in_faces):
+        name = unicodedata.name(letter, '')
+        if (unicodedata.category(letter) in ('Lu', 'Ll', 'Lo') and name.startswith(SCRIPTS) and ' WITH ' not in name
+                and not unicodedata.decomposition(letter) and len(in_faces[letter]) >= MIN_FACES):
+            chosen[letter] = in_faces[letter]
+    return chosen
+
+
+def outline(letter, font):
+    """The letter's ink scaled to a box of 24 x 24, flat [576] in [0, 1], and the log of its width over its height."""
+    canvas = Image.new('L', (192, 160))
+    ImageDraw.Draw(canvas).text((60, 30), letter, fill=255, font=font)
+    left, top, right, bottom = canvas.getbbox()
+    ink = canvas.crop((left, top, right, bottom)).resize((24, 24), Image.Resampling.BOX)
+    return np.asarray(ink, np.float32).ravel() / 255, np.log((right - left) / (bottom - top))
+
+
+def distinct(chosen):
+    """`chosen` without the letters whose outline, in any face they share, is that of an earlier letter, up to size."""
+    opened = {font: ImageFont.truetype(str(font), 64) for fonts in chosen.values() for font in fonts}
+    outlines = {letter: {font: outline(letter, opened[font]) for font in fonts} for letter, fonts in chosen.items()}
+    kept = {}
+    for letter, fonts in chosen.items():
+        if not any(alike(outlines[letter], outlines[other]) for other in kept):
+            kept[letter] = fonts
+    return kept
+
+
+def alike(one, other):
+    return any(abs(one[font][1] - other[font][1]) < ALIKE
+               and np.sqrt(np.mean((one[font][0] - other[font][0]) ** 2)) < ALIKE for font in one.keys() & other.keys())
+
+
+def picture(letter, font, random):
+    """One picture, black on white: an affine variant of the letter, thicker or thinner, blurred, with grey noise."""
+    scale = 4                                                           # drawn four times too large, for smooth edges
+    canvas = Image.new('L', (SIDE * scale, SIDE * scale))
+    opened = ImageFont.truetype(str(font), round(SIDE * scale * random.uniform(0.5, 0.72)))
+    ImageDraw.Draw(canvas).text((SIDE * scale // 2, SIDE * scale // 2), letter, fill=255, font=opened, anchor='mm')
+    stroke = int(random.integers(-1, 3))
+    if stroke:
+        canvas = canvas.filter(ImageFilter.MinFilter(3) if stroke < 0 else ImageFilter.MaxFilter(2 * stroke + 1))
+
+    angle, (shear, stretch) = np.deg2rad(random.uniform(-20, 20)), random.uniform(-0.3, 0.3, 2)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = turn @ np.array([[1 + stretch, shear], [0, 1 - stretch]])
+    centre = np.full(2, SIDE * scale / 2)
+    offset = centre - matrix @ (centre + random.uniform(-4, 4, 2) * scale)
+    canvas = canvas.transform(canvas.size, Image.Transform.AFFINE, (*matrix[0], offset[0], *matrix[1], offset[1]),
+                              Image.Resampling.BILINEAR)
+    canvas = canvas.filter(ImageFilter.GaussianBlur(scale * random.uniform(0.2, 0.9))).reduce(scale)
+
+    ink = np.asarray(canvas, np.float32) * random.uniform(0.5, 1)
+    noise = random.normal(0, random.uniform(4, 24), ink.shape)
+    return Image.fromarray((255 - ink + noise).clip(0, 255).astype(np.uint8))
+
+
+def draw_all(fonts, place):
+    """Draws every picture beside `place` and moves the whole folder there when it is complete."""
+    unfinished = place.with_name(f'.{place.name}.{os.getpid()}')
+    for letter, its_faces in tqdm(distinct(letters(fonts)).items(), desc='drawing the glyphs, once', unit='class',
+                                    disable=None):
+        name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
+        (unfinished / name).mkdir(parents=True)
+        random = np.random.default_rng(ord(letter))
+        order = random.permutation(len(its_faces))
+        for i in range(PER_CLASS):
+            picture(letter, its_faces[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
+    if place.exists():           # another process was quicker; both drew the same
+        return
+    unfinished.rename(place)

@@ -1,0 +1,19 @@
+"""In-Shop Clothes Retrieval: 52,712 photos of 7,982 items, with queries and gallery. Liu et al., CVPR 2016."""
+from datasets.base import ImageTable, find, listed_rows
+from datasets.download import no_address
+
+WHERE = ('the list of its images, with the folder img/ (of Img/img.zip) beside it or in Img/; on request from '
+         'https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html')
+ROOTS = ('inshop', 'in-shop', 'inshop/In-shop Clothes Retrieval Benchmark', 'In-shop Clothes Retrieval Benchmark')
+
+
+def load(opt):
+    if opt.download:
+        no_address('In-Shop', WHERE)
+    lists = [f'{root}/{place}list_eval_partition.txt' for root in ROOTS for place in ('', 'Eval/')]
+    partition = find(opt, 'inshop', lists, WHERE)
+    root = partition.parent.parent if partition.parent.name == 'Eval' else partition.parent
+    images = root / 'Img' if (root / 'Img').exists() else root
+    rows = listed_rows(partition, n_header=2, n_columns=3)
+    return ImageTable([images / path for path, _, _ in rows], [item for _, item, _ in rows],
+                      [part for _, _, part in rows])

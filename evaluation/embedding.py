@@ -1,0 +1,49 @@
+"""The pass of all images of a split through the network."""
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from utilities.errors import RunFailed
+from utilities.files import atomic
+from utilities.loading import evaluation_loader
+
+
+@dataclass
+class Embedded:
+    """
+    embeddings: [N, D] float32 tensor, in the order of images; on the GPU with --evaluate_on_gpu.
+    images:     the ImageSet they come from, with its labels and paths.
+    """
+    embeddings: torch.Tensor
+    images: torch.utils.data.Dataset
+
+
+@torch.inference_mode()
+def embed(opt, model, images, name):
+    """Embeds an ImageSet in evaluation mode. Raises RunFailed where an embedding is not finite."""
+    model.eval()
+    device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
+    embeddings = torch.empty(len(images), opt.embed_dim, device=device)
+    for batch, _, indices in tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None):
+        start = int(indices[0])
+        embeddings[start:start + len(batch)] = model(batch.to(opt.device, non_blocking=True))[0].float()
+    bad = ~embeddings.isfinite().all(dim=1)
+    if bad.any():
+        raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite, the first that '
+                        f'of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+    return Embedded(embeddings, images)
+
+
+def write(embedded, file):
+    """{split: Embedded} -> an .npz of embeddings [N, D], labels [N], class_names [N], paths [N] and splits [N]."""
+    columns = {'embeddings': [], 'labels': [], 'class_names': [], 'paths': [], 'splits': []}
+    for split, part in embedded.items():
+        columns['embeddings'].append(part.embeddings.cpu().numpy())
+        columns['labels'].append(part.images.labels)
+        columns['class_names'].append(np.array(part.images.class_names)[part.images.labels])
+        columns['paths'].append(np.array([str(path) for path in part.images.paths]))
+        columns['splits'].append(np.full(len(part.images), split))
+    with atomic(file) as temporary, open(temporary, 'wb') as opened:
+        np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})

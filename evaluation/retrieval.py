@@ -1,0 +1,37 @@
+"""
+Retrieval metrics, each a value per query, from the ranks of the query's positives.
+
+ranks [Q, R]: ascending, padded with inf. n_positives [Q]: at least 1. Definitions: Musgrave et al., A Metric Learning
+Reality Check, ECCV 2020, section 3.3, and Roth et al., ICML 2020, appendix.
+"""
+import numpy as np
+
+
+def recall_at(ranks, n_positives, k):
+    """1 where any of the k nearest images is a positive."""
+    return (ranks[:, 0] <= k).astype(float)
+
+
+def precision_at_1(ranks, n_positives):
+    return recall_at(ranks, n_positives, 1)
+
+
+def r_precision(ranks, n_positives):
+    """The share of positives among the R nearest images, R their number."""
+    return (ranks <= n_positives[:, None]).sum(axis=1) / n_positives
+
+
+def average_precision(ranks, n_positives, cut):
+    """Σ of the precision at each positive among the `cut` nearest images, over min(R, cut). cut: a number or [Q]."""
+    precisions = np.arange(1, ranks.shape[1] + 1) / ranks
+    within = ranks <= np.broadcast_to(cut, n_positives.shape)[:, None]
+    return (precisions * within).sum(axis=1) / np.minimum(n_positives, cut)
+
+
+def map_at_r(ranks, n_positives):
+    """MAP@R: average precision cut at R, the number of positives."""
+    return average_precision(ranks, n_positives, n_positives)
+
+
+def mean_average_precision(cut):
+    return lambda ranks, n_positives: average_precision(ranks, n_positives, cut)

@@ -1,0 +1,374 @@
+"""
+Every flag of main.py, grouped; the only place with defaults.
+
+A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, --miner_<miner>_<parameter>,
+--data_<sampler>_<parameter>. Every part of the program gets the whole namespace.
+"""
+import argparse
+import difflib
+import math
+from pathlib import Path
+
+import yaml
+
+import evaluation
+from architectures import ARCHITECTURES, PREFIXES
+from batch_mining import BATCHMINERS
+from criteria import CRITERIA
+from datasampler import SAMPLERS
+from datasets import DATASETS
+from datasets.transforms import AUGMENTATIONS
+from evaluation import METRICS
+from utilities import checkpoint, run_folder
+from utilities.errors import UserError
+
+SECRETS = ('wandb_key',)                                # never written anywhere
+MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed')      # what to do, not part of a run's settings
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one line, instead of printing the usage; argparse would exit by itself."""
+
+    def error(self, message):
+        if message.startswith('unrecognized arguments: --'):
+            flag = message.split()[2].split('=')[0].removeprefix('--')
+            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
+        raise UserError(message.removeprefix('argument '))
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows each default that says something."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=40, width=120)
+
+    def _get_help_string(self, action):
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
+
+    def _get_default_metavar_for_optional(self, action):
+        return getattr(action.type, '__name__', 'NAME')
+
+
+def boolean(text):
+    if text.lower() not in ('true', 'false'):
+        raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
+    return text.lower() == 'true'
+
+
+def number(kind, low=None, high=None, above=False):
+    """An argparse type: a finite int or float, at least `low` (more than it, with `above`), at most `high`."""
+    expected = 'a whole number' if kind is int else 'a number'
+    if low is not None:
+        expected += f' {"above" if above else "of at least"} {low}' + ('' if high is None else f' and at most {high}')
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or (low is not None and (value <= low if above else value < low)) or (
+                high is not None and value > high):
+            raise argparse.ArgumentTypeError(f'expected {expected}, not {text}')
+        return value
+
+    parse.__name__ = 'INT' if kind is int else 'FLOAT'
+    return parse
+
+
+REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
+WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
+FRACTION = number(float, 0, 1)
+
+
+def switch(group, *names, help, default=False):
+    """A flag that is true when given; `--flag false` takes it back, where a config file sets it."""
+    group.add_argument(*names, nargs='?', const=True, default=default, type=boolean, metavar='true|false', help=help)
+
+
+def run_parameters(parser):
+    group = parser.add_argument_group('what to do (by default: train)')
+    group.add_argument('--config', nargs='+', metavar='FILE', default=[],
+                       help='YAML files of flag names and values, merged left to right; the command line wins')
+    group.add_argument('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of that one')
+    group.add_argument('--resume', metavar='RUN_FOLDER',
+                       help='continue a run exactly where it was stopped; a larger --n_epochs extends a finished one')
+    group.add_argument('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT',
+                       help='train nothing; print the metrics of a trained network (of a folder: the last one)')
+    group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
+                       help='train nothing; write embeddings, labels and paths of a trained network')
+    group.add_argument('--seed', type=COUNT, default=1, help='all that is random is a function of it')
+    switch(group, '--deterministic', help='repeatable arithmetic also on a GPU, at a cost; on the CPU it always is')
+    switch(group, '--tf32', help='faster, less exact float32 products on NVIDIA GPUs')
+    group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto', help='what to compute on')
+    group.add_argument('--gpu', nargs='+', type=COUNT, default=[0], help='index of the NVIDIA GPU')
+    group.add_argument('--kernels', type=COUNT, default=6,
+                       help='data workers, at most one per processor core; they do not change the results')
+
+
+def data_parameters(parser):
+    group = parser.add_argument_group('data')
+    group.add_argument('--dataset', default='cub200', help=f'one of {", ".join(DATASETS)}')
+    group.add_argument('--source_path', '--source', default='../../Datasets',
+                       help="the folder that holds the data sets' folders; for --dataset folder: that holds images/")
+    group.add_argument('--csv', metavar='FILE', help='for --dataset folder: a table of path,label[,split]')
+    switch(group, '--download', help='fetch the data set first, where it has a stable public address')
+    switch(group, '--skip_bad_images', help='check every image at the start, and leave out those that cannot be read')
+    switch(group, '--use_tv_split', help='cut a validation split off the training split')
+    switch(group, '--tv_split_by_samples', help='cut off samples of every class instead of whole classes')
+    group.add_argument('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8,
+                       help='the share of the training split that still trains')
+    group.add_argument('--augmentation', default='base',
+                       help=f'of the training images, one of {", ".join(AUGMENTATIONS)}; base: random crops and flips '
+                            '(for characters: small affine changes); adv: and colours; big: base with 256 pixels; red: '
+                            'crops without a change of scale; mlrc: that of Musgrave et al.')
+
+
+def network_parameters(parser):
+    group = parser.add_argument_group('network')
+    group.add_argument('--arch', default='resnet50_frozen_normalize',
+                       help=f'one of {", ".join(ARCHITECTURES)}, or any network of a library as '
+                            f'{", ".join(f"{prefix}:NAME" for prefix in PREFIXES)}; with _frozen appended, BatchNorm '
+                            'layers keep their running statistics; with _normalize, embeddings have norm 1')
+    group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension D of the embeddings')
+    group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
+                       help='widths of hidden layers between backbone and embedding')
+    switch(group, '--not_pretrained', help='start from random weights')
+    group.add_argument('--weights', metavar='FILE', help="the backbone's pretrained weights, a state dict")
+    group.add_argument('--input_size', type=POSITIVE_INT,
+                       help="side of the input images in pixels, instead of the network's own")
+    group.add_argument('--input_mean', nargs='+', type=REAL, help='mean per channel of images in [0, 1], likewise')
+    group.add_argument('--input_std', nargs='+', type=POSITIVE, help='standard deviation per channel, likewise')
+    switch(group, '--input_bgr', help='channels in the order blue, green, red, likewise', default=None)
+
+
+def training_parameters(parser):
+    group = parser.add_argument_group('training')
+    group.add_argument('--n_epochs', type=COUNT, default=150, help='0: only evaluate the untrained network')
+    group.add_argument('--iterations_per_epoch', type=COUNT, default=0,
+                       help='batches per epoch; 0: as many as the training images fill')
+    group.add_argument('--bs', type=POSITIVE_INT, default=112, help='images per batch')
+    group.add_argument('--lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the network')
+    group.add_argument('--fc_lr', type=REAL, default=-1, help='learning rate of the embedding layer; negative: --lr')
+    group.add_argument('--decay', type=NOT_NEGATIVE, default=0.0004, help="weight decay of the network's parameters")
+    group.add_argument('--loss_decay', type=NOT_NEGATIVE, default=0, help="weight decay of the criterion's parameters")
+    group.add_argument('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
+    group.add_argument('--momentum', type=FRACTION, default=0.9, help='of sgd and rmsprop')
+    group.add_argument('--scheduler', choices=['none', 'step', 'cosine'], default='step',
+                       help='step: lr times gamma after each epoch of tau; cosine: to 0 over n_epochs')
+    group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3, help='factor of the step schedule')
+    group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000], help='epochs of the step schedule')
+    group.add_argument('--warmup', type=COUNT, default=0,
+                       help='first epochs that train the embedding layer and the criterion only')
+    group.add_argument('--patience', type=POSITIVE_INT,
+                       help='stop when the first storage metric on the validation split is older than this many epochs')
+
+
+def batch_creation_parameters(parser):
+    group = parser.add_argument_group('batch creation')
+    group.add_argument('--data_sampler', default='class_random', help=f'one of {", ".join(SAMPLERS)}')
+    group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2, help='images of each class in a batch')
+    group.add_argument('--data_batchmatch_bigbs', type=POSITIVE_INT, default=512,
+                       help='size of the big batch that is summarised')
+    group.add_argument('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10, help='number of candidate batches')
+    switch(group, '--data_storage_no_update', help='do not update the stored embeddings from the training batches')
+    group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1, help='exponent of the distances')
+    group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9, help='least distance of the greedy coreset')
+    group.add_argument('--data_sampler_lowproj_dim', type=WHOLE, default=-1, help='of a random projection; -1: none')
+    group.add_argument('--data_sim_measure', default='euclidean', help='distance of the stored embeddings')
+    switch(group, '--data_gc_softened', help='greedy coreset: random among the farthest 3 percent')
+    switch(group, '--data_idx_full_prec', help='embed all training images anew at each epoch')
+    group.add_argument('--data_mb_mom', type=REAL, default=-1, help='momentum of the stored embeddings; -1: none')
+    group.add_argument('--data_mb_lr', type=REAL, default=1, help='step size of that momentum')
+
+
+def batch_mining_parameters(parser):
+    group = parser.add_argument_group('batch mining')
+    group.add_argument('--batch_mining', default='distance', help=f'one of {", ".join(BATCHMINERS)}')
+    for miner in ('distance', 'rho_distance'):
+        group.add_argument(f'--miner_{miner}_lower_cutoff', type=NOT_NEGATIVE, default=0.5,
+                           help='smaller distances weigh as much as this one')
+        group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
+                           help='without effect, as in the public code')
+    group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
+                       help='probability that a positive takes the place of the negative')
+    group.add_argument('--miner_semihard_margin', type=POSITIVE,
+                       help="width of the window on squared distances; by default the loss's margin, or 0.2")
+
+
+def loss_parameters(parser):
+    group = parser.add_argument_group('losses')
+    group.add_argument('--loss', default='margin', help=f'one of {", ".join(CRITERIA)}')
+    add = group.add_argument
+    add('--loss_contrastive_pos_margin', type=REAL, default=0, help='distance under which positives do not count')
+    add('--loss_contrastive_neg_margin', type=REAL, default=1, help='distance over which negatives do not count')
+    add('--loss_triplet_margin', type=REAL, default=0.2, help='in units of distance to the power')
+    add('--loss_triplet_power', type=POSITIVE, default=2, help='of the distances; 1 in Musgrave et al.')
+    switch(group, '--loss_triplet_active_only', help='mean over the triplets that violate the margin')
+    add('--loss_margin_margin', type=REAL, default=0.2, help='half the width of the band around the boundary')
+    add('--loss_margin_beta', type=REAL, default=1.2, help='the boundary at the start, a distance')
+    add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the boundaries')
+    add('--loss_margin_nu', type=REAL, default=0, help="weight of the boundaries' sum")
+    switch(group, '--loss_margin_beta_constant', help='do not train the boundary')
+    switch(group, '--loss_margin_beta_shared', help='one boundary for all classes')
+    add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50, help='learning rate of the proxies over --lr')
+    add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
+    add('--loss_angular_alpha', type=REAL, default=45, help='angle in degrees')
+    add('--loss_angular_npair_ang_weight', type=REAL, default=2, help='weight of the angular term')
+    add('--loss_angular_npair_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
+    add('--loss_multisimilarity_pos_weight', type=POSITIVE, default=2, help='sharpness of the pull on positives')
+    add('--loss_multisimilarity_neg_weight', type=POSITIVE, default=40, help='sharpness of the push on negatives')
+    add('--loss_multisimilarity_margin', type=REAL, default=0.1, help='of the mining, a cosine; 2 or more: none')
+    add('--loss_multisimilarity_thresh', type=REAL, default=0.5, help='the cosine that separates the two')
+    add('--loss_lifted_neg_margin', type=REAL, default=1, help='distance that negatives should have')
+    add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
+    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative')
+    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives')
+    add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='centres per class')
+    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01, help='margin of the own class')
+    add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1, help="temperature over a class's centres")
+    add('--loss_softtriplet_lambda', type=REAL, default=8, help='scale of the similarities')
+    add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2, help='weight that draws centres together')
+    add('--loss_softtriplet_lrmulti', type=NOT_NEGATIVE, default=1, help='learning rate of the centres over --lr')
+    add('--loss_softmax_lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the class vectors')
+    add('--loss_softmax_temperature', type=POSITIVE, default=0.05, help='divides the cosines')
+    add('--loss_histogram_nbins', type=number(int, 2), default=65, help='number of nodes in [-1, 1]')
+    add('--loss_snr_margin', type=REAL, default=0.2, help='in units of the variance ratio')
+    add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005, help='weight of the zero-mean term')
+    add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class vectors')
+    add('--loss_arcface_angular_margin', type=REAL, default=0.5, help='in radians')
+    add('--loss_arcface_feature_scale', type=REAL, default=16, help='multiplies the cosines')
+    add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='a cosine')
+    add('--loss_proxyanchor_alpha', type=POSITIVE, default=32, help='sharpness of pull and push')
+    add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100, help='learning rate of the proxies over --lr')
+
+
+def evaluation_parameters(parser):
+    group = parser.add_argument_group('evaluation')
+    group.add_argument('--evaluation_metrics', nargs='+', metavar='METRIC', default=[
+        'e_recall@1', 'e_recall@2', 'e_recall@4', 'nmi', 'f1', 'mAP_1000', 'mAP_lim', 'mAP_c',
+        'dists@intra', 'dists@inter', 'dists@intra_over_inter',
+        'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1', 'rho_spectrum@2', 'rho_spectrum@10',
+        'map_at_r', 'precision_at_1', 'r_precision'], help=f'of {", ".join(METRICS)}; with c_ in front, on cosines')
+    group.add_argument('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
+                       help='the best network by each of these on each split is kept; the first one selects')
+    group.add_argument('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
+                       help='by default all there are (train: unless --no_train_metrics)')
+    switch(group, '--no_train_metrics', help='do not evaluate the training split')
+    group.add_argument('--eval_every', type=POSITIVE_INT, default=1, help='in epochs; the last one always is')
+    switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU as well, where there is one')
+    group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
+                       help='which of the embeddings to evaluate; networks here have one')
+    switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
+
+
+def record_parameters(parser):
+    group = parser.add_argument_group('records')
+    group.add_argument('--save_path', default='Training_Results', help='run folders go to <save_path>/<dataset>/')
+    group.add_argument('--savename', default='group_plus_seed', help='run folder; by default <group>_s<seed>')
+    switch(group, '--log_online', help='log to --online_backend as well; without key or network, into the run folder')
+    group.add_argument('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', help='where to')
+    group.add_argument('--wandb_key', help='W&B key; better in the environment, WANDB_API_KEY, or by `wandb login`')
+    group.add_argument('--project', default='Sample_Project', help='project at the backend')
+    group.add_argument('--group', default='Sample_Group', help='name of a setting, shared by its seeds')
+
+
+def build():
+    parser = Parser(prog='main.py', allow_abbrev=False, formatter_class=Formatter, usage='main.py [FLAG ...]',
+                    description='Trains an embedding network on some classes, judges it on classes it has never seen.')
+    for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
+                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
+        add(parser)
+    return parser
+
+
+def known_flags(parser):
+    return [flag.removeprefix('--') for action in parser._actions for flag in action.option_strings if flag != '-h']
+
+
+def nearest(name, names):
+    close = difflib.get_close_matches(name, names, n=1)
+    return f'; did you mean {close[0]}?' if close else ''
+
+
+def parse(arguments):
+    """
+    The command line's arguments, a list of strings -> the namespace.
+
+    The settings of a run folder (--resume, --reproduce, --evaluate, --embed) come first, then those of the --config
+    files, and the command line wins. Raises UserError for whatever the user must change.
+    """
+    parser = build()
+    given = parser.parse_args(arguments)
+    folders = [given.resume, given.reproduce, given.evaluate, given.embed and given.embed[0]]
+    folders = [folder for folder in folders if folder]
+    if len(folders) > 1:
+        raise UserError('--resume, --reproduce, --evaluate and --embed: give one of them')
+    settings = {}
+    for folder in folders:
+        settings |= known(parser, flags_of(folder), folder)
+    for file in given.config:
+        settings |= read_config(parser, file)
+    opt = parser.parse_args([*tokens(settings), *arguments])
+    check(opt)
+    return opt
+
+
+def flags_of(place):
+    """The settings of a run folder, or of the run that a checkpoint file is of."""
+    return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+
+
+def read_config(parser, file):
+    """The flags of a YAML file of names and values; each must be one that the command line would take."""
+    try:
+        settings = yaml.safe_load(Path(file).read_text(encoding='utf-8')) or {}
+    except OSError as error:
+        raise UserError(f'--config {file}: {error.strerror}') from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f'--config {file}: not a YAML file: {" ".join(str(error).split())}') from None
+    if not isinstance(settings, dict):
+        raise UserError(f'--config {file}: expected lines of the form "flag: value"')
+    return known(parser, settings, f'--config {file}')
+
+
+def known(parser, settings, where):
+    """`settings`, if each is a flag and a value that the command line would take; else raises UserError."""
+    names = set(known_flags(parser)) - {'help', *MODES}
+    for name in settings:
+        if name not in names:
+            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')
+    try:
+        parser.parse_args(tokens(settings))
+    except UserError as error:
+        raise UserError(f'{where}: {error}') from None
+    return settings
+
+
+def tokens(settings):
+    """{flag: value} -> the arguments that say so; None and empty lists say nothing."""
+    arguments = []
+    for name, value in settings.items():
+        if isinstance(value, list):
+            arguments += [f'--{name}', *map(str, value)] if value else []
+        elif value is not None:
+            arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']
+    return arguments
+
+
+def settings_of(opt):
+    """The flags as they go into records: without secrets, and without what was asked of this process only."""
+    return {name: value for name, value in vars(opt).items() if name not in (*SECRETS, *MODES)}
+
+
+def check(opt):
+    """Refuses combinations that cannot work, as far as the flags alone show it; """
+    evaluation.check_metrics(opt)
+    if opt.csv and opt.dataset != 'folder':
+        raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
+    if opt.tv_split_perc == 1 and opt.use_tv_split:
+        raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller share, such as 0.8')
+    if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
+        raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
+    for flag in ('group', 'savename'):
+        if Path(getattr(opt, flag)).name != getattr(opt, flag):
+            raise UserError(f'--{flag} {getattr(opt, flag)}: it names a folder and must not hold a slash')

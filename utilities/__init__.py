@@ -1,0 +1,1 @@
+"""The ground floor: what every package may use, and what uses none of them."""

@@ -1,0 +1,128 @@
+"""Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names."""
+import importlib.util
+import os
+import urllib.error
+import urllib.request
+
+import numpy as np
+
+from utilities import run_folder
+from utilities.errors import UserError
+
+
+def check(opt):
+    """Raises UserError where the backend of --log_online is not installed."""
+    name = opt.online_backend
+    if opt.log_online and name != 'none' and importlib.util.find_spec(name) is None:
+        raise UserError(f'--log_online: {name} is not installed: pip install {name}, or leave the flag out')
+
+
+def select(opt, folder, settings, start):
+    """TensorBoard where it is installed, and with --log_online the --online_backend."""
+    chosen = []
+    if importlib.util.find_spec('tensorboard'):
+        chosen.append(TensorBoard(folder, start))
+    else:
+        print('TensorBoard is not installed: no tensorboard/ in the run folder (pip install tensorboard).')
+    if opt.log_online and opt.online_backend != 'none':
+        chosen.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend](opt, folder, settings))
+    return chosen
+
+
+class TensorBoard:
+    """<run folder>/tensorboard/. What a killed run wrote from epoch `start` on is hidden."""
+
+    def __init__(self, folder, start):
+        from torch.utils.tensorboard import SummaryWriter
+        self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
+
+    def log(self, epoch, scalars, arrays):
+        for name, value in scalars.items():
+            if name != 'epoch':
+                self.writer.add_scalar(name, value, epoch)
+        for name, values in arrays.items():
+            self.writer.add_histogram(name, values, epoch)
+        self.writer.flush()
+
+    def close(self):
+        self.writer.close()
+
+
+class Wandb:
+    """
+    A W&B run of --project and --group, named as the run folder, with the same id after --resume.
+
+    Without a key, or where the server does not answer, it is kept in <run folder>/wandb/ for `wandb sync`.
+    """
+
+    def __init__(self, opt, folder, settings):
+        import wandb
+        if opt.wandb_key:
+            os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
+        arguments = {'project': opt.project, 'group': opt.group, 'name': folder.name, 'dir': str(folder),
+                     'config': settings, 'id': run_folder.read(folder)['run_id'], 'resume': 'allow'}
+        quiet = wandb.Settings(console='off', silent=True, disable_git=True, x_disable_meta=True, init_timeout=60)
+        problem = why_offline(wandb)
+        if not problem:
+            try:
+                self.run = wandb.init(**arguments, mode='online', settings=quiet)
+                return
+            except wandb.errors.Error as error:
+                problem = str(error).splitlines()[0]
+                wandb.teardown()
+        print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync {folder / "wandb"}/offline-run-*')
+        self.run = wandb.init(**arguments, mode='offline', settings=quiet)
+
+    def log(self, epoch, scalars, arrays):
+        import wandb
+        histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
+        self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch)
+
+    def close(self):
+        self.run.finish()
+
+
+def why_offline(wandb):
+    """What keeps W&B from running online, or None."""
+    if os.environ.get('WANDB_MODE') == 'offline':
+        return 'WANDB_MODE is offline'
+    if not (os.environ.get('WANDB_API_KEY') or wandb.api.api_key):
+        return 'there is no key: set WANDB_API_KEY or run wandb login'
+    address = wandb.Settings().base_url
+    try:
+        urllib.request.urlopen(address, timeout=10).close()
+    except urllib.error.HTTPError:
+        return None                                          # an answer of any kind
+    except OSError as error:
+        return f'{address} does not answer: {error}'
+    return None
+
+
+def histogram(values):
+    return np.histogram(values[np.isfinite(values)], bins=min(64, max(1, len(values))))
+
+
+class Comet:
+    """A Comet experiment of --project; without COMET_API_KEY it is kept in <run folder>/comet/ for `comet upload`."""
+
+    def __init__(self, opt, folder, settings):
+        import comet_ml
+        off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
+               'log_env_details')
+        arguments = {'project_name': opt.project} | dict.fromkeys(off, False)
+        if os.environ.get('COMET_API_KEY'):
+            self.experiment = comet_ml.Experiment(**arguments)
+        else:
+            self.experiment = comet_ml.OfflineExperiment(offline_directory=str(folder / 'comet'), **arguments)
+            print(f'Comet runs offline. To upload: set COMET_API_KEY, then comet upload {folder / "comet"}/*.zip')
+        self.experiment.set_name(folder.name)
+        self.experiment.add_tag(opt.group)
+        self.experiment.log_parameters(settings)
+
+    def log(self, epoch, scalars, arrays):
+        self.experiment.log_metrics(scalars, step=epoch, epoch=epoch)
+        for name, values in arrays.items():
+            self.experiment.log_histogram_3d(values, name=name, step=epoch)
+
+    def close(self):
+        self.experiment.end()

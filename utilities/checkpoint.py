@@ -1,0 +1,87 @@
+"""What a run needs to continue exactly, and the best networks on the way."""
+import math
+import pickle
+from pathlib import Path
+
+import torch
+
+from utilities.errors import UserError
+from utilities.files import atomic
+from utilities.randomness import generator_states, restore_generator_states
+
+LAST = 'checkpoint_last.pt'
+
+
+class Checkpoint:
+    """
+    folder:   of the run.
+    settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
+    metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
+    parts:    what has a state: model, criterion, optimizer, scheduler, and miner and sampler if they have a state_dict.
+    best:     {'<split>_<metric>': the row of log.csv where it was best}.
+    """
+
+    def __init__(self, folder, settings, metrics, **parts):
+        self.folder, self.settings, self.metrics = Path(folder), settings, metrics
+        self.parts = {name: part for name, part in parts.items() if hasattr(part, 'state_dict')}
+        self.best, self.row, self.trained = {}, None, False      # the last row; whether any epoch was trained
+        self.last = self.folder / LAST
+
+    def save(self, epoch, row=None):
+        """
+        Writes the state after `epoch`; with the epoch's row of metrics, also the networks that are now the best.
+
+        The best go first: killed in between, the run repeats the epoch and writes them again.
+        """
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        common = {'settings': self.settings, 'epoch': epoch, 'row': row}
+        self.row = row or self.row
+        for name in [f'{split}_{metric}' for split in ('train', 'val', 'test') for metric in self.metrics]:
+            value = row[name] if row and name in row else math.nan
+            if value > self.best.get(name, {name: -math.inf})[name]:
+                self.best[name] = row
+                network = {part: states[part] for part in ('model', 'criterion')}
+                self.write(f'checkpoint_{name}.pt', common | network)
+        self.trained = epoch > 0
+        self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'generators': generator_states()})
+
+    def write(self, name, content):
+        with atomic(self.folder / name) as temporary:
+            torch.save(content, temporary)
+
+    def resume(self):
+        """Restores the last state; returns the epoch that comes next: 0 where there is none yet."""
+        if not self.last.exists():
+            return 0
+        states = load(self.last)
+        for name, part in self.parts.items():
+            try:
+                part.load_state_dict(states[name])
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now '
+                                f'({" ".join(str(error).split())[:200]})') from None
+        self.best, self.row = states['best'], states['row']
+        restore_generator_states(states['generators'])
+        return states['epoch'] + 1
+
+
+def load(path):
+    """A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled."""
+    try:
+        states = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror or error}') from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f'{path}: not a checkpoint of this program ({str(error).splitlines()[0]})') from None
+    if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
+        raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
+    return states
+
+
+def find(place):
+    """A run folder or a checkpoint file -> the checkpoint file; of a folder, the last."""
+    path = Path(place)
+    path = path / LAST if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f'{place}: there is no checkpoint {path}')
+    return path

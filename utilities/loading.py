@@ -1,0 +1,45 @@
+"""Data loaders whose batches do not depend on the number of workers."""
+import itertools
+import os
+
+import torch
+
+from utilities.randomness import derive
+
+
+def workers(opt):
+    """--kernels, but no more than there are processor cores."""
+    return min(opt.kernels, os.cpu_count() or 1)
+
+
+class TrainingLoader:
+    """
+    The batches of one epoch after the other, from workers that live as long as the run.
+
+    An epoch's batches are drawn here before its first image is loaded, so that a sampler's and a miner's use of the
+    same random generator never interleave. Each drawn index travels with a seed for its augmentation, made of the
+    run's seed, the epoch and the place in the epoch: an image that is drawn twice looks different twice.
+    """
+
+    def __init__(self, opt, dataset, sampler):
+        self.opt, self.sampler, self.batches = opt, sampler, []
+        n_workers = workers(opt)
+        self.loader = torch.utils.data.DataLoader(
+            dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
+            pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
+
+    def epoch(self, epoch):
+        """Draws the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch."""
+        if hasattr(self.sampler, 'set_epoch'):
+            self.sampler.set_epoch(epoch)
+        n_batches = self.opt.iterations_per_epoch or len(self.sampler)
+        drawn = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
+        seeds = (derive(self.opt.seed, epoch, place) for place in itertools.count())
+        self.batches[:] = [[(int(index), next(seeds)) for index in batch] for batch in drawn]
+        return self.loader
+
+
+def evaluation_loader(opt, dataset):
+    """All images of `dataset` once, in order."""
+    return torch.utils.data.DataLoader(dataset, batch_size=opt.bs, num_workers=workers(opt),
+                                       pin_memory=opt.device.type == 'cuda', generator=torch.Generator())

@@ -1,0 +1,131 @@
+"""What a run writes down: log.csv, records.sqlite, spectrum.csv, summary.json, and the same to the backends."""
+import csv
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+
+from utilities import backends
+from utilities.files import atomic, write_text
+
+
+class Records:
+    """
+    folder: of the run. start: the epoch the run starts or goes on with; rows from then on, of a run that was killed
+    after writing them, are dropped, since they come again.
+    """
+
+    def __init__(self, opt, folder, settings, start):
+        self.folder, self.opt = Path(folder), opt
+        self.rows = [row for row in read_csv(self.folder / 'log.csv') if int(row['epoch']) < start]
+        self.spectra = [row for row in read_csv(self.folder / 'spectrum.csv') if int(row['epoch']) < start]
+        self.database = sqlite3.connect(self.folder / 'records.sqlite')
+        self.store([], start)
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.backends = backends.select(opt, self.folder, settings, start)
+
+    def log(self, epoch, trained, evaluated=None):
+        """
+        trained:   {'train_loss', 'lr', 'seconds', and whatever else a backend takes, named <where>/<what>}.
+        evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
+
+        Returns the epoch's row of log.csv, or None.
+        """
+        scalars = {slashed(name): value for name, value in trained.items()}
+        row, spectra = None, {}
+        if evaluated is not None:
+            print(progress(epoch, trained, evaluated, self.opt.storage_metrics))
+            spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
+            row = {'epoch': epoch} | {name: trained.get(name) for name in ('train_loss', 'lr', 'seconds')} | {
+                name: value for name, value in evaluated.items() if name not in spectra}
+            self.store([row], epoch)
+            self.rows.append({name: as_text(value) for name, value in row.items()})
+            write_csv(self.folder / 'log.csv', self.rows)
+            for name, values in spectra.items():
+                self.spectra.append({'epoch': str(epoch), 'split': name.split('_')[0]}
+                                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)})
+            if spectra:
+                write_csv(self.folder / 'spectrum.csv', self.spectra)
+            scalars |= {slashed(name): value for name, value in row.items() if value is not None}
+        for backend in self.backends:
+            backend.log(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
+        return row
+
+    def summarise(self, last, best, finished):
+        """summary.json: whole rows, chosen by the first storage metric."""
+        metric = self.opt.storage_metrics[0]
+        summary = {'finished': finished, 'selected_by': metric, 'last_epoch': last,
+                   'best_by_validation': best.get(f'val_{metric}'), 'best_on_test': best.get(f'test_{metric}')}
+        write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
+
+    def store(self, rows, start):
+        """Replaces what records.sqlite has from the epoch `start` on by `rows`."""
+        with self.database as database:
+            database.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
+            database.execute('DELETE FROM log WHERE epoch >= ?', (start,))
+            columns = {column[1] for column in database.execute('PRAGMA table_info(log)')}
+            for row in rows:
+                for name in row.keys() - columns:
+                    database.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
+                columns |= row.keys()
+                names, marks = ', '.join(map(quoted, row)), ', '.join('?' * len(row))
+                database.execute(f'INSERT INTO log ({names}) VALUES ({marks})', list(row.values()))
+
+    def close(self):
+        self.database.close()
+        for backend in self.backends:
+            backend.close()
+
+
+def progress(epoch, trained, evaluated, storage_metrics):
+    """A line for people: the loss, and the storage metrics and MAP@R on the classes that were not trained on."""
+    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained["train_loss"]:.4f}'] if epoch else ['untrained'])
+    metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
+    for name in [f'{split}_{metric}' for split in ('val', 'test') for metric in metrics]:
+        if name in evaluated:
+            parts.append(f'{name} {evaluated[name]:.4f}')
+    return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
+
+
+def slashed(name):
+    """test_e_recall@1 -> test/e_recall@1, the name at the backends."""
+    split, _, metric = name.partition('_')
+    return f'{split}/{metric}' if split in ('train', 'val', 'test') and metric else name
+
+
+def as_text(value):
+    """With all digits, so that equal numbers give equal files."""
+    return '' if value is None else repr(value)
+
+
+def plain(value):
+    """As JSON has it: null for what is not finite."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def quoted(name):
+    return '"' + name.replace('"', '""') + '"'
+
+
+def read_csv(file):
+    if not file.exists():
+        return []
+    with open(file, newline='', encoding='utf-8') as opened:
+        return list(csv.DictReader(opened))
+
+
+def write_csv(file, rows):
+    """Writes all rows anew, with all their columns in the order of first appearance; without rows there is no file."""
+    if not rows:
+        file.unlink(missing_ok=True)
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:
+        writer = csv.DictWriter(opened, columns, restval='', lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)

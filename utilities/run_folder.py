@@ -1,0 +1,120 @@
+"""The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: made whole, never overwritten."""
+import importlib.metadata
+import itertools
+import os
+import platform
+import shlex
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import torch
+import yaml
+
+from utilities.errors import UserError
+from utilities.files import write_text
+
+PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
+            'pillow', 'wandb')
+
+
+def create(opt, settings, arguments, description):
+    """
+    Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
+
+    settings:    the flags, as parameters.settings_of gives them.
+    arguments:   of the command line.
+    description: of the splits, as datasets.splits.describe gives it.
+    """
+    parent = Path(opt.save_path) / opt.dataset
+    savename = f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
+    config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
+              'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
+              'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
+    unfinished = parent / f'.{savename}.{os.getpid()}'
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
+    write_yaml(unfinished / 'config.yaml', config)
+    write_yaml(unfinished / 'splits.yaml', description)
+    for number in itertools.count():
+        folder = parent / (savename + (f'_{number}' if number else ''))
+        try:
+            if not folder.exists():
+                return unfinished.rename(folder)
+        except FileExistsError:      # another run took the name in between
+            pass
+        except OSError as error:
+            if not folder.exists():
+                raise error
+
+
+def note_resumption(folder, settings, arguments, description, epoch):
+    """Notes in config.yaml that the run goes on, and with which flags changed. Raises UserError for other data."""
+    config = read(folder)
+    if config['split_hash'] != description['hash']:
+        raise UserError(f'--resume {folder}: the classes or numbers of images are not those of this run (hash '
+                        f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
+    changes = {name: {'from': config['flags'].get(name), 'to': value} for name, value in settings.items()
+               if config['flags'].get(name) != value}
+    config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
+                              'versions': versions(), 'changed_flags': changes})
+    config['flags'] = settings
+    write_yaml(folder / 'config.yaml', config)
+
+
+def read(folder):
+    """The run folder's config.yaml. Raises UserError where it is no run folder."""
+    file = Path(folder) / 'config.yaml'
+    try:
+        config = yaml.safe_load(file.read_text(encoding='utf-8'))
+    except OSError as error:
+        raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
+    if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
+        raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
+    return config
+
+
+def write_yaml(file, content):
+    write_text(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+
+
+def without_secrets(arguments, secrets):
+    """The command line's arguments without the flags named in `secrets` and their values."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument.split('=')[0].removeprefix('--') in secrets:
+            skip = '=' not in argument
+        else:
+            kept.append(argument)
+    return kept
+
+
+def versions():
+    found = {'python': platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found | ({'cuda': torch.version.cuda} if torch.cuda.is_available() else {})
+
+
+def git_commit():
+    """The commit of the code, with a + where files differ from it; None outside a git checkout."""
+    def git(*arguments):
+        return subprocess.run(['git', *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+
+    try:
+        commit = git('rev-parse', 'HEAD')
+    except OSError:
+        return None
+    if commit.returncode:
+        return None
+    return commit.stdout.strip() + ('+' if git('status', '--porcelain', '--untracked-files=no').stdout.strip() else '')

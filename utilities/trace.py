@@ -1,0 +1,44 @@
+"""Scalars of every training step, kept on the device and read in few transfers, so that no step waits for the GPU."""
+import math
+
+import torch
+
+from utilities.errors import RunFailed
+
+
+class Trace:
+    """Collects what each step of an epoch adds; a loss or gradient that is not finite stops the run."""
+
+    READ_EVERY = 50
+
+    def __init__(self, epoch):
+        self.epoch, self.unread, self.values = epoch, [], {}
+
+    def add(self, **scalars):
+        """One step's scalars: 0-d tensors or numbers, the same names in each step, loss and grad_norm among them."""
+        self.unread.append({name: torch.as_tensor(value).detach() for name, value in scalars.items()})
+        if len(self.unread) >= self.READ_EVERY:
+            self.read()
+
+    def read(self):
+        """Moves what was collected to the CPU. Raises RunFailed for the first step that is not finite."""
+        if not self.unread:
+            return
+        columns = {name: torch.stack([step[name] for step in self.unread]).cpu().tolist() for name in self.unread[0]}
+        n_read = len(self.values.get('loss', []))
+        pairs = zip(columns['loss'], columns['grad_norm'], strict=True)
+        for step, (loss, grad_norm) in enumerate(pairs, start=n_read + 1):
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient has norm {grad_norm}.'
+                                ' A lower --lr, or other parameters of the loss, may help.')
+        for name, column in columns.items():
+            self.values.setdefault(name, []).extend(column)
+        self.unread = []
+
+    def mean(self, name):
+        self.read()
+        return sum(self.values[name]) / len(self.values[name])
+
+    def total(self, name):
+        self.read()
+        return sum(self.values[name])
