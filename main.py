@@ -20,7 +20,7 @@ from utilities import backends, checkpoint, device, run_folder
 from utilities.checkpoint import Checkpoint
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
-from utilities.randomness import seed_everything
+from utilities.randomness import derive, seed_everything
 from utilities.records import Records
 from utilities.trace import Trace
 
@@ -34,12 +34,16 @@ def run(opt, arguments):
     sampler = datasampler.select(opt, data.train)
     optimizer, scheduler = optimization(opt, model, criterion)
 
-    folder = Path(opt.resume) if opt.resume else run_folder.create(opt, settings, arguments, data.description)
+    if opt.resume:
+        folder = Path(opt.resume)
+        run_folder.require_same_data(folder, data.description)
+    else:
+        folder = run_folder.create(opt, settings, arguments, data.description)
     state = Checkpoint(folder, settings, opt.storage_metrics, model=model, criterion=criterion, miner=miner,
                        optimizer=optimizer, scheduler=scheduler, sampler=sampler)
     start = state.resume()
     if opt.resume:
-        run_folder.note_resumption(folder, settings, arguments, data.description, start)
+        run_folder.note_resumption(folder, settings, arguments, start)
     print(summary(opt, folder, model, data, start))
     try:
         with contextlib.closing(Records(opt, folder, settings, start)) as records:
@@ -120,6 +124,7 @@ def optimization(opt, model, criterion):
 
 def train_epoch(opt, epoch, model, criterion, optimizer, loader):
     """One epoch of steps. Returns what is logged of it. Raises RunFailed when a loss or gradient is not finite."""
+    seed_everything(derive(opt.seed, epoch))
     model.train()
     model.backbone.requires_grad_(epoch > opt.warmup)
     trace = Trace(epoch)
@@ -133,9 +138,11 @@ def train_epoch(opt, epoch, model, criterion, optimizer, loader):
                      if parameter.grad is not None]
         trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
         optimizer.step()
+    logged = {f'train_{name}': trace.mean(name) for name in trace.names()}
+    if 'train_active_tuples' in logged:
+        logged['train_active_share'] = trace.total('active_tuples') / max(1, trace.total('tuples'))
     rates = {f'lr/{group["name"]}': group['lr'] for group in optimizer.param_groups}
-    return {'train_loss': trace.mean('loss'), 'lr': optimizer.param_groups[0]['lr'], **rates,
-            **{f'train_{name}': trace.mean(name) for name in trace.values if name != 'loss'}}
+    return logged | rates | {'lr': optimizer.param_groups[0]['lr']}
 
 
 def patience_is_over(opt, state):

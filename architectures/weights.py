@@ -1,5 +1,4 @@
 """Pretrained weights, from a file or from where their library keeps them; only tensors are ever unpickled."""
-import pickle
 from pathlib import Path
 
 import torch
@@ -44,7 +43,7 @@ def read(path):
             state = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # the unpickler raises anything on a broken file
         raise UserError(f'--weights {path}: not a file of weights alone ({str(error).splitlines()[0]})') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state

@@ -21,9 +21,9 @@ def semihard_triplets(batch, labels, margin=0.2):
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 1.1], [0., 9.]])
-    >>> semihard_triplets(batch, torch.tensor([0, 0, 1, 2]), margin=0.5)
+    >>> semihard_triplets(batch, torch.tensor([0, 0, 1, 2]), margin=1.5)
     tensor([[0, 1, 2],
-            [1, 0, 3]])
+            [1, 0, 2]])
     """
     same = labels[:, None] == labels
     positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)

@@ -20,7 +20,7 @@ class Sampler(torch.utils.data.Sampler):
         self.n_classes, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
         if self.n_classes > len(image_dict):
             raise UserError(f'--bs {opt.bs} with --samples_per_class {opt.samples_per_class} takes {self.n_classes} '
-                            f'classes a batch, but only {len(image_dict)} train; lower --bs or raise --samples_per_class')
+                            f'classes a batch, but {len(image_dict)} train; lower --bs or raise --samples_per_class')
         self.seed, self.epoch = opt.seed, 0
         self.indices = [torch.tensor([index for _, index in images]) for images in image_dict.values()]
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)

@@ -1,13 +1,11 @@
-"""What a run needs to continue exactly, and the best networks on the way."""
+"""What a run needs to continue exactly, and the best networks on the way. Generators start anew in every epoch."""
 import math
-import pickle
 from pathlib import Path
 
 import torch
 
 from utilities.errors import UserError
 from utilities.files import atomic
-from utilities.randomness import generator_states, restore_generator_states
 
 LAST = 'checkpoint_last.pt'
 
@@ -43,7 +41,7 @@ class Checkpoint:
                 network = {part: states[part] for part in ('model', 'criterion')}
                 self.write(f'checkpoint_{name}.pt', common | network)
         self.trained = epoch > 0
-        self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'generators': generator_states()})
+        self.write(LAST, common | states | {'best': self.best, 'row': self.row})
 
     def write(self, name, content):
         with atomic(self.folder / name) as temporary:
@@ -61,7 +59,6 @@ class Checkpoint:
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now '
                                 f'({" ".join(str(error).split())[:200]})') from None
         self.best, self.row = states['best'], states['row']
-        restore_generator_states(states['generators'])
         return states['epoch'] + 1
 
 
@@ -71,7 +68,7 @@ def load(path):
         states = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # the unpickler raises anything on a broken file
         raise UserError(f'{path}: not a checkpoint of this program ({str(error).splitlines()[0]})') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')

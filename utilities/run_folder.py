@@ -51,12 +51,17 @@ def create(opt, settings, arguments, description):
                 raise error
 
 
-def note_resumption(folder, settings, arguments, description, epoch):
-    """Notes in config.yaml that the run goes on, and with which flags changed. Raises UserError for other data."""
+def require_same_data(folder, description):
+    """Raises UserError where the splits are not those that the run began with."""
     config = read(folder)
     if config['split_hash'] != description['hash']:
         raise UserError(f'--resume {folder}: the classes or numbers of images are not those of this run (hash '
                         f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
+
+
+def note_resumption(folder, settings, arguments, epoch):
+    """Notes in config.yaml that the run goes on, from which epoch, and with which flags changed."""
+    config = read(folder)
     changes = {name: {'from': config['flags'].get(name), 'to': value} for name, value in settings.items()
                if config['flags'].get(name) != value}
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),

@@ -29,15 +29,18 @@ class Trace:
         pairs = zip(columns['loss'], columns['grad_norm'], strict=True)
         for step, (loss, grad_norm) in enumerate(pairs, start=n_read + 1):
             if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient has norm {grad_norm}.'
+                raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient norm {grad_norm}.'
                                 ' A lower --lr, or other parameters of the loss, may help.')
         for name, column in columns.items():
             self.values.setdefault(name, []).extend(column)
         self.unread = []
 
-    def mean(self, name):
+    def names(self):
         self.read()
-        return sum(self.values[name]) / len(self.values[name])
+        return list(self.values)
+
+    def mean(self, name):
+        return self.total(name) / len(self.values[name])
 
     def total(self, name):
         self.read()

@@ -1,0 +1,31 @@
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: help demo test clean
+
+help:           ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: .venv/installed           ## train on the embedded data set for about a minute, and show what was learned
+	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
+	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 6 --no_train_metrics --group demo
+
+test: .venv/installed-dev       ## ruff and pytest
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q
+
+clean:          ## remove the environment and caches; runs stay
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: requirements.txt | .venv/bin/python
+	$(BIN)/python -m pip install -r requirements.txt
+	touch $@
+
+.venv/installed-dev: requirements-dev.txt requirements.txt | .venv/bin/python
+	$(BIN)/python -m pip install -r requirements-dev.txt
+	touch .venv/installed $@

@@ -1,0 +1,170 @@
+"""Each network gives embeddings and features, takes its input format, and loads weights safely."""
+import urllib.error
+
+import pytest
+import torch
+
+import architectures
+from architectures import conv4, pretrainedmodels_models, resnet50, weights
+from architectures.embedding_network import EmbeddingNetwork
+from utilities.errors import UserError
+
+
+def select(opt, arch, **flags):
+    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
+
+
+@pytest.mark.parametrize('arch, size, n_features', [
+    ('conv4', 32, 256), ('mobilenet_v2', 224, 1280), ('resnet50', 224, 2048), ('googlenet', 227, 1024),
+    ('bninception', 224, 1024), ('torchvision:resnet18', 224, 512), ('timm:resnet18', 224, 512),
+    ('pretrainedmodels:resnet18', 224, 512),
+])
+def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, opt):
+    model = select(opt, arch, embed_dim=7)
+    assert (model.input_size, model.f_embed.in_features) == (size, n_features)
+    embeddings, features = model.train()(torch.rand(2, 3, size, size))
+    assert embeddings.shape == (2, 7) and features.shape == (2, n_features)
+    embeddings.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize('arch', ['conv4_frozen_normalize', 'conv4_normalize_frozen', 'conv4_normalize', 'conv4_frozen',
+                                  'conv4'])
+def test_suffixes_in_any_order(arch, opt):
+    model = select(opt, arch).train()
+    before = [value.clone() for name, value in model.named_buffers() if 'running' in name]
+    embeddings, _ = model(torch.rand(4, 3, 32, 32))
+    after = [value for name, value in model.named_buffers() if 'running' in name]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True)) == ('_frozen' in arch)
+    assert bool((embeddings.norm(dim=1) - 1).abs().max() < 1e-5) == ('_normalize' in arch)
+    embeddings.pow(3).sum().backward()
+    assert model.backbone[0][1].weight.grad.abs().sum() > 0            # a frozen BatchNorm's weights still train
+
+
+def test_input_formats(opt):
+    """BN-Inception takes BGR from 0 to 255 less its mean; flags override a network's own format."""
+    model = select(opt, 'bninception')
+    assert model.bgr and model.mean.flatten().tolist() == pytest.approx([104 / 255, 117 / 255, 128 / 255])
+    assert model.std.flatten().tolist() == pytest.approx([1 / 255] * 3)
+    model = select(opt, 'conv4', input_mean=[.1, .2, .3], input_std=[2.], input_bgr=True, input_size=48)
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, images: seen.append(images[0]))
+    image = torch.rand(1, 3, 48, 48)
+    model(image)
+    torch.testing.assert_close(seen[0], (image.flip(1) - torch.tensor([.1, .2, .3]).view(1, 3, 1, 1)) / 2)
+    with pytest.raises(UserError, match='--input_mean takes one number or one per channel, not 2'):
+        select(opt, 'conv4', input_mean=[.1, .2])
+    with pytest.raises(UserError, match='--input_size 8: the network takes no such images'):
+        select(opt, 'conv4', input_size=8)
+
+
+def test_an_mlp_head(opt):
+    model = select(opt, 'conv4', embed_layers=[20, 30], embed_dim=5)
+    assert [type(layer).__name__ for layer in model.f_embed] == ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']
+    assert model(torch.rand(2, 3, 32, 32))[0].shape == (2, 5)
+
+
+@pytest.mark.parametrize('arch, sentence', [
+    ('resnet51', '--arch resnet51: unknown; choose from resnet50, bninception'),
+    ('timn:resnet18', '--arch, prefix timn: unknown; choose from timm, torchvision, pretrainedmodels'),
+    ('torchvision:resnet51', '--arch torchvision:resnet51: unknown'),
+    ('timm:resnet51x', '--arch timm:resnet51x: unknown'),
+    ('pretrainedmodels:resnet51', '--arch pretrainedmodels:resnet51: unknown'),
+])
+def test_unknown_networks_are_refused(arch, sentence, opt):
+    with pytest.raises(UserError, match=sentence):
+        select(opt, arch)
+
+
+def test_a_missing_package_is_named(opt, monkeypatch):
+    for package, arch in (('timm', 'timm:resnet18'), ('pretrainedmodels', 'bninception')):
+        monkeypatch.setitem(__import__('sys').modules, package, None)
+        with pytest.raises(UserError, match=f'pip install {package}'):
+            select(opt, arch)
+
+
+# Weights
+
+@pytest.fixture
+def state(opt):
+    torch.manual_seed(5)
+    return conv4.backbone(opt()).network.state_dict()
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda state: state, lambda state: {'state_dict': state},
+    lambda state: {'module.' + name: value for name, value in state.items()},
+    lambda state: {'model': {'backbone.' + name: value for name, value in state.items()} | {'x': torch.ones(1)}}])
+def test_weights_from_a_file(state, wrap, opt, tmp_path):
+    torch.save(wrap(state), tmp_path / 'w.pth')
+    model = architectures.select(opt(arch='conv4', weights=str(tmp_path / 'w.pth')))
+    assert all(torch.equal(state[name], value) for name, value in model.backbone.state_dict().items())
+
+
+def test_weights_from_safetensors(state, opt, tmp_path):
+    from safetensors.torch import save_file
+    save_file(state, tmp_path / 'w.safetensors')
+    model = architectures.select(opt(arch='conv4', weights=str(tmp_path / 'w.safetensors')))
+    assert all(torch.equal(state[name], value) for name, value in model.backbone.state_dict().items())
+
+
+class Malicious:
+    def __reduce__(self):
+        return (print, ('executed',))
+
+
+def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys):
+    def load(content=None):
+        if content is not None:
+            torch.save(content, tmp_path / 'w.pth')
+        architectures.select(opt(arch='conv4', weights=str(tmp_path / 'w.pth')))
+
+    with pytest.raises(UserError, match='No such file'):
+        load()
+    with pytest.raises(UserError, match='not a file of weights alone'):
+        load({'a': Malicious()})
+    assert 'executed' not in capsys.readouterr().out
+    with pytest.raises(UserError, match='expected a state dict'):
+        load([1, 2])
+    with pytest.raises(UserError, match='they lack 0.0.weight'):
+        load({name: value for name, value in state.items() if name != '0.0.weight'})
+    with pytest.raises(UserError, match='they hold also extra'):
+        load(state | {'extra': torch.zeros(1)})
+    with pytest.raises(UserError, match='have other shapes for 0.0.weight'):
+        load(state | {'0.0.weight': torch.zeros(1)})
+    (tmp_path / 'w.pth').write_bytes(b'nonsense')
+    with pytest.raises(UserError, match='not a file of weights alone'):
+        load()
+
+
+def test_a_classifier_in_the_weights_is_left_out(opt, tmp_path):
+    network = resnet50.backbone(opt()).network
+    classifier = {'fc.weight': torch.zeros(1000, 2048), 'fc.bias': torch.zeros(1000)}
+    torch.save(network.state_dict() | classifier, tmp_path / 'w.pth')
+    model = architectures.select(opt(arch='resnet50', weights=str(tmp_path / 'w.pth')))
+    assert torch.equal(model.backbone.conv1.weight, network.conv1.weight)
+
+
+def test_weights_that_cannot_be_had_name_the_file_to_fetch(opt, monkeypatch):
+    def no_network(*arguments, **keywords):
+        raise urllib.error.URLError('no network')
+
+    monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', no_network)
+    monkeypatch.setattr(pretrainedmodels_models.torch.hub, 'load_state_dict_from_url', no_network)
+    with pytest.raises(UserError, match=r'Fetch http.*bn_inception.*pth elsewhere and pass the file with --weights'):
+        architectures.select(opt(arch='bninception'))
+    backbone = resnet50.backbone(opt())
+    backbone.download.weights = type('Weights', (), {'get_state_dict': staticmethod(no_network)})
+    with pytest.raises(UserError, match=r'Fetch https://.*resnet50.*pth elsewhere and pass the file with --weights'):
+        weights.load(opt(), 'resnet50', backbone)
+    with pytest.raises(UserError, match='--arch conv4 has no pretrained weights: train from scratch with'):
+        architectures.select(opt(arch='conv4'))
+
+
+def test_the_imagenet_weights_beside_the_checkout_classify(shared, opt):
+    """The features of real weights in their own input format retrieve; in another format they do worse."""
+    flags = opt(arch='mobilenet_v2', weights=str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'))
+    flags.input_mean = flags.input_std = [.5]
+    model = architectures.select(flags).eval()
+    assert model.mean.flatten().tolist() == [.5] * 3 and isinstance(model, EmbeddingNetwork)
+    assert model(torch.rand(1, 3, 224, 224))[1].std() > .05

@@ -1,0 +1,66 @@
+"""What several tests need: small image folders, flags of quick runs, and the development data where they are."""
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main
+import parameters
+
+os.environ['WANDB_MODE'] = 'offline'
+SHARED = Path(__file__).parents[2] / 'shared'
+
+
+@pytest.fixture
+def shared():
+    """The folder of development data beside the checkout; tests that need it are skipped where it is not."""
+    if not SHARED.exists():
+        pytest.skip(f'the development data {SHARED} are not here')
+    return SHARED
+
+
+def draw_classes(folder, n_classes, n_images, side=24, seed=0):
+    """A folder per class: noisy copies of a pattern of its own."""
+    random = np.random.default_rng(seed)
+    for c in range(n_classes):
+        pattern = random.uniform(0, 255, (side, side, 3))
+        (folder / f'class_{c:02d}').mkdir(parents=True)
+        for i in range(n_images):
+            pixels = (pattern + random.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f'class_{c:02d}' / f'{i}.png')
+    return folder
+
+
+@pytest.fixture(scope='session')
+def patterns(tmp_path_factory):
+    """A --source_path for --dataset folder: 12 classes of 6 images."""
+    return draw_classes(tmp_path_factory.mktemp('patterns') / 'images', 12, 6).parent
+
+
+@pytest.fixture
+def quick(patterns, tmp_path):
+    """The arguments of a run of seconds on `patterns`, which writes to tmp_path / 'runs'."""
+    return ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
+            '--input_size', '16', '--bs', '12', '--samples_per_class', '2', '--lr', '0.001', '--n_epochs', '2',
+            '--iterations_per_epoch', '3', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
+            '--save_path', str(tmp_path / 'runs'), '--group', 'quick']
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs main.py's main with arguments; returns the exit code."""
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    return lambda *arguments: main.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def opt():
+    """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
+    def make(n_classes=10, **flags):
+        namespace = parameters.build().parse_args([])
+        vars(namespace).update(flags, n_classes=n_classes, device=torch.device('cpu'))
+        return namespace
+    return make

@@ -1,0 +1,455 @@
+"""Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
+import io
+import shutil
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import datasets
+from datasets import base, download, glyphs, splits, transforms
+from utilities.errors import UserError
+
+
+def write(path, value=128, size=(20, 16)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', size, (value % 256, 10, 10)).save(path)
+
+
+def select(opt, source, dataset, **flags):
+    return datasets.select(opt(dataset=dataset, source_path=str(source), **flags), 16)
+
+
+# Layouts
+
+@pytest.mark.parametrize('root', ['cub200/images', 'cub200/CUB_200_2011/images', 'CUB_200_2011/images',
+                                  'cub2011/CUB_200_2011/images'])
+def test_cub200(root, opt, tmp_path):
+    for c in range(1, 6):
+        for i in range(2):
+            write(tmp_path / root / f'{c:03d}.Bird' / f'Bird_{i}.jpg')
+    (tmp_path / root / '001.Bird' / '._Bird_0.jpg').write_bytes(b'macOS')
+    data = select(opt, tmp_path, 'cub200')
+    assert data.evaluation['train'].class_names == ['001.Bird', '002.Bird']
+    assert data.evaluation['test'].class_names == ['003.Bird', '004.Bird', '005.Bird']
+    assert len(data.train) == 4 and data.evaluation['test'].labels.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_cars196_both_layouts(opt, tmp_path):
+    from scipy.io import savemat
+    for c in range(4):
+        write(tmp_path / 'a' / 'cars196' / 'images' / f'Car {c}' / '1.jpg')
+    assert select(opt, tmp_path / 'a', 'cars196').train.class_names == ['Car 0', 'Car 1']
+
+    names = ['Zonda', 'Beetle', 'Audi', 'Mini']
+    kind = [('relative_im_path', object), ('class', object)]
+    rows = np.array([(f'car_ims/{i}.jpg', i % 4 + 1) for i in range(8)], dtype=kind)
+    for i in range(8):
+        write(tmp_path / 'b' / 'cars196' / 'car_ims' / f'{i}.jpg')
+    content = {'annotations': rows, 'class_names': np.array(names, object)}
+    savemat(tmp_path / 'b' / 'cars196' / 'cars_annos.mat', content)
+    data = select(opt, tmp_path / 'b', 'cars196')
+    assert data.train.class_names == ['001.Zonda', '002.Beetle'] and len(data.train) == 4      # in their numbers' order
+    assert data.train.paths[0].name == '0.jpg' and data.train.labels.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize('lists, images', [('online_products/Info_Files', 'online_products/images'),
+                                           ('online_products/Stanford_Online_Products',) * 2,
+                                           ('Stanford_Online_Products',) * 2])
+def test_online_products(lists, images, opt, tmp_path):
+    for part, rows in {'train': [(1, 'bicycle'), (2, 'mug')], 'test': [(11319, 'mug'), (11320, 'sofa')]}.items():
+        lines = ['image_id class_id super_class_id path']
+        for class_id, category in rows:
+            for i in range(2):
+                path = f'{category}_final/{class_id}_{i}.JPG'
+                lines.append(f'{len(lines)} {class_id} 1 {path}')
+                (tmp_path / images / path).parent.mkdir(parents=True, exist_ok=True)
+                Image.new('RGB', (20, 16)).save(tmp_path / images / path, format='JPEG')
+        (tmp_path / lists).mkdir(parents=True, exist_ok=True)
+        (tmp_path / lists / f'Ebay_{part}.txt').write_text('\n'.join(lines))
+    data = select(opt, tmp_path, 'online_products')
+    assert data.train.class_names == ['00001', '00002'] and data.evaluation['test'].class_names == ['11319', '11320']
+    assert data.evaluation['test'].superclasses == ['mug', 'sofa']
+    assert data.train[0][0].shape == (3, 16, 16)
+    (tmp_path / lists / 'Ebay_test.txt').write_text('image_id class_id super_class_id path\n1 2')
+    with pytest.raises(UserError, match=r'Ebay_test.txt, line 2: expected 4 columns, found 2'):
+        select(opt, tmp_path, 'online_products')
+
+
+ORIGINAL = 'In-shop Clothes Retrieval Benchmark'
+
+
+@pytest.mark.parametrize('lists, images', [('inshop', 'inshop'), ('inshop/Eval', 'inshop/Img'),
+                                           (f'{ORIGINAL}/Eval', ORIGINAL)])
+def test_inshop(lists, images, opt, tmp_path):
+    rows = [('a', 'id_1', 'train'), ('b', 'id_1', 'train'), ('c', 'id_2', 'query'), ('d', 'id_2', 'gallery'),
+            ('e', 'id_3', 'query'), ('f', 'id_4', 'gallery')]
+    for name, _, _ in rows:
+        write(tmp_path / images / 'img' / f'{name}.jpg')
+    (tmp_path / lists).mkdir(parents=True, exist_ok=True)
+    lines = '\n'.join(f'img/{name}.jpg  {item}  {part}' for name, item, part in rows)
+    (tmp_path / lists / 'list_eval_partition.txt').write_text(f'6\nimage_name item_id evaluation_status\n{lines}\n')
+    data = select(opt, tmp_path, 'inshop')
+    test = data.evaluation['test']
+    assert test.is_query.tolist() == [True, False, True, False] and test.labels.tolist() == [0, 0, 1, 2]
+    assert data.evaluation['train'].is_query is None
+    assert data.description['splits']['test']['n_lone_queries'] == 1
+
+
+@pytest.mark.parametrize('root', ['omniglot', 'omniglot/omniglot-py', 'omniglot-py'])
+def test_omniglot_in_torchvisions_layout(root, opt, tmp_path):
+    for part, alphabet in (('images_background', 'Greek'), ('images_evaluation', 'Angelic')):
+        for c in (1, 2):
+            write(tmp_path / root / part / alphabet / f'character{c:02d}' / '0001_01.png')
+    data = select(opt, tmp_path, 'omniglot')
+    assert data.train.class_names == ['Angelic.character01', 'Angelic.character02']
+    assert data.evaluation['test'].class_names == ['Greek.character01', 'Greek.character02']
+
+
+def test_omniglot_of_the_development_data(shared, opt):
+    data = select(opt, shared / 'data', 'omniglot')
+    assert (len(data.train), data.train.n_classes, data.evaluation['test'].n_classes) == (2420, 121, 121)
+    image = data.evaluation['train'][0][0]
+    assert image.min() < .5 and image.max() == 1
+
+
+def test_a_csv_file(opt, tmp_path):
+    for i in range(8):
+        write(tmp_path / f'{i}.png')
+    file = tmp_path / 'list.csv'
+    flags = {'csv': str(file)}
+    file.write_text('path,label\n' + '\n'.join(f'{i}.png,{"abcd"[i // 2]}' for i in range(8)))
+    assert select(opt, tmp_path, 'folder', **flags).evaluation['test'].class_names == ['c', 'd']
+    parts = ['train', 'train', 'val', 'val', 'query', 'gallery', 'gallery', 'query']
+    rows = [f'{"abcd"[i // 2]},{parts[i]},{tmp_path / f"{i}.png"}' for i in range(8)]
+    file.write_text('\n'.join(['label,split,path', *rows]))
+    data = select(opt, tmp_path, 'folder', **flags)
+    assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
+    for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'of no row'),
+                              ('path,label\nx.png,', 'line 2: path and label must be filled in'),
+                              ('path,label,split\nx.png,a,dev', 'and split be one of train, val, test')):
+        file.write_text(content)
+        with pytest.raises(UserError, match=sentence):
+            select(opt, tmp_path, 'folder', **flags)
+    file.unlink()
+    with pytest.raises(UserError, match='No such file'):
+        select(opt, tmp_path, 'folder', **flags)
+
+
+@pytest.mark.parametrize('dataset', [name for name in datasets.DATASETS if name != 'glyphs'])
+def test_missing_data_name_the_expected_tree_and_where_to_get_them(dataset, opt, tmp_path):
+    with pytest.raises(UserError) as caught:
+        select(opt, tmp_path, dataset)
+    first, second = str(caught.value).split('\n')
+    assert first.startswith(f'--dataset {dataset}: expected {tmp_path}')
+    assert dataset == 'folder' or 'https://' in second
+
+
+def test_listed_images_that_are_missing(opt, tmp_path):
+    write(tmp_path / 'a.png')
+    (tmp_path / 'list.csv').write_text('path,label\na.png,x\nb.png,y\nc.png,y')
+    with pytest.raises(UserError, match=f'2 of 3 listed images are missing, the first: {tmp_path / "b.png"}'):
+        select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))
+
+
+# Splits
+
+def table(sizes, **properties):
+    classes = [f'{c:02d}' for c, size in enumerate(sizes) for _ in range(size)]
+    return base.ImageTable([None] * len(classes), classes, **properties)
+
+
+def test_the_first_half_of_the_sorted_classes_trains(opt):
+    found = splits.split(opt(), table([2, 1, 3, 1, 1]))
+    assert found == {'train': [0, 1, 2], 'test': [3, 4, 5, 6, 7]}
+
+
+def test_a_validation_split_of_classes_and_of_samples(opt):
+    sizes = [5] * 10 + [4] * 10
+    by_class = splits.split(opt(use_tv_split=True), table(sizes))
+    assert by_class == {'train': list(range(40)), 'val': list(range(40, 50)), 'test': list(range(50, 90))}
+    by_sample = splits.split(opt(use_tv_split=True, tv_split_by_samples=True, tv_split_perc=.6), table(sizes))
+    assert by_sample['train'][:3] == [0, 2, 4] and by_sample['val'][:2] == [1, 3]
+    assert sorted(by_sample['train'] + by_sample['val']) == list(range(50))
+
+
+@pytest.mark.parametrize('sizes, flags, sentence', [
+    ([3], {}, 'the train split is empty \\(1 classes in all\\)'), ([], {}, 'the t.* split is empty \\(0 classes'),
+    ([3] * 4, {'use_tv_split': True, 'tv_split_perc': .1}, 'the train split is empty .*--tv_split_perc 0.1'),
+    ([1] * 4, {'use_tv_split': True, 'tv_split_by_samples': True}, 'the val split is empty'),
+])
+def test_an_empty_split_is_refused(sizes, flags, sentence, opt):
+    with pytest.raises(UserError, match=sentence):
+        splits.split(opt(**flags), table(sizes))
+
+
+def test_a_second_validation_split_is_refused(opt):
+    with pytest.raises(UserError, match='--use_tv_split: this data set brings a validation split of its own'):
+        splits.split(opt(use_tv_split=True), table([1, 1, 1], parts=['train', 'val', 'test']))
+
+
+def test_the_hash_tells_the_classes_and_the_numbers_of_their_images(opt, tmp_path):
+    def describe(sizes):
+        shutil.rmtree(tmp_path / 'images', ignore_errors=True)
+        for c, size in enumerate(sizes):
+            for i in range(size):
+                write(tmp_path / 'images' / f'{c}' / f'{i}.png')
+        return select(opt, tmp_path, 'folder').description
+
+    first, again, other = describe([2, 3, 1, 2]), describe([2, 3, 1, 2]), describe([2, 3, 2, 2])
+    assert first == again and first['hash'] != other['hash']
+    assert first['splits']['train'] == other['splits']['train'] and first['splits']['test']['n_lone_queries'] == 1
+    assert first['splits']['test']['classes'] == {'2': 1, '3': 2}
+
+
+# Images
+
+def save_all_kinds(folder):
+    """Every kind of image that users have, of one picture: left half dark, right half light, 12 x 8."""
+    folder.mkdir(parents=True)
+    grey = np.repeat([[40] * 6 + [200] * 6], 8, axis=0).astype(np.uint8)
+    image = Image.fromarray(grey)
+    image.save(folder / 'grey.png')
+    image.convert('RGB').save(folder / 'rgb.png')
+    image.convert('CMYK').save(folder / 'cmyk.jpg', quality=100)
+    image.convert('RGB').quantize(4).save(folder / 'palette.png')
+    image.convert('RGB').quantize(4).save(folder / 'palette.gif')
+    image.convert('1', dither=Image.Dither.NONE).save(folder / 'bits.png')
+    Image.fromarray(grey.astype(np.uint16) * 257).save(folder / 'grey16.png')
+    rgba = image.convert('RGBA')
+    rgba.save(folder / 'rgba.png')
+    image.convert('LA').save(folder / 'grey_alpha.png')
+    exif = Image.Exif()
+    exif[0x0112] = 6                                              # to be turned by 90 degrees clockwise
+    image.convert('RGB').transpose(Image.Transpose.ROTATE_90).save(folder / 'turned.jpg', quality=100, exif=exif)
+    image.save(folder / 'grey.webp', lossless=True)
+    image.save(folder / 'grey.tif')
+    image.save(folder / 'UPPER.PNG')
+
+
+def test_images_of_every_kind_look_the_same(tmp_path):
+    save_all_kinds(tmp_path / 'a')
+    files = base.image_files(tmp_path / 'a')
+    assert len(files) == 13
+    for file in files:
+        image = base.read_image(file)
+        pixels = np.asarray(image).astype(int)
+        assert image.mode == 'RGB' and image.size == (12, 8), file
+        expected = (0, 255) if file.name == 'bits.png' else (40, 200)
+        assert abs(pixels[:, :5] - expected[0]).max() <= 12 and abs(pixels[:, 7:] - expected[1]).max() <= 12, file
+
+
+def test_transparent_pixels_are_white(tmp_path):
+    Image.new('RGBA', (4, 4), (10, 20, 30, 0)).save(tmp_path / 'clear.png')
+    image = Image.new('P', (4, 4), 0)
+    image.putpalette([10, 20, 30] * 256)
+    image.save(tmp_path / 'palette.png', transparency=0)
+    for name in ('clear.png', 'palette.png'):
+        assert np.asarray(base.read_image(tmp_path / name)).min() == 255
+
+
+def broken_images(folder):
+    write(folder / 'images' / 'a' / 'whole.jpg', size=(60, 60))
+    content = (folder / 'images' / 'a' / 'whole.jpg').read_bytes()
+    (folder / 'images' / 'a' / 'truncated.jpg').write_bytes(content[:len(content) // 2])
+    (folder / 'images' / 'a' / 'text.png').write_text('this is no image')
+    (folder / 'images' / 'a' / 'empty.png').write_bytes(b'')
+    for name in 'bcd':
+        write(folder / 'images' / name / '1.png')
+    return folder
+
+
+def test_a_broken_image_is_named(opt, tmp_path):
+    broken_images(tmp_path)
+    for name in ('truncated.jpg', 'text.png', 'empty.png'):
+        with pytest.raises(UserError, match=f'{name}: not a readable image .* --skip_bad_images'):
+            base.read_image(tmp_path / 'images' / 'a' / name)
+    data = select(opt, tmp_path, 'folder')
+    with pytest.raises(UserError, match=r'^[^ ]*empty.png: not a readable image'):     # also from a data worker
+        list(torch.utils.data.DataLoader(data.evaluation['train'], num_workers=2))
+
+
+def test_broken_images_are_left_out_on_request(opt, tmp_path, capsys):
+    data = select(opt, broken_images(tmp_path), 'folder', skip_bad_images=True)
+    assert len(data.train) == 2 and '3 of 7 images cannot be read and are left out' in capsys.readouterr().out
+
+
+def test_image_sets_serve_samplers(patterns, opt):
+    images = select(opt, patterns, 'folder').train
+    assert list(images.image_dict) == list(range(6)) and all(len(found) == 6 for found in images.image_dict.values())
+    path, index = images.image_dict[3][2]
+    assert images.image_list[index] == (path, 3) and images.labels[index] == 3
+
+
+def test_augmentation_is_a_function_of_the_seed_alone(patterns, opt):
+    images = select(opt, patterns, 'folder').train
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first, second, other = images[(4, 11)], images[(4, 11)], images[(4, 12)]
+    assert torch.equal(first[0], second[0]) and not torch.equal(first[0], other[0])
+    assert first[1:] == (images.labels[4], 4) and torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize('name', transforms.AUGMENTATIONS)
+def test_augmentations_give_images_in_0_to_1(name, opt):
+    random = np.random.default_rng(0)
+    image = Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8))
+    for pipeline in transforms.select(opt(augmentation=name), 64):
+        pixels = pipeline(image)
+        assert pixels.shape == (3, 64, 64) and pixels.dtype == torch.float32 and 0 <= pixels.min() < pixels.max() <= 1
+
+
+def test_evaluation_crops_the_centre_and_characters_are_never_flipped(opt):
+    _, evaluation = transforms.select(opt(), 224)
+    assert [type(step).__name__ for step in evaluation.transforms[:2]] == ['Resize', 'CenterCrop']
+    assert evaluation.transforms[0].size == [256]
+    training, _ = transforms.select(opt(), 32, are_characters=True)
+    assert 'Flip' not in repr(training) and 'Crop' not in repr(training)
+    training, _ = transforms.select(opt(augmentation='mlrc'), 227)
+    assert training.transforms[1].scale == (.16, 1) and training.transforms[0].size == [256]
+    with pytest.raises(UserError, match='--augmentation fancy: unknown; choose from base, adv'):
+        transforms.select(opt(augmentation='fancy'), 32)
+
+
+# Glyphs
+
+def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    chosen = glyphs.letters(glyphs.faces())
+    kept = glyphs.distinct(chosen)
+    assert len(chosen) > 600 and len(kept) > 400
+    assert len({name.split()[0] for name in map(__import__('unicodedata').name, kept)}) == 5
+    assert 'A' in kept and not {'\u0391', '\u0410'} & set(kept)                  # Greek Alpha, Cyrillic A
+    some = dict(list(kept.items())[::60])
+    monkeypatch.setattr(glyphs, 'distinct', lambda letters: some)
+    place = glyphs.folder()
+    files = {file.relative_to(place): file.read_bytes() for file in place.glob('*/*.png')}
+    assert len(files) == 20 * len(some) and all(Image.open(place / file).size == (40, 40) for file in files)
+    monkeypatch.setattr(glyphs, 'draw_all', None)                                # not called again
+    assert glyphs.folder() == place
+    monkeypatch.undo()
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'again'))
+    monkeypatch.setattr(glyphs, 'distinct', lambda letters: some)
+    again = glyphs.folder()
+    assert again.name == place.name and {file: (again / file).read_bytes() for file in files} == files
+    data = datasets.select(opt(dataset='glyphs'), 32)
+    assert data.train.n_classes == len(some) // 2 and 'Flip' not in repr(data.train.transform)
+
+
+# Downloads
+
+@pytest.fixture
+def server():
+    """A server of `content` that understands ranges; with `cut`, it breaks off after so many bytes."""
+    class Handler(BaseHTTPRequestHandler):
+        content, cut, requests = b'', None, []
+
+        def do_GET(self):
+            start = int(self.headers.get('Range', 'bytes=0-')[6:-1])
+            self.requests.append(start)
+            if self.path.startswith('/missing'):
+                return self.send_error(404)
+            if start >= len(self.content):
+                return self.send_error(416)
+            self.send_response(206 if start else 200)
+            self.send_header('Content-Length', str(len(self.content) - start))
+            self.end_headers()
+            self.wfile.write(self.content[start:self.cut])
+
+        def log_message(self, *arguments):
+            pass
+
+    Handler.requests = []
+    server = HTTPServer(('127.0.0.1', 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Handler.url = f'http://127.0.0.1:{server.server_port}'
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def tar_of(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode='w:gz') as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def md5(content):
+    import hashlib
+    return 'md5:' + hashlib.md5(content).hexdigest()
+
+
+def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
+    server.content = tar_of({'a/b.txt': bytes(np.random.default_rng(0).bytes(5000))})
+    server.cut = 3000
+    url, checksum = server.url + '/data.tgz', md5(server.content)
+    with pytest.raises(UserError, match=r'3000 of \d+ bytes. Start again to continue from'):
+        download.fetch(url, checksum, tmp_path)
+    server.cut = None
+    download.fetch(url, checksum, tmp_path)
+    assert server.requests == [0, 3000] and (tmp_path / 'a' / 'b.txt').stat().st_size == 5000
+    assert {file.name for file in tmp_path.iterdir()} == {'a', 'data.tgz.unpacked'}
+    download.fetch(url, checksum, tmp_path)
+    assert server.requests == [0, 3000]
+    (tmp_path / 'data.tgz.unpacked').unlink()                      # all fetched, then killed before the check
+    (tmp_path / 'data.tgz.part').write_bytes(server.content)
+    download.fetch(url, checksum, tmp_path)
+    assert (tmp_path / 'data.tgz.unpacked').exists()
+
+
+def test_a_wrong_file_or_address_is_refused(server, tmp_path):
+    server.content = tar_of({'a.txt': b'x'})
+    with pytest.raises(UserError, match='is not the expected file .md5 .*it was deleted'):
+        download.fetch(server.url + '/data.tgz', 'md5:0', tmp_path)
+    with pytest.raises(UserError, match='404'):
+        download.fetch(server.url + '/missing.tgz', 'md5:0', tmp_path)
+    with pytest.raises(UserError, match='--download: .*refused'):
+        download.fetch('http://127.0.0.1:9/x.tgz', 'md5:0', tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
+
+
+@pytest.mark.parametrize('name', ['../evil.txt', '/tmp/evil.txt'])
+def test_no_member_of_an_archive_leaves_its_folder(name, tmp_path):
+    folder = tmp_path / 'inside'
+    folder.mkdir()
+    (folder / 'a.tgz').write_bytes(tar_of({name: b'x'}))
+    with zipfile.ZipFile(folder / 'a.zip', 'w') as archive:
+        archive.writestr(name, 'x')
+    for archive in ('a.tgz', 'a.zip'):
+        try:
+            download.unpack(folder / archive, folder)
+        except UserError as error:
+            assert 'not unpacked' in str(error)
+        assert not (tmp_path / 'evil.txt').exists() and not __import__('os').path.exists('/tmp/evil.txt')
+
+
+@pytest.mark.parametrize('dataset', ['cars196', 'online_products', 'inshop', 'folder'])
+def test_data_without_a_public_address_say_so(dataset, opt, tmp_path):
+    with pytest.raises(UserError, match='--download: .*(no stable public address|your own data)'):
+        select(opt, tmp_path, dataset, download=True)
+
+
+def test_cub200_and_omniglot_are_fetched_into_place(server, opt, tmp_path, monkeypatch):
+    picture = io.BytesIO()
+    Image.new('RGB', (8, 8)).save(picture, 'PNG')
+    server.content = tar_of({f'CUB_200_2011/images/{c:03d}.Bird/1.png': picture.getvalue() for c in range(1, 5)})
+    monkeypatch.setattr(datasets.cub200, 'ARCHIVE', server.url + '/CUB_200_2011.tgz')
+    monkeypatch.setattr(datasets.cub200, 'CHECKSUM', md5(server.content))
+    assert len(select(opt, tmp_path, 'cub200', download=True).train) == 2
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w') as archive:
+        for c in range(4):
+            archive.writestr(f'images_background/Greek/character{c:02d}/1.png', picture.getvalue())
+    server.content = file.getvalue()
+    monkeypatch.setattr(datasets.omniglot, 'ROOT', server.url + '/')
+    monkeypatch.setattr(datasets.omniglot, 'ARCHIVES', {'images_background.zip': md5(server.content)})
+    assert len(select(opt, tmp_path, 'omniglot', download=True).train) == 2

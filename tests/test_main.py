@@ -1,0 +1,473 @@
+"""Whole runs: the run folder, exact resume after any kill, failures that leave nothing wrong behind, evaluation."""
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import batch_mining
+import criteria
+import datasampler
+import main
+from utilities import checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+def rows_of(folder, without=('seconds',)):
+    with open(folder / 'log.csv', newline='') as file:
+        return [{name: value for name, value in row.items() if name not in without} for row in csv.DictReader(file)]
+
+
+def folder_of(tmp_path, name='quick_s1'):
+    return tmp_path / 'runs' / 'folder' / name
+
+
+def assert_same_end(one, other):
+    """Equal weights and optimizer, bit by bit, equal rows but for times."""
+    states = [checkpoint.load(folder / 'checkpoint_last.pt') for folder in (one, other)]
+
+    def compare(a, b, where):
+        assert type(a) is type(b), where
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), where
+        elif isinstance(a, dict):
+            assert a.keys() == b.keys(), where
+            for name in a.keys() - {'settings', 'seconds'}:
+                compare(a[name], b[name], f'{where}/{name}')
+        elif isinstance(a, list | tuple):
+            assert len(a) == len(b), where
+            for i, pair in enumerate(zip(a, b, strict=True)):
+                compare(*pair, f'{where}/{i}')
+        else:
+            assert a == b, where
+
+    compare(*states, '')
+    assert rows_of(one) == rows_of(other)
+
+
+def test_the_run_folder(quick, run, tmp_path, capsys):
+    assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8') == 0
+    folder = folder_of(tmp_path)
+    names = {path.name for path in folder.iterdir()} - {'tensorboard'}
+    assert names == {'config.yaml', 'splits.yaml', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'plots',
+                     'retrieval_test.png', 'checkpoint_last.pt', 'checkpoint_train_e_recall@1.pt',
+                     'checkpoint_val_e_recall@1.pt', 'checkpoint_test_e_recall@1.pt'}
+    rows = rows_of(folder, without=())
+    assert [row['epoch'] for row in rows] == ['0', '1', '2'] and rows[0]['train_loss'] == '' != rows[1]['train_loss']
+    config = yaml.safe_load((folder / 'config.yaml').read_text())
+    wanted = [metric for metric in config['flags']['evaluation_metrics'] if metric != 'rho_spectrum@0']
+    assert list(rows[0]) == ['epoch', 'train_loss', 'lr', 'seconds',
+                             *[f'{split}_{metric}' for split in ('train', 'val', 'test') for metric in wanted]]
+    splits = yaml.safe_load((folder / 'splits.yaml').read_text())
+    assert config['split_hash'] == splits['hash']
+    assert list(splits['splits']['val']['classes']) == ['class_04', 'class_05']
+    summary = json.loads((folder / 'summary.json').read_text())
+    assert summary['finished'] and summary['last_epoch']['epoch'] == 2 and summary['selected_by'] == 'e_recall@1'
+    for chosen, name in (('best_by_validation', 'val_e_recall@1'), ('best_on_test', 'test_e_recall@1')):
+        best = max(float(row[name]) for row in rows)
+        assert summary[chosen][name] == best and len(summary[chosen]) == len(rows[0])
+        assert checkpoint.load(folder / f'checkpoint_{name}.pt')['row'][name] == best
+    plots = {path.stem for path in (folder / 'plots').iterdir()}
+    assert plots >= {'loss', 'e_recall', 'map_at_r', 'nmi', 'dists', 'rho_spectrum'}
+    panel = np.asarray(Image.open(folder / 'retrieval_test.png'))
+    assert (panel == [44, 160, 44]).all(axis=2).any()                     # something right was retrieved
+    out = capsys.readouterr().out
+    assert f'run folder: {folder}' in out and 'retrieval_test.png' in out and 'epoch   2  loss' in out
+    assert run(*quick) == 0 and folder_of(tmp_path, 'quick_s1_1').exists()        # never overwritten
+
+
+def test_training_learns(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '8', '--iterations_per_epoch', '8', '--eval_every', '8',
+               '--loss', 'multisimilarity', '--storage_metrics', 'e_recall@1', 'map_at_r') == 0
+    first, last = rows_of(folder_of(tmp_path))
+    assert float(last['test_map_at_r']) > float(first['test_map_at_r']) + .1
+    assert (folder_of(tmp_path) / 'checkpoint_test_map_at_r.pt').exists()
+
+
+@pytest.mark.parametrize('loss', [name for name in criteria.CRITERIA])
+def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
+    for _ in range(2):
+        assert run(*quick, '--loss', loss, '--no_train_metrics', '--n_epochs', '1') == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
+
+
+@pytest.mark.parametrize('miner', [name for name in batch_mining.BATCHMINERS if name != 'none'])
+def test_every_miner(miner, quick, run):
+    assert run(*quick, '--loss', 'triplet', '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
+
+
+def test_every_sampler_and_optimizer(quick, run, tmp_path):
+    for sampler, optim, scheduler in (('full_random', 'adamw', 'none'), ('class_random', 'sgd', 'step'),
+                                      ('full_random', 'rmsprop', 'cosine')):
+        assert run(*quick, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler, '--no_train_metrics',
+                   '--tau', '1', '--gamma', '0.5', '--group', optim) == 0
+    rates = {optim: [float(row['lr']) for row in rows_of(folder_of(tmp_path, f'{optim}_s1'))[1:]]
+             for optim in ('adamw', 'sgd', 'rmsprop')}
+    assert rates == {'adamw': [.001, .001], 'sgd': [.001, .0005], 'rmsprop': [.001, pytest.approx(.0005)]}
+
+
+def test_runs_that_differ_only_in_kernels_are_identical(quick, run, tmp_path):
+    for kernels in (0, 1, 2):
+        assert run(*quick, '--kernels', kernels, '--batch_mining', 'random') == 0
+    for name in ('quick_s1_1', 'quick_s1_2'):
+        assert_same_end(folder_of(tmp_path), folder_of(tmp_path, name))
+
+
+# Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
+# imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
+KILLER = """
+import json, os, signal, sys
+import main
+
+for arguments, kill_at, before in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        count, replace = 0, os.replace
+        def counting(source, target):
+            global count
+            count += 1
+            if count == kill_at and before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.replace = counting
+        code = main.main(arguments)
+        print('writes', count, flush=True)
+        os._exit(code)
+    print('ended', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def attempts(plan):
+    """Runs the plan; returns the exit codes (negative: the signal) and the numbers of writes of those that ended."""
+    done = subprocess.run([sys.executable, '-c', KILLER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return tuple([int(number) for word, number in (line[:2] for line in lines) if word == wanted]
+                 for wanted in ('ended', 'writes'))
+
+
+def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
+    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics']
+    codes, (n_writes,) = attempts([[arguments, 0, False]])
+    whole = folder_of(tmp_path)
+    assert codes == [0] and n_writes > 15
+    points = {f'n{n}{before}': (n, before) for n in range(1, n_writes + 1) for before in (True, False)}
+    points = dict(list(points.items())[:6] + list(points.items())[6::4])
+    plan = []
+    for name, point in points.items():
+        plan.append([[*arguments, '--group', name], *point])
+        plan.append([['--resume', str(folder_of(tmp_path, f'{name}_s1'))], 0, False])
+    codes, _ = attempts(plan)
+    assert codes[::2] == [-signal.SIGKILL] * len(points)
+    for (name, (n, _)), code in zip(points.items(), codes[1::2], strict=True):
+        folder = folder_of(tmp_path, f'{name}_s1')
+        if not folder.exists():
+            assert n <= 2 and code == 2                          # killed while the folder was being made: no run yet
+            continue
+        assert code == 0
+        assert_same_end(whole, folder)
+        assert json.loads((folder / 'summary.json').read_text())['finished']
+        assert not list(folder.glob('.*')), 'no temporary file is left'
+
+
+def test_killed_again_and_again_at_random_moments(quick, tmp_path):
+    """The children get random times, at first too short for anything; at last the run is through."""
+    arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
+    start = [sys.executable, str(ROOT / 'main.py')]
+    assert subprocess.run([*start, *arguments], capture_output=True).returncode == 0
+    folder = folder_of(tmp_path, 'killed_s1')
+    command = [*start, *arguments, '--group', 'killed']
+    random = np.random.default_rng(0)
+    for attempt in range(30):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            code = process.wait(random.uniform(3, 6 + attempt))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        else:
+            assert code == 0
+            break
+        if folder.exists():
+            command = [*start, '--resume', str(folder)]
+    assert code == 0
+    assert_same_end(folder_of(tmp_path), folder)
+
+
+def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '4', '--group', 'long', '--scheduler', 'step', '--tau', '3') == 0
+    assert run(*quick, '--n_epochs', '2', '--scheduler', 'step', '--tau', '3') == 0
+    folder = folder_of(tmp_path)
+    assert run('--resume', folder) == 0                                   # nothing is left to do
+    assert run('--resume', folder, '--n_epochs', '4') == 0
+    assert_same_end(folder_of(tmp_path, 'long_s1'), folder)
+    resumed = yaml.safe_load((folder / 'config.yaml').read_text())['resumed']
+    assert [entry['changed_flags'] for entry in resumed] == [{}, {'n_epochs': {'from': 2, 'to': 4}}]
+    assert run('--resume', folder, '--n_epochs', '5', '--lr', '0.1') == 0
+    entry = yaml.safe_load((folder / 'config.yaml').read_text())['resumed'][-1]
+    assert entry['changed_flags']['lr'] == {'from': .001, 'to': .1} and entry['at_epoch'] == 5
+    assert '--lr 0.1' in entry['command']
+
+
+def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, capsys):
+    def refused(*arguments):
+        assert run(*arguments) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) <= 2 and 'Traceback' not in error
+        return error
+
+    assert run(*quick) == 0
+    folder = folder_of(tmp_path)
+    assert 'not a run folder' in refused('--resume', tmp_path)
+    assert 'does not fit' in refused('--resume', folder, '--embed_dim', '7')
+    assert 'the classes or numbers of images' in refused('--resume', folder, '--use_tv_split', '--bs', '8')
+    assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
+    (folder / 'checkpoint_last.pt').write_bytes(b'broken')
+    assert 'not a checkpoint' in refused('--resume', folder)
+
+
+def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path):
+    assert run(*quick, '--lr', '0.002') == 0
+    assert run('--reproduce', folder_of(tmp_path)) == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
+    assert run('--reproduce', folder_of(tmp_path), '--seed', '2') == 0
+    assert rows_of(folder_of(tmp_path, 'quick_s2')) != rows_of(folder_of(tmp_path))
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    (['--bs', '9'], '--bs 9 is not divisible by --samples_per_class 2'),
+    (['--bs', '14'], 'takes 7 classes a batch, but 6 train'),
+    (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
+    (['--loss', 'tripel'], '--loss tripel: unknown'), (['--batch_mining', 'x'], '--batch_mining x: unknown'),
+    (['--data_sampler', 'x'], '--data_sampler x: unknown'), (['--arch', 'x'], '--arch x: unknown'),
+    (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),
+    (['--patience', '3'], '--patience needs a validation split'),
+    (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
+    (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
+    (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
+    (['--nonsense'], '--nonsense: unknown flag'),
+    (['--n_epochs', '-1'], '--n_epochs: expected a whole number of at least 0'),
+    (['--not_pretrained', 'false'], '--arch conv4 has no pretrained weights'),
+])
+def test_what_the_user_must_change_exits_with_2_and_leaves_no_folder(flags, sentence, quick, run, tmp_path, capsys):
+    assert run(*quick, *flags) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.splitlines()) <= 2 and not (tmp_path / 'runs').exists()
+
+
+def test_a_broken_image_stops_the_run_and_leaves_no_folder(quick, run, tmp_path, patterns, capsys):
+    import shutil
+    shutil.copytree(patterns / 'images', tmp_path / 'data' / 'images')
+    (tmp_path / 'data' / 'images' / 'class_00' / '0.png').write_bytes(b'broken')
+    for kernels in (0, 2):
+        assert run(*quick, '--source_path', tmp_path / 'data', '--kernels', kernels) == 2
+        error = capsys.readouterr().err
+        assert 'class_00/0.png: not a readable image' in error and len(error.splitlines()) == 1
+        assert not list((tmp_path / 'runs' / 'folder').iterdir())
+    assert run(*quick, '--source_path', tmp_path / 'data', '--skip_bad_images') == 0
+
+
+class Explodes(torch.nn.Module):
+    """Its loss is not finite from some step on."""
+    steps = 0
+
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, labels, **kwargs):
+        Explodes.steps += 1
+        return batch.sum() * (float('inf') if Explodes.steps == 5 else 1)
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_finite_checkpoint(quick, run, tmp_path, capsys, monkeypatch):
+    module = type('explodes', (), {'Criterion': Explodes, 'REQUIRES_BATCHMINER': False})
+    monkeypatch.setitem(criteria.CRITERIA, 'explodes', module)
+    monkeypatch.setattr(Explodes, 'steps', 0)
+    assert run(*quick, '--loss', 'explodes', '--n_epochs', '4') == 1
+    error = capsys.readouterr().err
+    assert 'Epoch 2, step 2: the loss is' in error and f'{folder_of(tmp_path)}/checkpoint_last.pt' in error
+    state = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
+    assert state['epoch'] == 1 and all(value.isfinite().all() for value in state['model'].values())
+    assert run('--resume', folder_of(tmp_path)) == 0                      # Explodes goes on beyond its fifth step
+
+
+def test_ctrl_c_leaves_a_resumable_run(quick, tmp_path):
+    command = [sys.executable, str(ROOT / 'main.py'), *quick, '--n_epochs', '500', '--kernels', '2']
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = folder_of(tmp_path)
+    deadline = time.time() + 120
+    while not (folder / 'log.csv').exists() or len(rows_of(folder)) < 4 and time.time() < deadline:
+        time.sleep(.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and f'To continue: python main.py --resume {folder}' in out
+    assert str(ROOT) not in err, err                                       # no traceback through this program
+    epoch = checkpoint.load(folder / 'checkpoint_last.pt')['epoch']
+    assert main.main(['--resume', str(folder), '--n_epochs', str(epoch + 1)]) == 0
+
+
+def test_patience_stops_on_a_validation_metric_and_stays_stopped(quick, run, tmp_path):
+    flags = [*quick, '--use_tv_split', '--bs', '8', '--lr', '0', '--n_epochs', '9', '--patience', '2',
+             '--no_train_metrics', '--arch', 'conv4_frozen_normalize']
+    assert run(*flags) == 0                                                # nothing improves: stops after epoch 3
+    assert [row['epoch'] for row in rows_of(folder_of(tmp_path))] == ['0', '1', '2', '3']
+    assert run('--resume', folder_of(tmp_path)) == 0
+    assert len(rows_of(folder_of(tmp_path))) == 4
+
+
+def test_warmup_trains_the_embedding_layer_only(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '0') == 0
+    assert run(*quick, '--n_epochs', '1', '--warmup', '1', '--loss', 'proxyanchor') == 0
+    before, after = (checkpoint.load(folder_of(tmp_path, name) / 'checkpoint_last.pt')['model']
+                     for name in ('quick_s1', 'quick_s1_1'))
+    changed = {name for name in before if not torch.equal(before[name], after[name]) and 'running' not in name
+               and 'num_batches' not in name}
+    assert changed == {'f_embed.weight', 'f_embed.bias'}
+
+
+def test_rates_and_decays_per_group(quick):
+    opt = main.parameters.parse([*quick, '--loss', 'margin', '--fc_lr', '0.5', '--decay', '0.1', '--loss_decay', '0.2'])
+    model, _ = main.prepare(opt)
+    optimizer, _ = main.optimization(opt, model, criteria.select(opt, batch_mining.select(opt)))
+    groups = {group['name']: (group['lr'], group['weight_decay']) for group in optimizer.param_groups}
+    assert groups == {'backbone': (.001, .1), 'embedding': (.5, .1), 'criterion': (.0005, .2)}
+
+
+def test_evaluate_only_prints_what_was_recorded(quick, run, tmp_path, capsys):
+    assert run(*quick) == 0
+    folder = folder_of(tmp_path)
+    before = {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+    rows = rows_of(folder)
+    best = checkpoint.load(folder / 'checkpoint_test_e_recall@1.pt')['epoch']
+    for place, row in ((folder, rows[-1]), (folder / 'checkpoint_test_e_recall@1.pt', rows[best])):
+        capsys.readouterr()
+        assert run('--evaluate', place) == 0
+        printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line.startswith('test_'))
+        assert {name: printed[name] for name in row if name.startswith('test_')} == {
+            name: value for name, value in row.items() if name.startswith('test_')}
+    assert run('--evaluate', folder, '--evaluation_metrics', 'mAP', 'e_recall@1', '--splits_to_eval', 'test') == 0
+    assert 'test_mAP: ' in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+    assert run('--evaluate', tmp_path) == 2
+
+
+def test_embed_writes_embeddings_labels_and_paths(quick, run, tmp_path):
+    assert run(*quick) == 0
+    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    written = np.load(tmp_path / 'out.npz', allow_pickle=False)
+    assert written['embeddings'].shape == (36, 16) and written['embeddings'].dtype == np.float32
+    assert written['labels'].tolist() == sorted(written['labels'].tolist()) and set(written['splits']) == {'test'}
+    assert written['class_names'][0] == 'class_06' and written['paths'][0].endswith('class_06/0.png')
+    np.testing.assert_allclose(np.linalg.norm(written['embeddings'], axis=1), 1, rtol=1e-5)
+    assert run('--embed', folder_of(tmp_path), tmp_path / 'nowhere' / 'out.npz') == 2
+
+
+def test_the_projector(quick, run, tmp_path):
+    pytest.importorskip('tensorboard')
+    assert run(*quick, '--projector', '--n_epochs', '0') == 0
+    folder, = (folder_of(tmp_path) / 'tensorboard').glob('0*/test')
+    assert [len((folder / f'{name}.tsv').read_text().splitlines()) for name in ('tensors', 'metadata')] == [36, 36]
+
+
+def test_query_and_gallery(run, quick, tmp_path, patterns):
+    """As in In-Shop: test images are queries or gallery."""
+    lines = ['path,label,split']
+    for c in range(12):
+        for i in range(6):
+            split = 'train' if c < 6 else 'query' if i < 2 else 'gallery'
+            lines.append(f'images/class_{c:02d}/{i}.png,{c},{split}')
+    (tmp_path / 'list.csv').write_text('\n'.join(lines))
+    assert run(*quick, '--csv', tmp_path / 'list.csv') == 0
+    splits = yaml.safe_load((folder_of(tmp_path) / 'splits.yaml').read_text())['splits']
+    assert splits['test']['n_images'] == 36 and splits['test']['n_lone_queries'] == 0
+
+
+def test_every_backend_gets_what_it_takes(quick, run, tmp_path):
+    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    assert run(*quick, '--loss', 'triplet', '--n_epochs', '1') == 0
+    events = accumulator.EventAccumulator(str(folder_of(tmp_path) / 'tensorboard'))
+    events.Reload()
+    assert {'train/loss', 'train/grad_norm', 'train/tuples', 'train/active_share', 'lr', 'lr/backbone', 'lr/embedding',
+            'test/e_recall@1', 'test/map_at_r'} <= set(events.Tags()['scalars'])
+    share, = events.Scalars('train/active_share')
+    assert 0 < share.value <= 1
+
+
+def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch):
+    pytest.importorskip('wandb')
+    monkeypatch.delenv('WANDB_API_KEY', raising=False)
+    (tmp_path / 'c.yaml').write_text('wandb_key: ' + 's' * 40)
+    assert run(*quick, '--log_online', '--wandb_key', 's' * 40, '--n_epochs', '1') == 0
+    assert run(*quick, '--log_online', '--config', tmp_path / 'c.yaml', '--n_epochs', '1') == 0
+    for path in (tmp_path / 'runs').rglob('*'):
+        assert not path.is_file() or b's' * 40 not in path.read_bytes(), path
+    os.environ.pop('WANDB_API_KEY', None)
+
+
+# Drop-in parts, as the public code's users write them
+
+class OwnCriterion(torch.nn.Module):
+    def __init__(self, opt, batchminer):
+        super().__init__()
+        self.batchminer, self.name = batchminer, 'own'
+        self.scale = torch.nn.Parameter(torch.ones(opt.n_classes))
+        self.lr = opt.lr * 10
+
+    def forward(self, batch, labels, **kwargs):
+        loss = 0
+        for a, p, n in self.batchminer(batch, labels):
+            d_ap, d_an = (batch[a] - batch[p]).norm(), (batch[a] - batch[n]).norm()
+            loss = loss + torch.nn.functional.relu(d_ap - d_an + self.scale[labels[a]])
+        return loss
+
+
+class OwnMiner:
+    def __init__(self, opt):
+        self.par, self.name = opt, 'own'
+
+    def __call__(self, batch, labels):
+        labels = labels.detach().cpu().numpy()
+        triplets = []
+        for anchor in range(len(labels)):
+            positives = np.where(labels == labels[anchor])[0]
+            negatives = np.where(labels != labels[anchor])[0]
+            triplets.append([anchor, np.random.choice(positives), np.random.choice(negatives)])
+        return triplets
+
+
+class OwnSampler(torch.utils.data.sampler.Sampler):
+    requires_storage = False
+
+    def __init__(self, opt, image_dict, image_list):
+        self.image_dict, self.classes, self.bs = image_dict, list(image_dict.keys()), opt.bs
+        self.sampler_length, self.name = len(image_list) // opt.bs, 'own'
+
+    def __iter__(self):
+        for _ in range(self.sampler_length):
+            classes = np.random.choice(self.classes, self.bs // 2)
+            yield [self.image_dict[c][np.random.choice(len(self.image_dict[c]))][-1] for c in classes for _ in range(2)]
+
+    def __len__(self):
+        return self.sampler_length
+
+
+def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, run, monkeypatch, tmp_path):
+    properties = {'ALLOWED_MINING_OPS': ['own'], 'REQUIRES_BATCHMINER': True, 'REQUIRES_OPTIM': True}
+    monkeypatch.setitem(criteria.CRITERIA, 'own', type('own', (), {'Criterion': OwnCriterion} | properties))
+    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': OwnMiner}))
+    monkeypatch.setitem(datasampler.SAMPLERS, 'own', type('own', (), {'Sampler': OwnSampler}))
+    flags = [*quick, '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
+    assert run(*flags, '--kernels', '0') == 0 and run(*flags, '--kernels', '2') == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))

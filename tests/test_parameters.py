@@ -1,0 +1,138 @@
+"""The flags: the public code's names and defaults, config files, and sentences for what cannot be."""
+import math
+import shlex
+
+import pytest
+import yaml
+
+import parameters
+from utilities.errors import UserError
+
+# Name, type and default as users of the public code of Roth et al. know them.
+PUBLIC = """
+dataset=cub200 use_tv_split=False tv_split_by_samples=False tv_split_perc=0.8 augmentation=base lr=1e-05 fc_lr=-1
+decay=0.0004 n_epochs=150 kernels=6 bs=112 seed=1 scheduler=step gamma=0.3 tau=[1000] optim=adam loss=margin
+batch_mining=distance embed_dim=128 not_pretrained=False arch=resnet50_frozen_normalize no_train_metrics=False
+evaluate_on_gpu=False storage_metrics=['e_recall@1'] evaltypes=['discriminative'] gpu=[0] savename=group_plus_seed
+source_path=../../Datasets save_path=Training_Results data_sampler=class_random samples_per_class=2
+data_batchmatch_bigbs=512 data_batchmatch_ncomps=10 data_storage_no_update=False data_d2_coreset_lambda=1
+data_gc_coreset_lim=1e-09 data_sampler_lowproj_dim=-1 data_sim_measure=euclidean data_gc_softened=False
+data_idx_full_prec=False data_mb_mom=-1 data_mb_lr=1 miner_distance_lower_cutoff=0.5 miner_distance_upper_cutoff=1.4
+miner_rho_distance_lower_cutoff=0.5 miner_rho_distance_upper_cutoff=1.4 miner_rho_distance_cp=0.2
+loss_contrastive_pos_margin=0 loss_contrastive_neg_margin=1 loss_triplet_margin=0.2 loss_margin_margin=0.2
+loss_margin_beta_lr=0.0005 loss_margin_beta=1.2 loss_margin_nu=0 loss_margin_beta_constant=False
+loss_proxynca_lrmulti=50 loss_npair_l2=0.005 loss_angular_alpha=45 loss_angular_npair_ang_weight=2
+loss_angular_npair_l2=0.005 loss_multisimilarity_pos_weight=2 loss_multisimilarity_neg_weight=40
+loss_multisimilarity_margin=0.1 loss_multisimilarity_thresh=0.5 loss_lifted_neg_margin=1 loss_lifted_l2=0.005
+loss_quadruplet_margin_alpha_1=0.2 loss_quadruplet_margin_alpha_2=0.2 loss_softtriplet_n_centroids=2
+loss_softtriplet_margin_delta=0.01 loss_softtriplet_gamma=0.1 loss_softtriplet_lambda=8 loss_softtriplet_reg_weight=0.2
+loss_softtriplet_lrmulti=1 loss_softmax_lr=1e-05 loss_softmax_temperature=0.05 loss_histogram_nbins=65
+loss_snr_margin=0.2 loss_snr_reg_lambda=0.005 loss_arcface_lr=0.0005 loss_arcface_angular_margin=0.5
+loss_arcface_feature_scale=16
+log_online=False wandb_key=None project=Sample_Project group=Sample_Group
+"""
+PUBLIC_METRICS = """e_recall@1 e_recall@2 e_recall@4 nmi f1 mAP_1000 mAP_lim mAP_c dists@intra dists@inter
+dists@intra_over_inter rho_spectrum@0 rho_spectrum@-1 rho_spectrum@1 rho_spectrum@2 rho_spectrum@10"""
+
+
+def parse(text):
+    return parameters.parse(shlex.split(text))
+
+
+def test_every_public_flag_has_its_name_and_default():
+    opt = vars(parse(''))
+    for word in PUBLIC.split():
+        name, _, default = word.partition('=')
+        assert str(opt[name]) == default or math.isclose(float(opt[name]), float(default)), name
+    assert opt['evaluation_metrics'] == PUBLIC_METRICS.split() + ['map_at_r', 'precision_at_1', 'r_precision']
+
+
+def test_the_public_readmes_sample_command():
+    opt = parse('--loss margin --batch_mining distance --log_online --project DML_Project --group Margin_with_Distance '
+                '--seed 0 --gpu 0 --bs 112 --data_sampler class_random --samples_per_class 2 '
+                '--arch resnet50_frozen_normalize --source datapath --n_epochs 150 --lr 0.00001 --embed_dim 128 '
+                '--evaluate_on_gpu')
+    assert opt.source_path == 'datapath' and opt.log_online and opt.evaluate_on_gpu and opt.lr == 1e-5
+
+
+def test_the_help_names_every_flag_and_registry_entry(capsys):
+    from architectures import ARCHITECTURES
+    from batch_mining import BATCHMINERS
+    from criteria import CRITERIA
+    from datasampler import SAMPLERS
+    from datasets import DATASETS
+    from evaluation import METRICS
+    with pytest.raises(SystemExit) as stopped:
+        parse('--help')
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0 and all(len(line) <= 120 for line in text.splitlines())
+    for flag in parameters.known_flags(parameters.build()):
+        assert f'--{flag}' in text, flag
+    for registry in (CRITERIA, BATCHMINERS, SAMPLERS, DATASETS, ARCHITECTURES, METRICS):
+        assert all(name in text for name in registry)
+
+
+@pytest.mark.parametrize('command, sentence', [
+    ('--los margin', r'--los: unknown flag; did you mean loss\?'),                       # no abbreviations
+    ('--qqq', '--qqq: unknown flag'),
+    ('--bs 0', '--bs: expected a whole number of at least 1, not 0'),
+    ('--bs 1.5', '--bs: expected a whole number of at least 1, not 1.5'),
+    ('--lr nan', '--lr: expected a number of at least 0, not nan'),
+    ('--lr -1', '--lr: expected a number of at least 0, not -1'),
+    ('--loss_margin_beta inf', '--loss_margin_beta: expected a number, not inf'),
+    ('--loss_softmax_temperature 0', 'expected a number above 0, not 0'),
+    ('--tv_split_perc 1.2', 'expected a number above 0 and at most 1, not 1.2'),
+    ('--optim lion', "--optim: invalid choice: 'lion'"),
+    ('--use_tv_split maybe', "--use_tv_split: expected true or false, not 'maybe'"),
+    ('--use_tv_split --tv_split_perc 1', '--tv_split_perc 1 leaves nothing to validate on'),
+    ('--evaluation_metrics e_recal@1', '--evaluation_metrics e_recal@1: unknown; choose from e_recall'),
+    ('--storage_metrics map_at_k', '--storage_metrics map_at_k: not among the --evaluation_metrics'),
+    ('--storage_metrics dists@intra', '--storage_metrics dists@intra: a higher value is not a better network'),
+    ('--csv x.csv', '--csv goes with --dataset folder, not with cub200'),
+    ('--splits_to_eval train --no_train_metrics', 'exclude each other'),
+    ('--group a/b', '--group a/b: it names a folder and must not hold a slash'),
+    ('--savename ..', '--savename ..: it names a folder'),
+    ('--resume a --evaluate b', 'give one of them'),
+    ('--resume nowhere', 'nowhere: not a run folder: nowhere/config.yaml: No such file'),
+    ('--config nowhere.yaml', '--config nowhere.yaml: No such file'),
+    ('--embed only_one', '--embed: expected 2 arguments'),
+])
+def test_what_cannot_be_is_refused_in_one_or_two_lines(command, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        parse(command)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
+    (tmp_path / 'a.yaml').write_text('lr: 1e-3\nbs: 20\nuse_tv_split: true\ntau: [3, 5]\nsource: data\nfc_lr: -1\n')
+    (tmp_path / 'b.yaml').write_text('bs: 30\nloss_triplet_margin: 0.5\nnot_pretrained: false\nweights: null\n')
+    files = f'--config {tmp_path / "a.yaml"} {tmp_path / "b.yaml"}'
+    opt = parse(f'{files} --loss_triplet_margin 0.7 --use_tv_split false')
+    assert (opt.lr, opt.bs, opt.tau, opt.source_path) == (1e-3, 30, [3, 5], 'data')
+    assert opt.loss_triplet_margin == .7 and not opt.use_tv_split and parse(files).use_tv_split
+    (tmp_path / 'empty.yaml').write_text('')
+    assert parse(f'--config {tmp_path / "empty.yaml"}').bs == 112
+
+
+@pytest.mark.parametrize('content, sentence', [
+    ('loss_triplet_margn: 1', r'c.yaml: loss_triplet_margn: unknown flag; did you mean loss_triplet_margin\?'),
+    ('bs: many', 'c.yaml: --bs: expected a whole number of at least 1, not many'),
+    ('resume: x', 'c.yaml: resume: unknown flag'),
+    ('- 1', 'c.yaml: expected lines of the form "flag: value"'),
+    ('a: [', 'c.yaml: not a YAML file'),
+    ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),
+    ('1: 2', 'c.yaml: 1: unknown flag'),
+])
+def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, sentence, tmp_path):
+    (tmp_path / 'c.yaml').write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        parse(f'--config {tmp_path / "c.yaml"}')
+
+
+def test_settings_survive_the_way_through_a_file(tmp_path):
+    opt = parse('--lr 3e-7 --tau 1 2 --use_tv_split --embed_layers 20 10 --fc_lr -1 --input_mean 0.1 --wandb_key key '
+                '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words"')
+    settings = parameters.settings_of(opt)
+    (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
+    again = parameters.settings_of(parse(f'--config {tmp_path / "c.yaml"}'))
+    assert settings == again and 'wandb_key' not in settings and 'resume' not in settings

@@ -1,0 +1,299 @@
+"""The ground floor: atomic files, generators, traces, records, checkpoints, run folders, backends, devices."""
+import csv
+import math
+import os
+import random
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from utilities import backends, checkpoint, device, files, run_folder
+from utilities.checkpoint import Checkpoint
+from utilities.errors import RunFailed, UserError, choose
+from utilities.randomness import derive, seed_everything
+from utilities.records import Records
+from utilities.trace import Trace
+
+
+def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
+    file = tmp_path / 'a.txt'
+    files.write_text(file, 'old')
+    with pytest.raises(ZeroDivisionError), files.atomic(file) as temporary:
+        temporary.write_text('half')
+        raise ZeroDivisionError
+    assert file.read_text() == 'old' and list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_keeps_its_sentence_through_a_data_worker():
+    wrapped = UserError('Caught UserError.\nTraceback:\n ...\nutilities.errors.UserError: a.png: bad\nFetch it.')
+    assert str(wrapped) == 'a.png: bad\nFetch it.'
+    with pytest.raises(UserError, match='--flag x: unknown; choose from a, b'):
+        choose({'a': 1, 'b': 2}, 'x', '--flag')
+
+
+def test_derived_seeds_are_distinct_and_fit_every_generator():
+    seeds = [derive(*numbers) for numbers in [(0,), (1,), (0, 0), (0, 1), (1, 0), (5, 4, 3), (2 ** 40, 1)]]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2 ** 63 for seed in seeds)
+    assert seeds[:2] == [derive(0), derive(1)]
+
+
+def test_every_global_generator_is_seeded():
+    def draw():
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()
+
+    seed_everything(derive(3, 1))
+    first = draw()
+    assert draw() != first
+    seed_everything(derive(3, 1))
+    assert draw() == first
+
+
+@pytest.mark.parametrize('bad', [{'loss': math.nan}, {'loss': math.inf}, {'grad_norm': math.nan}])
+@pytest.mark.parametrize('step', [1, 50, 51, 60])
+def test_a_step_that_is_not_finite_is_named(bad, step):
+    trace = Trace(epoch=4)
+    with pytest.raises(RunFailed, match=f'Epoch 4, step {step}: the loss is .*, its gradient norm'):
+        for number in range(1, 61):
+            values = {'loss': 1., 'grad_norm': 2.} | (bad if number == step else {})
+            trace.add(**{name: torch.tensor(value) for name, value in values.items()}, tuples=7)
+        trace.mean('loss')
+
+
+def test_a_trace_sums_up():
+    trace = Trace(epoch=1)
+    for value in range(120):
+        trace.add(loss=torch.tensor(float(value), requires_grad=True), grad_norm=torch.tensor(1.), tuples=2)
+    assert trace.mean('loss') == 59.5 and trace.total('tuples') == 240
+
+
+# Records
+
+def rows_of(file):
+    with open(file, newline='') as opened:
+        return list(csv.DictReader(opened))
+
+
+def log(records, epoch, recall=.5):
+    return records.log(epoch, {'seconds': 1.5} | ({'train_loss': .1, 'lr': .01, 'train_tuples': 7} if epoch else {}),
+                       {'test_e_recall@1': recall, 'test_nmi': math.nan, 'test_rho_spectrum@0': np.array([.75, .25])})
+
+
+def test_records_are_written_in_every_form(opt, tmp_path, capsys):
+    records = Records(opt(), tmp_path, {}, 0)
+    log(records, 0)
+    row = log(records, 1, recall=1 / 3)
+    records.log(2, {'train_loss': .1, 'lr': .01, 'seconds': 1})            # an epoch without evaluation has no row
+    records.summarise(row, {'test_e_recall@1': row}, finished=True)
+    records.close()
+    found = rows_of(tmp_path / 'log.csv')
+    assert list(found[0]) == ['epoch', 'train_loss', 'lr', 'seconds', 'test_e_recall@1', 'test_nmi']
+    assert (found[0]['train_loss'], float(found[1]['test_e_recall@1']), found[1]['test_nmi']) == ('', 1 / 3, 'nan')
+    assert rows_of(tmp_path / 'spectrum.csv')[1] == {'epoch': '1', 'split': 'test', '1': '0.75', '2': '0.25'}
+    database = sqlite3.connect(tmp_path / 'records.sqlite')
+    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3)]
+    summary = __import__('json').loads((tmp_path / 'summary.json').read_text())
+    assert summary['last_epoch']['epoch'] == 1 and summary['best_by_validation'] is None and summary['finished']
+    assert summary['best_on_test'] == summary['last_epoch'] and summary['last_epoch']['test_nmi'] is None
+    assert 'epoch   1  loss 0.1000  test_e_recall@1 0.3333' in capsys.readouterr().out
+
+
+def test_rows_that_come_again_are_dropped(opt, tmp_path):
+    records = Records(opt(), tmp_path, {}, 0)
+    for epoch in range(4):
+        log(records, epoch, epoch / 10)
+    records.close()
+    records = Records(opt(), tmp_path, {}, 2)                             # killed after row 3, before its checkpoint
+    log(records, 2, .9)
+    records.close()
+    assert [row['test_e_recall@1'] for row in rows_of(tmp_path / 'log.csv')] == ['0.0', '0.1', '0.9']
+    assert [row['epoch'] for row in rows_of(tmp_path / 'spectrum.csv')] == ['0', '1', '2']
+    database = sqlite3.connect(tmp_path / 'records.sqlite')
+    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, 0), (1, .1), (2, .9)]
+    Records(opt(), tmp_path, {}, 0).close()
+    assert not (tmp_path / 'log.csv').exists()
+
+
+def test_tensorboard_has_the_same_numbers(opt, tmp_path):
+    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    records = Records(opt(), tmp_path, {}, 0)
+    for epoch in range(3):
+        log(records, epoch, epoch / 4)
+    records.close()
+    records = Records(opt(), tmp_path, {}, 2)
+    log(records, 2, .75)
+    records.close()
+    events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars('test/e_recall@1')] == [(0, 0), (1, .25), (2, .75)]
+    assert {'train/loss', 'train/tuples', 'lr', 'seconds'} <= set(events.Tags()['scalars'])
+    assert 'test/rho_spectrum@0' in events.Tags()['histograms']
+
+
+def test_without_tensorboard_a_line_says_so(opt, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(backends.importlib.util, 'find_spec', lambda name: None)
+    assert backends.select(opt(), tmp_path, {}, 0) == [] and 'TensorBoard is not installed' in capsys.readouterr().out
+    with pytest.raises(UserError, match='--log_online: wandb is not installed: pip install wandb'):
+        backends.check(opt(log_online=True))
+    backends.check(opt(log_online=True, online_backend='none'))
+
+
+# Checkpoints
+
+def make(tmp_path, n=3):
+    torch.manual_seed(0)
+    model, criterion = torch.nn.Linear(n, 1), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()])
+    return Checkpoint(tmp_path, {'lr': 1}, ['e_recall@1'], model=model, criterion=criterion, optimizer=optimizer,
+                      miner=None)
+
+
+def test_the_best_by_each_metric_and_split_are_kept(tmp_path):
+    state = make(tmp_path)
+    for epoch, (val, test) in enumerate([(.1, .3), (math.nan, .5), (.3, .4), (.2, .5)]):
+        state.parts['model'].bias.data.fill_(epoch)
+        state.save(epoch, {'epoch': epoch, 'val_e_recall@1': val, 'test_e_recall@1': test})
+    best = {name: checkpoint.load(tmp_path / f'checkpoint_{name}.pt') for name in ('val_e_recall@1', 'test_e_recall@1')}
+    assert [part['epoch'] for part in best.values()] == [2, 1]             # the first of equals
+    by_val = best['val_e_recall@1']
+    assert by_val['model']['bias'].item() == 2 and by_val['row']['test_e_recall@1'] == .4
+    again = make(tmp_path)
+    assert again.resume() == 4 and str(again.best) == str(state.best) and again.row['epoch'] == 3
+    assert again.parts['model'].bias.item() == 3
+    assert checkpoint.find(tmp_path) == tmp_path / 'checkpoint_last.pt'
+
+
+def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
+    assert make(tmp_path).resume() == 0
+    make(tmp_path).save(0)
+    with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now .*size mismatch'):
+        make(tmp_path, n=4).resume()
+    with pytest.raises(UserError, match='there is no checkpoint'):
+        checkpoint.find(tmp_path / 'nowhere')
+    for content, sentence in ((b'nonsense', 'not a checkpoint'), (b'broken', 'not a checkpoint'),
+                              (None, 'weights of a backbone are passed')):
+        if content:
+            (tmp_path / 'x.pt').write_bytes(content)
+        else:
+            torch.save({'a': torch.zeros(1)}, tmp_path / 'x.pt')
+        with pytest.raises(UserError, match=sentence):
+            checkpoint.load(tmp_path / 'x.pt')
+
+
+# Run folders
+
+def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeypatch):
+    description = {'hash': 'abc', 'splits': {}}
+    flags = opt(save_path=str(tmp_path), group='G', seed=4)
+    names = [run_folder.create(flags, {'lr': 1e-5, 'tau': [1]}, ['--lr', '1e-5'], description).name for _ in range(3)]
+    assert names == ['G_s4', 'G_s4_1', 'G_s4_2']
+    folder = tmp_path / 'cub200' / 'G_s4'
+    config = run_folder.read(folder)
+    assert config['flags'] == {'lr': 1e-5, 'tau': [1]} and config['command'] == 'python main.py --lr 1e-5'
+    assert config['split_hash'] == 'abc' and config['versions']['torch'] == torch.__version__.split('+')[0]
+    assert {file.name for file in folder.iterdir()} == {'config.yaml', 'splits.yaml'}
+    assert yaml.safe_load((folder / 'splits.yaml').read_text()) == description
+    run_folder.note_resumption(folder, {'lr': 1e-4, 'tau': [1]}, [], 7)
+    resumed, = run_folder.read(folder)['resumed']
+    assert resumed['changed_flags'] == {'lr': {'from': 1e-5, 'to': 1e-4}} and resumed['at_epoch'] == 7
+    with pytest.raises(UserError, match='the classes or numbers of images are not those of this run'):
+        run_folder.require_same_data(folder, {'hash': 'other'})
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='--save_path .*: no folder can be made there'):
+        run_folder.create(opt(save_path=str(tmp_path / 'file')), {}, [], description)
+    (folder / 'config.yaml').write_text('a: 1')
+    with pytest.raises(UserError, match='not the config.yaml of a run folder'):
+        run_folder.read(folder)
+
+
+def test_secrets_are_cut_out_of_the_command():
+    cut = run_folder.without_secrets(['--bs', '2', '--wandb_key', 'k', '--wandb_key=k', '--lr', '1'], ('wandb_key',))
+    assert cut == ['--bs', '2', '--lr', '1']
+
+
+def test_outside_a_git_checkout_there_is_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_folder, '__file__', str(tmp_path / 'x.py'))
+    assert run_folder.git_commit() is None
+    monkeypatch.setenv('PATH', '')
+    assert run_folder.git_commit() is None
+
+
+# Devices
+
+def test_devices(opt, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: False)
+    flags = opt()
+    for wanted in ('auto', 'cpu'):
+        flags.device = wanted
+        assert device.select(flags) == torch.device('cpu')
+    assert capsys.readouterr().out == 'No GPU found: running on the CPU.\n'
+    for wanted in ('cuda', 'mps'):
+        flags.device = wanted
+        with pytest.raises(UserError, match=f'--device {wanted}: not available'):
+            device.select(flags)
+    flags.gpu = [0, 1]
+    with pytest.raises(UserError, match='--gpu 0 1: a run uses one GPU'):
+        device.select(flags)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    flags.device, flags.gpu = 'auto', [1]
+    assert device.select(flags) == torch.device('cuda', 1)
+    flags.gpu = [2]
+    with pytest.raises(UserError, match='--gpu 2: this machine has 2 GPU'):
+        device.select(flags)
+
+
+# W&B and Comet
+
+def wandb_rows(folder):
+    """The history records of the offline run. Its file is a header of 7 bytes and LevelDB's log format."""
+    from wandb.proto import wandb_internal_pb2
+    file, = (folder / 'wandb').glob('offline-run-*/*.wandb')
+    content, position, parts, rows = file.read_bytes(), 7, b'', []
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:                      # the rest of a block of 32 KiB is padding
+            position += 32768 - position % 32768
+            continue
+        length, kind = int.from_bytes(content[position + 4:position + 6], 'little'), content[position + 6]
+        parts = (b'' if kind in (1, 2) else parts) + content[position + 7:position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):                                    # a whole record, or its last part
+            record = wandb_internal_pb2.Record.FromString(parts)
+            if record.WhichOneof('record_type') == 'history':
+                rows.append({'/'.join(item.nested_key) or item.key: item.value_json for item in record.history.item})
+    return rows
+
+
+def test_wandb_offline_has_the_same_numbers_and_no_secret(opt, tmp_path, monkeypatch):
+    pytest.importorskip('wandb')
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    flags = opt(save_path=str(tmp_path), log_online=True, wandb_key='k' * 40, project='P', group='G', seed=0)
+    folder = run_folder.create(flags, {'lr': 1}, [], {'hash': 'x', 'splits': {}})
+    records = Records(flags, folder, {'lr': 1}, 0)
+    log(records, 0, .25)
+    log(records, 1, .5)
+    records.close()
+    rows = wandb_rows(folder)
+    assert [(int(row['epoch']), float(row['test/e_recall@1'])) for row in rows] == [(0, .25), (1, .5)]
+    for path, _, names in os.walk(folder):
+        for name in names:
+            assert b'k' * 40 not in open(os.path.join(path, name), 'rb').read(), name
+    os.environ.pop('WANDB_API_KEY', None)
+
+
+def test_comet_offline(opt, tmp_path, monkeypatch):
+    pytest.importorskip('comet_ml')
+    import zipfile
+    monkeypatch.delenv('COMET_API_KEY', raising=False)
+    flags = opt(save_path=str(tmp_path), log_online=True, online_backend='comet_ml')
+    folder = run_folder.create(flags, {'lr': 1}, [], {'hash': 'x', 'splits': {}})
+    records = Records(flags, folder, {'lr': 1}, 0)
+    log(records, 0, .25)
+    records.close()
+    archive, = (folder / 'comet').glob('*.zip')
+    with zipfile.ZipFile(archive) as opened:
+        messages = opened.read('messages.json').decode()
+    assert 'test/e_recall@1' in messages
