@@ -155,12 +155,12 @@ def from_clusters(functions, embeddings, labels, is_query, seed):
 
 
 def from_distances(functions, embeddings, labels, is_query, seed):
-    distances = geometry.class_distances(embeddings.double().cpu().numpy(), labels)
+    distances = geometry.class_distances(embeddings.cpu().double().numpy(), labels)
     return {name: float(function(distances)) for name, function in functions.items()}
 
 
 def from_spectrum(functions, embeddings, labels, is_query, seed):
-    values = geometry.singular_values(embeddings.double().cpu().numpy())
+    values = geometry.singular_values(embeddings.cpu().double().numpy())
     return {name: function(values) for name, function in functions.items()}
 
 

@@ -15,12 +15,11 @@ class Search:
     """
 
     def __init__(self, embeddings, labels, is_query=None):
-        everything = np.arange(len(labels))
         self.among_others = is_query is None
-        self.query_index = everything if is_query is None else everything[is_query]
-        self.gallery_index = everything if is_query is None else everything[~is_query]
-        self.queries, self.gallery = embeddings[self.query_index], embeddings[self.gallery_index]
-        self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
+        queries, gallery = (slice(None), slice(None)) if is_query is None else (is_query, ~is_query)
+        self.query_index, self.gallery_index = np.arange(len(labels))[queries], np.arange(len(labels))[gallery]
+        self.queries, self.gallery = embeddings[queries], embeddings[gallery]
+        self.query_labels, self.gallery_labels = labels[queries], labels[gallery]
 
     def chunks(self):
         """

@@ -153,9 +153,8 @@ def attempts(plan):
     """Runs the plan; returns the exit codes (negative: the signal) and the numbers of writes of those that ended."""
     done = subprocess.run([sys.executable, '-c', KILLER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return tuple([int(number) for word, number in (line[:2] for line in lines) if word == wanted]
-                 for wanted in ('ended', 'writes'))
+    lines = [line.split() for line in done.stdout.splitlines() if line]
+    return tuple([int(line[1]) for line in lines if line[0] == wanted] for wanted in ('ended', 'writes'))
 
 
 def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
@@ -408,11 +407,15 @@ def test_every_backend_gets_what_it_takes(quick, run, tmp_path):
 def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch):
     pytest.importorskip('wandb')
     monkeypatch.delenv('WANDB_API_KEY', raising=False)
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))                     # no ~/.netrc is written either
+    monkeypatch.delenv('WANDB_MODE')
+    monkeypatch.setenv('WANDB_BASE_URL', 'http://127.0.0.1:9')              # does not answer
     (tmp_path / 'c.yaml').write_text('wandb_key: ' + 's' * 40)
     assert run(*quick, '--log_online', '--wandb_key', 's' * 40, '--n_epochs', '1') == 0
     assert run(*quick, '--log_online', '--config', tmp_path / 'c.yaml', '--n_epochs', '1') == 0
-    for path in (tmp_path / 'runs').rglob('*'):
-        assert not path.is_file() or b's' * 40 not in path.read_bytes(), path
+    assert (folder_of(tmp_path) / 'wandb').exists()
+    for path in tmp_path.rglob('*'):
+        assert not path.is_file() or path.name == 'c.yaml' or b's' * 40 not in path.read_bytes(), path
     os.environ.pop('WANDB_API_KEY', None)
 
 

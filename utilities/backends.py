@@ -44,7 +44,7 @@ class TensorBoard:
             self.writer.add_histogram(name, values, epoch)
         self.writer.flush()
 
-    def close(self):
+    def close(self, failed):
         self.writer.close()
 
 
@@ -78,15 +78,15 @@ class Wandb:
         histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
         self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch)
 
-    def close(self):
-        self.run.finish()
+    def close(self, failed):
+        self.run.finish(exit_code=int(failed))
 
 
 def why_offline(wandb):
     """What keeps W&B from running online, or None."""
     if os.environ.get('WANDB_MODE') == 'offline':
         return 'WANDB_MODE is offline'
-    if not (os.environ.get('WANDB_API_KEY') or wandb.api.api_key):
+    if not wandb.login(prompt=False, verify=False):
         return 'there is no key: set WANDB_API_KEY or run wandb login'
     address = wandb.Settings().base_url
     try:
@@ -124,5 +124,5 @@ class Comet:
         for name, values in arrays.items():
             self.experiment.log_histogram_3d(values, name=name, step=epoch)
 
-    def close(self):
+    def close(self, failed):
         self.experiment.end()

@@ -8,8 +8,9 @@ from utilities.randomness import derive
 
 
 def workers(opt):
-    """--kernels, but no more than there are processor cores."""
-    return min(opt.kernels, os.cpu_count() or 1)
+    """--kernels, but no more than the processor cores that this process may use."""
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return min(opt.kernels, n_cores)
 
 
 class TrainingLoader:

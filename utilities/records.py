@@ -13,8 +13,8 @@ from utilities.files import atomic, write_text
 
 class Records:
     """
-    folder: of the run. start: the epoch the run starts or goes on with; rows from then on, of a run that was killed
-    after writing them, are dropped, since they come again.
+    A context, which closes what is open. folder: of the run. start: the epoch the run starts or goes on with; rows from
+    then on, of a run that was killed after writing them, are dropped, since they come again.
     """
 
     def __init__(self, opt, folder, settings, start):
@@ -68,16 +68,19 @@ class Records:
             database.execute('DELETE FROM log WHERE epoch >= ?', (start,))
             columns = {column[1] for column in database.execute('PRAGMA table_info(log)')}
             for row in rows:
-                for name in row.keys() - columns:
+                for name in [name for name in row if name not in columns]:
                     database.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
                 columns |= row.keys()
                 names, marks = ', '.join(map(quoted, row)), ', '.join('?' * len(row))
                 database.execute(f'INSERT INTO log ({names}) VALUES ({marks})', list(row.values()))
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
         self.database.close()
         for backend in self.backends:
-            backend.close()
+            backend.close(failed=kind is not None)
 
 
 def progress(epoch, trained, evaluated, storage_metrics):

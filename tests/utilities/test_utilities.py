@@ -82,12 +82,11 @@ def log(records, epoch, recall=.5):
 
 
 def test_records_are_written_in_every_form(opt, tmp_path, capsys):
-    records = Records(opt(), tmp_path, {}, 0)
-    log(records, 0)
-    row = log(records, 1, recall=1 / 3)
-    records.log(2, {'train_loss': .1, 'lr': .01, 'seconds': 1})            # an epoch without evaluation has no row
-    records.summarise(row, {'test_e_recall@1': row}, finished=True)
-    records.close()
+    with Records(opt(), tmp_path, {}, 0) as records:
+        log(records, 0)
+        row = log(records, 1, recall=1 / 3)
+        records.log(2, {'train_loss': .1, 'lr': .01, 'seconds': 1})        # an epoch without evaluation has no row
+        records.summarise(row, {'test_e_recall@1': row}, finished=True)
     found = rows_of(tmp_path / 'log.csv')
     assert list(found[0]) == ['epoch', 'train_loss', 'lr', 'seconds', 'test_e_recall@1', 'test_nmi']
     assert (found[0]['train_loss'], float(found[1]['test_e_recall@1']), found[1]['test_nmi']) == ('', 1 / 3, 'nan')
@@ -101,30 +100,27 @@ def test_records_are_written_in_every_form(opt, tmp_path, capsys):
 
 
 def test_rows_that_come_again_are_dropped(opt, tmp_path):
-    records = Records(opt(), tmp_path, {}, 0)
-    for epoch in range(4):
-        log(records, epoch, epoch / 10)
-    records.close()
-    records = Records(opt(), tmp_path, {}, 2)                             # killed after row 3, before its checkpoint
-    log(records, 2, .9)
-    records.close()
+    with Records(opt(), tmp_path, {}, 0) as records:
+        for epoch in range(4):
+            log(records, epoch, epoch / 10)
+    with Records(opt(), tmp_path, {}, 2) as records:                      # killed after row 3, before its checkpoint
+        log(records, 2, .9)
     assert [row['test_e_recall@1'] for row in rows_of(tmp_path / 'log.csv')] == ['0.0', '0.1', '0.9']
     assert [row['epoch'] for row in rows_of(tmp_path / 'spectrum.csv')] == ['0', '1', '2']
     database = sqlite3.connect(tmp_path / 'records.sqlite')
     assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, 0), (1, .1), (2, .9)]
-    Records(opt(), tmp_path, {}, 0).close()
+    with Records(opt(), tmp_path, {}, 0):
+        pass
     assert not (tmp_path / 'log.csv').exists()
 
 
 def test_tensorboard_has_the_same_numbers(opt, tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    records = Records(opt(), tmp_path, {}, 0)
-    for epoch in range(3):
-        log(records, epoch, epoch / 4)
-    records.close()
-    records = Records(opt(), tmp_path, {}, 2)
-    log(records, 2, .75)
-    records.close()
+    with Records(opt(), tmp_path, {}, 0) as records:
+        for epoch in range(3):
+            log(records, epoch, epoch / 4)
+    with Records(opt(), tmp_path, {}, 2) as records:
+        log(records, 2, .75)
     events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars('test/e_recall@1')] == [(0, 0), (1, .25), (2, .75)]
@@ -272,10 +268,9 @@ def test_wandb_offline_has_the_same_numbers_and_no_secret(opt, tmp_path, monkeyp
     monkeypatch.setattr('sys.argv', ['main.py'])
     flags = opt(save_path=str(tmp_path), log_online=True, wandb_key='k' * 40, project='P', group='G', seed=0)
     folder = run_folder.create(flags, {'lr': 1}, [], {'hash': 'x', 'splits': {}})
-    records = Records(flags, folder, {'lr': 1}, 0)
-    log(records, 0, .25)
-    log(records, 1, .5)
-    records.close()
+    with Records(flags, folder, {'lr': 1}, 0) as records:
+        log(records, 0, .25)
+        log(records, 1, .5)
     rows = wandb_rows(folder)
     assert [(int(row['epoch']), float(row['test/e_recall@1'])) for row in rows] == [(0, .25), (1, .5)]
     for path, _, names in os.walk(folder):
@@ -290,9 +285,8 @@ def test_comet_offline(opt, tmp_path, monkeypatch):
     monkeypatch.delenv('COMET_API_KEY', raising=False)
     flags = opt(save_path=str(tmp_path), log_online=True, online_backend='comet_ml')
     folder = run_folder.create(flags, {'lr': 1}, [], {'hash': 'x', 'splits': {}})
-    records = Records(flags, folder, {'lr': 1}, 0)
-    log(records, 0, .25)
-    records.close()
+    with Records(flags, folder, {'lr': 1}, 0) as records:
+        log(records, 0, .25)
     archive, = (folder / 'comet').glob('*.zip')
     with zipfile.ZipFile(archive) as opened:
         messages = opened.read('messages.json').decode()
