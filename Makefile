@@ -8,7 +8,7 @@ help:           ## this list
 
 demo: .venv/installed           ## train on the embedded data set for about a minute, and show what was learned
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
-	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 6 --no_train_metrics --group demo
+	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 8 --no_train_metrics --group demo
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
