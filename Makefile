@@ -12,7 +12,7 @@ demo: .venv/installed           ## train on the embedded data set for about a mi
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -rs
 
 clean:          ## remove the environment and caches; runs stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -38,6 +38,8 @@ def run(opt, arguments):
         run_folder.require_same_data(folder, data.description)
     else:
         folder = run_folder.create(opt, settings, arguments, data.description)
+    if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
+        print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
     state = Checkpoint(folder, settings, opt.storage_metrics, model=model, criterion=criterion, miner=miner,
                        optimizer=optimizer, scheduler=scheduler, sampler=sampler)
     start = state.resume()

@@ -41,14 +41,13 @@ def create(opt, settings, arguments, description):
     write_yaml(unfinished / 'splits.yaml', description)
     for number in itertools.count():
         folder = parent / (savename + (f'_{number}' if number else ''))
+        if folder.exists():
+            continue
         try:
-            if not folder.exists():
-                return unfinished.rename(folder)
-        except FileExistsError:      # another run took the name in between
-            pass
-        except OSError as error:
-            if not folder.exists():
-                raise error
+            return unfinished.rename(folder)
+        except OSError:
+            if not folder.exists():          # else another run took the name in between
+                raise
 
 
 def require_same_data(folder, description):

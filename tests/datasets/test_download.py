@@ -1,0 +1,131 @@
+"""Downloads continue, are checked, and unpack only below their own folder."""
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import datasets
+from datasets import download
+from utilities.errors import UserError
+
+
+def select(opt, source, dataset, **flags):
+    return datasets.select(opt(dataset=dataset, source_path=str(source), **flags), 16)
+
+
+@pytest.fixture
+def server():
+    """A server of `content` that understands ranges; with `cut`, it breaks off after so many bytes."""
+    class Handler(BaseHTTPRequestHandler):
+        content, cut, requests = b'', None, []
+
+        def do_GET(self):
+            start = int(self.headers.get('Range', 'bytes=0-')[6:-1])
+            self.requests.append(start)
+            if self.path.startswith('/missing'):
+                return self.send_error(404)
+            if start >= len(self.content):
+                return self.send_error(416)
+            self.send_response(206 if start else 200)
+            self.send_header('Content-Length', str(len(self.content) - start))
+            self.end_headers()
+            self.wfile.write(self.content[start:self.cut])
+
+        def log_message(self, *arguments):
+            pass
+
+    Handler.requests = []
+    server = HTTPServer(('127.0.0.1', 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Handler.url = f'http://127.0.0.1:{server.server_port}'
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def tar_of(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode='w:gz') as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def md5(content):
+    return 'md5:' + hashlib.md5(content).hexdigest()
+
+
+def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
+    server.content = tar_of({'a/b.txt': bytes(np.random.default_rng(0).bytes(5000))})
+    server.cut = 3000
+    url, checksum = server.url + '/data.tgz', md5(server.content)
+    with pytest.raises(UserError, match=r'3000 of \d+ bytes. Start again to continue from'):
+        download.fetch(url, checksum, tmp_path)
+    server.cut = None
+    download.fetch(url, checksum, tmp_path)
+    assert server.requests == [0, 3000] and (tmp_path / 'a' / 'b.txt').stat().st_size == 5000
+    assert {file.name for file in tmp_path.iterdir()} == {'a', 'data.tgz.unpacked'}
+    download.fetch(url, checksum, tmp_path)
+    assert server.requests == [0, 3000]
+    (tmp_path / 'data.tgz.unpacked').unlink()                      # all fetched, then killed before the check
+    (tmp_path / 'data.tgz.part').write_bytes(server.content)
+    download.fetch(url, checksum, tmp_path)
+    assert (tmp_path / 'data.tgz.unpacked').exists()
+
+
+def test_a_wrong_file_or_address_is_refused(server, tmp_path):
+    server.content = tar_of({'a.txt': b'x'})
+    with pytest.raises(UserError, match='is not the expected file .md5 .*it was deleted'):
+        download.fetch(server.url + '/data.tgz', 'md5:0', tmp_path)
+    with pytest.raises(UserError, match='404'):
+        download.fetch(server.url + '/missing.tgz', 'md5:0', tmp_path)
+    with pytest.raises(UserError, match='--download: .*refused'):
+        download.fetch('http://127.0.0.1:9/x.tgz', 'md5:0', tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
+
+
+@pytest.mark.parametrize('name', ['../evil.txt', '/tmp/evil.txt'])
+def test_no_member_of_an_archive_leaves_its_folder(name, tmp_path):
+    folder = tmp_path / 'inside'
+    folder.mkdir()
+    (folder / 'a.tgz').write_bytes(tar_of({name: b'x'}))
+    with zipfile.ZipFile(folder / 'a.zip', 'w') as archive:
+        archive.writestr(name, 'x')
+    for archive in ('a.tgz', 'a.zip'):
+        try:
+            download.unpack(folder / archive, folder)
+        except UserError as error:
+            assert 'not unpacked' in str(error)
+        assert not (tmp_path / 'evil.txt').exists() and not Path('/tmp/evil.txt').exists()
+
+
+@pytest.mark.parametrize('dataset', ['cars196', 'online_products', 'inshop', 'folder'])
+def test_data_without_a_public_address_say_so(dataset, opt, tmp_path):
+    with pytest.raises(UserError, match='--download: .*(no stable public address|your own data)'):
+        select(opt, tmp_path, dataset, download=True)
+
+
+def test_cub200_and_omniglot_are_fetched_into_place(server, opt, tmp_path, monkeypatch):
+    picture = io.BytesIO()
+    Image.new('RGB', (8, 8)).save(picture, 'PNG')
+    server.content = tar_of({f'CUB_200_2011/images/{c:03d}.Bird/1.png': picture.getvalue() for c in range(1, 5)})
+    monkeypatch.setattr(datasets.cub200, 'ARCHIVE', server.url + '/CUB_200_2011.tgz')
+    monkeypatch.setattr(datasets.cub200, 'CHECKSUM', md5(server.content))
+    assert len(select(opt, tmp_path, 'cub200', download=True).train) == 2
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w') as archive:
+        for c in range(4):
+            archive.writestr(f'images_background/Greek/character{c:02d}/1.png', picture.getvalue())
+    server.content = file.getvalue()
+    monkeypatch.setattr(datasets.omniglot, 'ROOT', server.url + '/')
+    monkeypatch.setattr(datasets.omniglot, 'ARCHIVES', {'images_background.zip': md5(server.content)})
+    assert len(select(opt, tmp_path, 'omniglot', download=True).train) == 2

@@ -1,0 +1,30 @@
+"""The embedded data set."""
+import unicodedata
+
+from PIL import Image
+
+import datasets
+from datasets import glyphs
+
+
+def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypatch, tmp_path):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    chosen = glyphs.letters(glyphs.faces())
+    kept = glyphs.distinct(chosen)
+    assert len(chosen) > 600 and len(kept) > 400
+    assert len({name.split()[0] for name in map(unicodedata.name, kept)}) == 5
+    assert 'A' in kept and not {'\u0391', '\u0410'} & set(kept)                  # Greek Alpha, Cyrillic A
+    some = dict(list(kept.items())[::60])
+    monkeypatch.setattr(glyphs, 'distinct', lambda letters: some)
+    place = glyphs.folder()
+    files = {file.relative_to(place): file.read_bytes() for file in place.glob('*/*.png')}
+    assert len(files) == 20 * len(some) and all(Image.open(place / file).size == (40, 40) for file in files)
+    monkeypatch.setattr(glyphs, 'draw_all', None)                                # not called again
+    assert glyphs.folder() == place
+    monkeypatch.undo()
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'again'))
+    monkeypatch.setattr(glyphs, 'distinct', lambda letters: some)
+    again = glyphs.folder()
+    assert again.name == place.name and {file: (again / file).read_bytes() for file in files} == files
+    data = datasets.select(opt(dataset='glyphs'), 32)
+    assert data.train.n_classes == len(some) // 2 and 'Flip' not in repr(data.train.transform)

@@ -1,0 +1,145 @@
+"""Runs that are stopped, in any way and at any moment, and continued: they end as if they had never been stopped."""
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+import main
+from tests.helpers import assert_same_end, folder_of, rows_of
+from utilities import checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+# Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
+# imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
+KILLER = """
+import json, os, signal, sys
+import main
+
+for arguments, kill_at, before in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        count, replace = 0, os.replace
+        def counting(source, target):
+            global count
+            count += 1
+            if count == kill_at and before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+            if count == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.replace = counting
+        code = main.main(arguments)
+        print('writes', count, flush=True)
+        os._exit(code)
+    print('ended', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def attempts(plan):
+    """Runs the plan; returns the exit codes (negative: the signal) and the numbers of writes of those that ended."""
+    done = subprocess.run([sys.executable, '-c', KILLER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line]
+    return tuple([int(line[1]) for line in lines if line[0] == wanted] for wanted in ('ended', 'writes'))
+
+
+def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
+    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics']
+    codes, (n_writes,) = attempts([[arguments, 0, False]])
+    whole = folder_of(tmp_path)
+    assert codes == [0] and n_writes > 15
+    points = {f'n{n}{before}': (n, before) for n in range(1, n_writes + 1) for before in (True, False)}
+    points = dict(list(points.items())[:6] + list(points.items())[6::4])
+    plan = []
+    for name, point in points.items():
+        plan.append([[*arguments, '--group', name], *point])
+        plan.append([['--resume', str(folder_of(tmp_path, f'{name}_s1'))], 0, False])
+    codes, _ = attempts(plan)
+    assert codes[::2] == [-signal.SIGKILL] * len(points)
+    for (name, (n, _)), code in zip(points.items(), codes[1::2], strict=True):
+        folder = folder_of(tmp_path, f'{name}_s1')
+        if not folder.exists():
+            assert n <= 2 and code == 2                          # killed while the folder was being made: no run yet
+            continue
+        assert code == 0
+        assert_same_end(whole, folder)
+        assert json.loads((folder / 'summary.json').read_text())['finished']
+        assert not list(folder.glob('.*')), 'no temporary file is left'
+
+
+def test_killed_again_and_again_at_random_moments(quick, tmp_path):
+    """The children get random times, at first too short for anything; at last the run is through."""
+    arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
+    start = [sys.executable, str(ROOT / 'main.py')]
+    assert subprocess.run([*start, *arguments], capture_output=True).returncode == 0
+    folder = folder_of(tmp_path, 'killed_s1')
+    command = [*start, *arguments, '--group', 'killed']
+    random = np.random.default_rng(0)
+    for attempt in range(30):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            code = process.wait(random.uniform(3, 6 + attempt))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        else:
+            assert code == 0
+            break
+        if folder.exists():
+            command = [*start, '--resume', str(folder)]
+    assert code == 0
+    assert_same_end(folder_of(tmp_path), folder)
+
+
+def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '4', '--group', 'long', '--scheduler', 'step', '--tau', '3') == 0
+    assert run(*quick, '--n_epochs', '2', '--scheduler', 'step', '--tau', '3') == 0
+    folder = folder_of(tmp_path)
+    assert run('--resume', folder) == 0                                   # nothing is left to do
+    assert run('--resume', folder, '--n_epochs', '4') == 0
+    assert_same_end(folder_of(tmp_path, 'long_s1'), folder)
+    resumed = yaml.safe_load((folder / 'config.yaml').read_text())['resumed']
+    assert [entry['changed_flags'] for entry in resumed] == [{}, {'n_epochs': {'from': 2, 'to': 4}}]
+    assert run('--resume', folder, '--n_epochs', '5', '--lr', '0.1') == 0
+    entry = yaml.safe_load((folder / 'config.yaml').read_text())['resumed'][-1]
+    assert entry['changed_flags']['lr'] == {'from': .001, 'to': .1} and entry['at_epoch'] == 5
+    assert '--lr 0.1' in entry['command']
+
+
+def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, capsys):
+    def refused(*arguments):
+        assert run(*arguments) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) <= 2 and 'Traceback' not in error
+        return error
+
+    assert run(*quick) == 0
+    folder = folder_of(tmp_path)
+    assert 'not a run folder' in refused('--resume', tmp_path)
+    assert 'does not fit' in refused('--resume', folder, '--embed_dim', '7')
+    assert 'the classes or numbers of images' in refused('--resume', folder, '--use_tv_split', '--bs', '8')
+    assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
+    (folder / 'checkpoint_last.pt').write_bytes(b'broken')
+    assert 'not a checkpoint' in refused('--resume', folder)
+
+
+def test_ctrl_c_leaves_a_resumable_run(quick, tmp_path):
+    command = [sys.executable, str(ROOT / 'main.py'), *quick, '--n_epochs', '500', '--kernels', '2']
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = folder_of(tmp_path)
+    deadline = time.time() + 120
+    while not (folder / 'log.csv').exists() or len(rows_of(folder)) < 4 and time.time() < deadline:
+        time.sleep(.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and f'To continue: python main.py --resume {folder}' in out
+    assert str(ROOT) not in err, err                                       # no traceback through this program
+    epoch = checkpoint.load(folder / 'checkpoint_last.pt')['epoch']
+    assert main.main(['--resume', str(folder), '--n_epochs', str(epoch + 1)]) == 0
