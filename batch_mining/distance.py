@@ -5,20 +5,11 @@ ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.1; without the upper cut-
 import torch
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly; any column where the mask is empty: [B]."""
-    return ((1 - torch.rand(mask.shape, device=mask.device)) * mask).argmax(dim=1)       # 1 - rand is never 0
-
-
-def log_inverse_density(distances, dim):
-    """−log q(d) up to a constant, q the density of distances between random points of the unit sphere in R^dim."""
-    return (2 - dim) * distances.log() - (dim - 3) / 2 * torch.log1p(-distances.pow(2) / 4)
-
-
 @torch.no_grad()
 def distance_triplets(batch, labels, lower_cutoff=0.5):
     """
-    For each anchor a random positive, and a negative n with probability in proportion to 1 / q(d_an).
+    For each anchor a random positive, and a negative n with probability in proportion to 1 / q(d_an), q the density of
+    distances between random points of the unit sphere.
 
     Args:
         batch:        [B, D] embeddings of norm 1.
@@ -33,26 +24,48 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
             [1, 0, 2]])
     """
     same = labels[:, None] == labels
-    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    weights = negative_weights(batch, same, lower_cutoff).cumsum(dim=1)
-    total = weights[:, -1:].contiguous()
-    drawn = torch.rand(len(labels), 1, device=batch.device, dtype=weights.dtype) * total
-    negative = torch.searchsorted(weights, drawn.minimum(total.nextafter(torch.zeros_like(total))), right=True)[:, 0]
-    positive = uniform(positives)
-    anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
+    negative = draw(negative_weights(batch, same, lower_cutoff))
+    positive, n_positives = random_positives(labels)
+    anchor = ((n_positives > 0) & (n_positives + 1 < len(labels))).nonzero()[:, 0]
     return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
 
 
-def negative_weights(batch, same, lower_cutoff):
-    """[B, B], each row in proportion to the probabilities of its negatives, the largest weight 1; 0 where `same`."""
+def negative_weights(batch, same, lower_cutoff=0.5):
+    """
+    [B, B], each row in proportion to the probabilities of its negatives, the largest between ½ and 2; 0 where `same`.
+
+    log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
+    u^(−(D − 3)/2) / √s.
+    """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        gram = batch @ batch.T
-        norms = gram.diagonal()
-        distances = (norms[:, None] + norms - 2 * gram).clamp(min=0).sqrt().clamp(lower_cutoff, 2 - 1e-3)
-        log_weights = log_inverse_density(distances, batch.shape[1]).masked_fill(same, -torch.inf)
-        largest = log_weights.amax(dim=1, keepdim=True).nan_to_num(neginf=0)
-        return (log_weights - largest).exp()
+        norms = batch.square().sum(dim=1)
+        squared = torch.addmm(norms, batch, batch.T, alpha=-2).add_(norms[:, None])
+        squared.clamp_(lower_cutoff ** 2, (2 - 1e-3) ** 2)
+        weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
+        weights.masked_fill_(same, -torch.inf)
+        weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
+        return weights.mul_(squared.rsqrt_())
+
+
+def draw(weights):
+    """A column of each row of `weights` [B, N] with probability in proportion to it: [B]; the last one of a row of zeros."""
+    weights = weights.cumsum(dim=1)
+    total = weights[:, -1:].contiguous()
+    drawn = torch.rand(len(weights), 1, device=weights.device, dtype=weights.dtype) * total
+    drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))          # the product may round up to the total
+    return torch.searchsorted(weights, drawn, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+
+
+def random_positives(labels):
+    """A random other sample of each sample's class, [B], itself where there is none; and how many others there are, [B]."""
+    ordered, order = labels.sort(stable=True)                      # a class stands at order[start:start + size]
+    start = torch.searchsorted(ordered, labels)
+    size = torch.searchsorted(ordered, labels, right=True) - start
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long()       # 1 ... size − 1, or 1
+    return order[start + (place - start + step.minimum((size - 1).clamp(min=1))) % size], size - 1
 
 
 class BatchMiner:

@@ -2,11 +2,6 @@
 import torch
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly; any column where the mask is empty: [B]."""
-    return ((1 - torch.rand(mask.shape, device=mask.device)) * mask).argmax(dim=1)       # 1 - rand is never 0
-
-
 @torch.no_grad()
 def semihard_triplets(batch, labels, margin=0.2):
     """
@@ -26,22 +21,28 @@ def semihard_triplets(batch, labels, margin=0.2):
             [1, 0, 2]])
     """
     same = labels[:, None] == labels
-    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    squared = squared_distances(batch)
-    positive = uniform(positives)
-    d_ap = squared.gather(1, positive[:, None])
-    window = ~same & (squared > d_ap) & (squared < d_ap + margin)
-    negative = uniform(torch.where(window.any(dim=1, keepdim=True), window, ~same))
-    anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
-    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+    positive, has_positive = uniform(same.clone().fill_diagonal_(False))
+    nearness = nearer(batch)
+    gap = nearness.gather(1, positive) - nearness                  # d_an² − d_ap²
+    window = (gap > 0).logical_and_(gap < margin).masked_fill_(same, False)
+    negative, has_negative = uniform(torch.where(window.any(dim=1, keepdim=True), window, ~same))
+    anchor = (has_positive & has_negative).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
-def squared_distances(batch):
+def nearer(batch):
+    """2 x_i·x_j − ‖x_j‖²: [B, B], in a row the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        gram = batch @ batch.T
-        norms = gram.diagonal()
-        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+        return torch.addmm(-batch.square().sum(dim=1), batch, batch.T, alpha=2)
+
+
+def uniform(mask):
+    """One column of each row's mask [B, N], uniformly: [B, 1]; and whether there is one: [B, 1]."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k).clamp_(max=mask.shape[1] - 1), total > 0
 
 
 class BatchMiner:

@@ -8,18 +8,24 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
+ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
 
 
 def distances(batch, first, second):
     """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    if len(first) <= len(batch):
-        squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
-    else:
-        gram = batch @ batch.T                                     # one B x B product instead of T x D differences
-        norms = gram.diagonal()
-        squared = (norms[:, None] + norms - 2 * gram).clamp(min=0)[first, second]
-    apart = squared > 0
-    return torch.where(apart, squared, 1).sqrt() * apart
+    if len(first) > 4 * len(batch):
+        return distance_matrix(batch)[first, second]               # cheaper than T x D differences
+    squared = (batch[first] - batch[second]).square().sum(dim=1)
+    return squared.where(squared > 0, 1).sqrt() * (squared > 0)
+
+
+def distance_matrix(batch):
+    """‖x_i − x_j‖: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+    gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared.where(apart, 1).sqrt() * apart
 
 
 def margin_violations(batch, triplets, beta, margin=0.2):
@@ -29,6 +35,23 @@ def margin_violations(batch, triplets, beta, margin=0.2):
         anchors, positives, negatives = triplets.T
         d_ap, d_an = distances(batch, anchors, positives), distances(batch, anchors, negatives)
         return F.relu(d_ap - beta + margin), F.relu(beta - d_an + margin)
+
+
+def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
+    """
+    margin_loss over every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks [B, B], in B²: a pair
+    counts as often as the anchor has pairs of the other kind. beta: scalar or [B], of each sample.
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        distances, beta = distance_matrix(batch), beta.expand(len(batch))
+        n_positives, n_negatives = positives.sum(dim=1), negatives.sum(dim=1)
+        too_far = F.relu(distances - (beta - margin)[:, None]) * positives
+        too_near = F.relu((beta + margin)[:, None] - distances) * negatives
+        total = (too_far.sum(dim=1) * n_negatives + too_near.sum(dim=1) * n_positives
+                 + nu * beta * n_positives * n_negatives).sum()
+        count = ((too_far > 0).sum(dim=1) * n_negatives + (too_near > 0).sum(dim=1) * n_positives).sum()
+        return total / count.clamp(min=1) * (count > 0)
 
 
 def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0):
@@ -58,7 +81,7 @@ def mean(too_far, too_near, beta, nu):
 class Criterion(torch.nn.Module):
     """
     opt: loss_margin_margin, _beta, _beta_lr, _beta_constant, _beta_shared, _nu, n_classes.
-    batchminer: (batch [B, D], labels [B]) -> triplets [T, 3].
+    batchminer: (batch [B, D], labels [B]) -> triplets [T, 3], or masks of positive and negative pairs, two [B, B].
     """
 
     def __init__(self, opt, batchminer):
@@ -70,7 +93,11 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings of norm 1, labels [B] int64 below n_classes, on one device -> scalar."""
-        triplets = torch.as_tensor(self.batchminer(batch, labels), device=batch.device).long().reshape(-1, 3)
+        mined = self.batchminer(batch, labels)
+        if isinstance(mined, tuple):
+            beta = self.beta if len(self.beta) == 1 else self.beta[labels]
+            return margin_loss_of_pairs(batch, *mined, beta, self.margin, self.nu)
+        triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
         beta = self.beta.expand(len(triplets)) if len(self.beta) == 1 else self.beta[labels[triplets[:, 0]]]
         too_far, too_near = margin_violations(batch, triplets, beta, self.margin)
         self.log = {'tuples': len(triplets), 'active_tuples': ((too_far > 0) | (too_near > 0)).sum()}

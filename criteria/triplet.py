@@ -9,20 +9,30 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
+ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
 
 
 def distances(batch, first, second, power=2):
     """‖x_i − x_j‖^power of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    if len(first) <= len(batch):
-        squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
-    else:
-        gram = batch @ batch.T                                     # one B x B product instead of T x D differences
-        norms = gram.diagonal()
-        squared = (norms[:, None] + norms - 2 * gram).clamp(min=0)[first, second]
+    if len(first) > 4 * len(batch):
+        return distance_matrix(batch, power)[first, second]        # cheaper than T x D differences
+    return root((batch[first] - batch[second]).square().sum(dim=1), power)
+
+
+def distance_matrix(batch, power=2):
+    """‖x_i − x_j‖^power: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+    gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    return root(squared.where(squared > 8 * torch.finfo(batch.dtype).eps * norms, 0), power)
+
+
+def root(squared, power):
+    """squared^(power / 2), with gradient 0 at 0."""
     if power == 2:
         return squared
     apart = squared > 0
-    return torch.where(apart, squared, 1).pow(power / 2) * apart
+    return squared.where(apart, 1).pow(power / 2) * apart
 
 
 def triplet_violations(batch, triplets, margin=0.2, power=2):
@@ -32,6 +42,20 @@ def triplet_violations(batch, triplets, margin=0.2, power=2):
         anchors, positives, negatives = triplets.T
         d_ap, d_an = distances(batch, anchors, positives, power), distances(batch, anchors, negatives, power)
         return F.relu(d_ap - d_an + margin)
+
+
+def pair_violations(batch, positives, negatives, margin=0.2, power=2):
+    """
+    [ d_ap^power − d_an^power + margin ]₊ of every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks
+    [B, B]: [P, B] for the P positive pairs, 0 where there is no triplet; and the number of triplets.
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        distances = distance_matrix(batch, power)
+        anchors, partners = positives.nonzero().T
+        is_negative = negatives.index_select(0, anchors)
+        gaps = (distances[anchors, partners] + margin)[:, None] - distances.index_select(0, anchors)
+        return F.relu(gaps) * is_negative, is_negative.sum()
 
 
 def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False):
@@ -49,15 +73,19 @@ def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False):
     >>> triplet_loss(batch, torch.tensor([[0, 1, 2]]), margin=3.5)
     tensor(0.5000)
     """
-    return mean(triplet_violations(batch, triplets, margin, power), active_only)
+    return mean(triplet_violations(batch, triplets, margin, power), len(triplets), active_only)
 
 
-def mean(violations, active_only):
-    return violations.sum() / ((violations > 0).sum().clamp(min=1) if active_only else max(len(violations), 1))
+def mean(violations, n_triplets, active_only):
+    count = (violations > 0).sum() if active_only else torch.as_tensor(n_triplets)
+    return violations.sum() / count.clamp(min=1)
 
 
 class Criterion(torch.nn.Module):
-    """opt: loss_triplet_margin, _power, _active_only. batchminer: (batch [B, D], labels [B]) -> triplets [T, 3]."""
+    """
+    opt: loss_triplet_margin, _power, _active_only.
+    batchminer: (batch [B, D], labels [B]) -> triplets [T, 3], or masks of positive and negative pairs, two [B, B].
+    """
 
     def __init__(self, opt, batchminer):
         super().__init__()
@@ -66,7 +94,11 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        triplets = torch.as_tensor(self.batchminer(batch, labels), device=batch.device).long().reshape(-1, 3)
-        violations = triplet_violations(batch, triplets, self.margin, self.power)
-        self.log = {'tuples': len(triplets), 'active_tuples': (violations > 0).sum()}
-        return mean(violations, self.active_only)
+        mined = self.batchminer(batch, labels)
+        if isinstance(mined, tuple):
+            violations, n_triplets = pair_violations(batch, *mined, self.margin, self.power)
+        else:
+            triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+            violations, n_triplets = triplet_violations(batch, triplets, self.margin, self.power), len(triplets)
+        self.log = {'tuples': n_triplets, 'active_tuples': (violations > 0).sum()}
+        return mean(violations, n_triplets, self.active_only)

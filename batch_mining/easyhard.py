@@ -1,0 +1,56 @@
+"""
+Easy positives with hard or semi-hard negatives. Xuan et al., Improved Embeddings with Easy Positive Triplet Mining, WACV
+2020, https://arxiv.org/abs/1904.04370.
+"""
+import torch
+
+
+@torch.no_grad()
+def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
+    """
+    Args:
+        batch:  [B, D] embeddings.
+        labels: [B].
+        pos:    easy: the nearest positive; hard: the farthest.
+        neg:    hard: the nearest negative; semihard: the nearest of those farther than the positive.
+
+    Returns: [T, 3] int64 (anchor, positive, negative); anchors without such a positive or negative are left out.
+
+    >>> batch = torch.tensor([[0.], [1.], [4.], [0.5], [2.]])
+    >>> easyhard_triplets(batch, torch.tensor([0, 0, 0, 1, 1]))
+    tensor([[0, 1, 4],
+            [1, 0, 4],
+            [2, 1, 3],
+            [3, 4, 2],
+            [4, 3, 0]])
+    """
+    same = labels[:, None] == labels
+    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    squared = squared_distances(batch)
+    if pos == 'easy':
+        d_ap, positive = squared.masked_fill(~positives, torch.inf).min(dim=1)
+    else:
+        d_ap, positive = squared.masked_fill(~positives, -torch.inf).max(dim=1)
+    negatives = ~same if neg == 'hard' else ~same & (squared > d_ap[:, None])
+    negative = squared.masked_fill(~negatives, torch.inf).argmin(dim=1)
+    anchor = (positives.any(dim=1) & negatives.any(dim=1)).nonzero()[:, 0]
+    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+
+
+def squared_distances(batch):
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        gram = batch @ batch.T
+        norms = gram.diagonal()
+        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+
+
+class BatchMiner:
+    """opt: miner_easyhard_pos, miner_easyhard_neg."""
+
+    def __init__(self, opt):
+        self.pos, self.neg = opt.miner_easyhard_pos, opt.miner_easyhard_neg
+
+    def __call__(self, batch, labels):
+        """batch [B, D], labels [B], on one device -> triplets [T, 3]."""
+        return easyhard_triplets(batch, labels, self.pos, self.neg)

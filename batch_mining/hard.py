@@ -1,0 +1,45 @@
+"""Batch hard: the farthest positive and the nearest negative. Hermans et al., 2017, https://arxiv.org/abs/1703.07737."""
+import torch
+
+
+@torch.no_grad()
+def hard_triplets(batch, labels):
+    """
+    Args:
+        batch:  [B, D] embeddings.
+        labels: [B].
+
+    Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
+
+    >>> batch = torch.tensor([[0.], [1.], [3.], [5.], [4.]])
+    >>> hard_triplets(batch, torch.tensor([0, 0, 0, 1, 1]))
+    tensor([[0, 2, 4],
+            [1, 2, 4],
+            [2, 0, 4],
+            [3, 4, 2],
+            [4, 3, 2]])
+    """
+    same = labels[:, None] == labels
+    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    squared = squared_distances(batch)
+    positive = squared.masked_fill(~positives, -torch.inf).argmax(dim=1)
+    negative = squared.masked_fill(same, torch.inf).argmin(dim=1)
+    anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
+    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+
+
+def squared_distances(batch):
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        gram = batch @ batch.T
+        norms = gram.diagonal()
+        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+
+
+class BatchMiner:
+    def __init__(self, opt):
+        pass
+
+    def __call__(self, batch, labels):
+        """batch [B, D], labels [B], on one device -> triplets [T, 3]."""
+        return hard_triplets(batch, labels)

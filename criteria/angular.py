@@ -1,0 +1,72 @@
+"""
+Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with every other-class
+sample as negative, as Roth et al., ICML 2020, use it.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = ['npair']
+REQUIRES_BATCHMINER = True
+REQUIRES_OPTIM = False
+ACCEPTS_MASKS = True
+
+
+def angular_terms(batch, positives, negatives, alpha=45.0):
+    """log(1 + Σ_n e^{f_apn}) of each row [B], f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p on normalised batch."""
+    batch = F.normalize(batch, dim=1)
+    cosines = batch @ batch.T
+    tangent2 = math.tan(math.radians(alpha)) ** 2
+    positive = positives.to(torch.uint8).argmax(dim=1)             # of rows that are no anchor: any
+    exponents = 4 * tangent2 * (cosines + cosines[positive])
+    push = exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
+    return F.softplus(push - 2 * (1 + tangent2) * cosines.gather(1, positive[:, None])[:, 0])
+
+
+def npair_terms(batch, positives, negatives):
+    """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row [B], on the batch as it is."""
+    products = batch @ batch.T
+    push = products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
+    return F.softplus(push - (products * positives).sum(dim=1))
+
+
+def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):
+    """
+    Args:
+        batch:            [B, D] embeddings, not normalised; the angular part normalises them.
+        positives:        [B, B] bool, one positive of each anchor (row), none in the rows that are no anchor.
+        negatives:        [B, B] bool, its negatives.
+        alpha:            upper bound of the angle at the negative, in degrees.
+        npair_ang_weight: weight of the angular part.
+        npair_l2:         weight of the mean norm of the embeddings.
+
+    Returns: scalar, the mean over anchors of the N-pair terms and the weighted angular terms, plus the norms' term.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    >>> negatives = torch.tensor([[0, 0, 1], [0, 0, 1], [0, 0, 0]]).bool()
+    >>> angular_loss(batch, positives, negatives, alpha=30.0, npair_ang_weight=1.0, npair_l2=0.0)
+    tensor(1.3890)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        terms = npair_terms(batch, positives, negatives)
+        if npair_ang_weight:
+            terms = terms + npair_ang_weight * angular_terms(batch, positives, negatives, alpha)
+        is_anchor = positives.any(dim=1)
+        loss = terms.where(is_anchor, 0).sum() / is_anchor.sum().clamp(min=1)
+        return loss + npair_l2 * torch.linalg.vector_norm(batch, dim=1).mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_angular_alpha, _npair_ang_weight, _npair_l2. batchminer: -> masks of positives and negatives, [B, B]."""
+
+    def __init__(self, opt, batchminer):
+        super().__init__()
+        self.arguments = (opt.loss_angular_alpha, opt.loss_angular_npair_ang_weight, opt.loss_angular_npair_l2)
+        self.batchminer = batchminer
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
+        return angular_loss(batch, *self.batchminer(batch, labels), *self.arguments)

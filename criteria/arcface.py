@@ -1,0 +1,50 @@
+"""ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+
+
+def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0):
+    """
+    Args:
+        batch:          [B, D] embeddings, normalised here.
+        labels:         [B] int64 below C.
+        weights:        [C, D], a vector per class, normalised here.
+        angular_margin: m, in radians, added to the angle θ of the own class.
+        feature_scale:  s, multiplies the cosines.
+
+    Returns: scalar, the mean cross entropy; where θ + m is beyond π, cos(θ + m) is continued by cos θ − m sin m.
+
+    >>> batch, weights = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
+    >>> arcface_loss(batch, torch.tensor([0, 1]), weights, angular_margin=0.5, feature_scale=2.0)
+    tensor(0.4080)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        cosines = F.normalize(batch, dim=1) @ F.normalize(weights.to(batch.dtype), dim=1).T
+        own = cosines.gather(1, labels[:, None])
+        sine = (1 - own.square()).clamp(min=torch.finfo(batch.dtype).eps).sqrt()
+        within = own * math.cos(angular_margin) - sine * math.sin(angular_margin)
+        beyond = own - angular_margin * math.sin(angular_margin)
+        own = torch.where(own >= -math.cos(angular_margin), within, beyond)
+        return F.cross_entropy(feature_scale * cosines.scatter(1, labels[:, None], own), labels)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_arcface_angular_margin, _feature_scale, _lr, n_classes, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.angular_margin, self.feature_scale = opt.loss_arcface_angular_margin, opt.loss_arcface_feature_scale
+        self.lr = opt.loss_arcface_lr
+        limit = opt.embed_dim ** -0.5
+        self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return arcface_loss(batch, labels, self.weights, self.angular_margin, self.feature_scale)

@@ -1,0 +1,89 @@
+"""
+Contrastive loss on distances. Hadsell et al., CVPR 2006, without its squares, as Roth et al., ICML 2020, and Musgrave et
+al., ECCV 2020, use it.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = True
+REQUIRES_OPTIM = False
+ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: each ordered pair counts once
+SUPPORTS_MEMORY = True          # of earlier batches: references
+
+
+def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False):
+    """
+    Args:
+        distances:   of pairs, a tensor of any shape.
+        positives:   bool, of that shape: which of the pairs are positive ones.
+        negatives:   bool, likewise; a pair that is neither is left out.
+        pos_margin:  positives nearer than this do not count.
+        neg_margin:  negatives farther than this do not count.
+        active_only: mean over the pairs that do count instead of over all.
+
+    Returns: scalar, the sum of the means over positive and over negative pairs; the mean over no pair is 0.
+
+    >>> d = torch.tensor([0.5, 1.5, 0.25, 2.0])
+    >>> contrastive_loss(d, torch.tensor([True, True, False, False]), torch.tensor([False, False, True, True]))
+    tensor(1.3750)
+    """
+    return (mean(F.relu(distances - pos_margin), positives, active_only)
+            + mean(F.relu(neg_margin - distances), negatives, active_only))
+
+
+def mean(terms, mask, active_only):
+    if active_only:
+        mask = mask & (terms > 0)
+    return (terms * mask).sum() / mask.sum().clamp(min=1)
+
+
+def distance_matrix(batch, references):
+    """‖x_i − y_j‖: [B, R]. What is within rounding of 0 is 0, and there the gradient is 0."""
+    x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
+    squared = torch.addmm(y, batch, references.T, alpha=-2) + x
+    apart = squared > 4 * torch.finfo(batch.dtype).eps * (x + y)
+    return squared.where(apart, 1).sqrt() * apart
+
+
+def pair_distances(batch, first, second):
+    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
+    squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
+    return squared.where(squared > 0, 1).sqrt() * (squared > 0)
+
+
+class Criterion(torch.nn.Module):
+    """
+    opt: loss_contrastive_pos_margin, _neg_margin, _active_only.
+    batchminer: (batch [B, D], labels [B]) -> triplets [T, 3], or masks of positive and negative pairs, two [B, B].
+    """
+
+    def __init__(self, opt, batchminer):
+        super().__init__()
+        self.arguments = (opt.loss_contrastive_pos_margin, opt.loss_contrastive_neg_margin,
+                          opt.loss_contrastive_active_only)
+        self.batchminer = batchminer
+
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+        """
+        batch [B, D] embeddings, labels [B] int64, on one device -> scalar.
+
+        With references [R, D] and their labels [R], of all pairs (sample, reference); own [B]: which reference is the
+        sample itself.
+        """
+        dtype = torch.promote_types(batch.dtype, torch.float32)
+        batch = batch.to(dtype)
+        with torch.autocast(batch.device.type, enabled=False):
+            if references is not None:
+                same = labels[:, None] == reference_labels
+                pairs = same.scatter(1, own[:, None], False), ~same
+                return contrastive_loss(distance_matrix(batch, references.to(dtype)), *pairs, *self.arguments)
+            mined = self.batchminer(batch, labels)
+            if isinstance(mined, tuple):
+                self.log = {'tuples': mined[0].sum() + mined[1].sum()}
+                return contrastive_loss(distance_matrix(batch, batch), *mined, *self.arguments)
+            anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
+            self.log = {'tuples': len(anchors)}
+            distances = pair_distances(batch, anchors.repeat(2), torch.cat([positives, negatives]))
+            is_positive = torch.arange(len(distances), device=batch.device) < len(anchors)
+            return contrastive_loss(distances, is_positive, ~is_positive, *self.arguments)

@@ -1,0 +1,43 @@
+"""CosFace: an additive cosine margin. Wang et al., CVPR 2018, https://arxiv.org/abs/1801.09414, Eq. 4."""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+
+
+def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
+    """
+    Args:
+        batch:   [B, D] embeddings, normalised here.
+        labels:  [B] int64 below C.
+        weights: [C, D], a vector per class, normalised here.
+        margin:  subtracted from the cosine of the own class.
+        scale:   multiplies the cosines.
+
+    Returns: scalar, the mean cross entropy.
+
+    >>> batch, weights = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
+    >>> cosface_loss(batch, torch.tensor([0, 1]), weights, margin=0.25, scale=2.0)
+    tensor(0.4260)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        cosines = F.normalize(batch, dim=1) @ F.normalize(weights.to(batch.dtype), dim=1).T
+        margins = cosines.new_full((len(batch), 1), -margin)
+        return F.cross_entropy(scale * cosines.scatter_add(1, labels[:, None], margins), labels)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_cosface_margin, _scale, _lr, n_classes, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.margin, self.scale, self.lr = opt.loss_cosface_margin, opt.loss_cosface_scale, opt.loss_cosface_lr
+        limit = opt.embed_dim ** -0.5
+        self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return cosface_loss(batch, labels, self.weights, self.margin, self.scale)

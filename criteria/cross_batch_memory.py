@@ -1,0 +1,52 @@
+"""Cross-batch memory around a pair loss. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
+import torch
+
+
+class CrossBatchMemory(torch.nn.Module):
+    """
+    The loss of the batch plus `weight` times that of the pairs (sample of the batch, entry of the memory). The memory is a
+    ring of the last `size` embeddings, without gradient, those of the batch among them; a sample's own entry is left out.
+
+    Args:
+        criterion: a loss that takes references, reference_labels and own.
+        size:      entries of the memory, no fewer than a batch has samples.
+        dim:       of the embeddings.
+        weight:    of the memory's term.
+        start:     batches after which the memory is used.
+
+    >>> def loss(batch, labels, references=None, reference_labels=None, own=None):
+    ...     return torch.tensor(1.0 if references is None else 10.0 * len(references))
+    >>> memory = CrossBatchMemory(loss, size=3, dim=4, weight=0.5)
+    >>> memory(torch.randn(2, 4), torch.tensor([0, 1]))
+    tensor(11.)
+    >>> memory(torch.randn(2, 4), torch.tensor([0, 1]))
+    tensor(16.)
+    """
+
+    def __init__(self, criterion, size, dim, weight=1.0, start=0):
+        super().__init__()
+        self.criterion, self.size, self.weight, self.start = criterion, size, weight, start
+        self.register_buffer('embeddings', torch.zeros(size, dim))
+        self.register_buffer('labels', torch.zeros(size, dtype=torch.int64))
+        self.n_seen, self.n_batches = 0, 0               # numbers on the host, so that no step waits for the device
+
+    def get_extra_state(self):
+        return {'n_seen': self.n_seen, 'n_batches': self.n_batches}
+
+    def set_extra_state(self, state):
+        self.n_seen, self.n_batches = state['n_seen'], state['n_batches']
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        own = torch.arange(self.n_seen, self.n_seen + len(batch), device=batch.device) % self.size
+        self.embeddings[own], self.labels[own] = batch.detach().to(self.embeddings.dtype), labels
+        self.n_seen, self.n_batches = self.n_seen + len(batch), self.n_batches + 1
+        loss = self.criterion(batch=batch, labels=labels, **kwargs)
+        self.log = getattr(self.criterion, 'log', {})
+        if self.n_batches <= self.start:
+            return loss
+        filled = min(self.n_seen, self.size)
+        # a copy, since the next batch overwrites entries that the gradient of this one may still need
+        references, reference_labels = self.embeddings[:filled].clone(), self.labels[:filled].clone()
+        return loss + self.weight * self.criterion(batch=batch, labels=labels, references=references,
+                                                   reference_labels=reference_labels, own=own)

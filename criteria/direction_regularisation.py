@@ -1,0 +1,50 @@
+"""Direction regularisation around any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
+import torch
+
+
+def directions(batch, triplets):
+    """
+    cos(x_n − x_a, x_p − x_a) of each triplet (a, p, n) [T, 3]: [T]; 0 where a difference vanishes.
+
+    >>> directions(torch.tensor([[0., 0.], [1., 0.], [3., 4.], [0., 0.]]), torch.tensor([[0, 1, 2], [0, 3, 2]]))
+    tensor([0.6000, 0.0000])
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        anchors, positives, negatives = batch[triplets.T]
+        to_positive, to_negative = positives - anchors, negatives - anchors
+        squared = to_positive.square().sum(dim=1) * to_negative.square().sum(dim=1)
+        apart = squared > 0
+        return (to_positive * to_negative).sum(dim=1) / squared.where(apart, 1).sqrt() * apart
+
+
+class Remembered:
+    """A miner of triplets whose last triplets can be read."""
+
+    def __init__(self, batchminer):
+        self.batchminer, self.triplets = batchminer, None
+
+    def __call__(self, batch, labels):
+        mined = self.batchminer(batch, labels)
+        self.triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+        return self.triplets
+
+
+class DirectionRegularised(torch.nn.Module):
+    """
+    The loss minus `weight` times the mean direction over the triplets that it was computed on: negatives are pushed away
+    from the side on which the positive lies.
+
+    criterion: built with `miner`, a Remembered.
+    """
+
+    def __init__(self, criterion, miner, weight):
+        super().__init__()
+        self.criterion, self.miner, self.weight = criterion, miner, weight
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        loss = self.criterion(batch=batch, labels=labels, **kwargs)
+        direction = directions(batch, self.miner.triplets).sum() / max(len(self.miner.triplets), 1)
+        self.log = getattr(self.criterion, 'log', {}) | {'direction': direction.detach()}
+        return loss - self.weight * direction

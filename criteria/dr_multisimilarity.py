@@ -1,0 +1,85 @@
+"""
+Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15. At
+gamma 0 it is the multi-similarity loss.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+def mine_pairs(similarities, labels, margin=0.1):
+    """
+    The informative pairs, two masks [B, B]: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip; from
+    margin 2 on every pair of an anchor that has both. And the hardest positive of each anchor, [B].
+    """
+    same = labels[:, None] == labels
+    positives, negatives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
+    hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
+    hardest_positive, place = similarities.masked_fill(~positives, torch.inf).min(dim=1, keepdim=True)
+    if margin >= 2:
+        return positives & negatives.any(1, keepdim=True), negatives & positives.any(1, keepdim=True), place[:, 0]
+    return (positives & (similarities - margin < hardest_negative),
+            negatives & (similarities + margin > hardest_positive), place[:, 0])
+
+
+def directions(batch, hardest):
+    """cos(x_n − x_i, x_h − x_i) of each anchor i, its hardest positive h and every n: [B, B]; 0 where one is 0."""
+    gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    distances = squared.where(apart, 1).sqrt()
+    towards = hardest[:, None]
+    side = gram[hardest] - gram - gram.gather(1, towards) + norms[:, None]
+    return side / (distances * distances.gather(1, towards)) * (apart & apart.gather(1, towards))
+
+
+def log_one_plus_sum_exp(exponents, mask):
+    """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
+    exponents = exponents.masked_fill(~mask, -torch.inf)
+    return torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).logsumexp(dim=1)
+
+
+def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, margin=0.1, thresh=0.6, gamma=0.28):
+    """
+    Args:
+        batch:      [B, D] embeddings, normalised here.
+        labels:     [B] int64.
+        pos_weight: α, the sharpness of the pull on positive pairs.
+        neg_weight: β, the sharpness of the push on negative pairs.
+        margin:     ε of the mining, in units of cosine; 2 or more: no mining.
+        thresh:     λ, the cosine that separates the two.
+        gamma:      γ, subtracted from a negative's similarity times cos(x_n − x_i, x_h − x_i), h the hardest positive of i.
+
+    Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> dr_multisimilarity_loss(batch, torch.tensor([0, 0, 1]), gamma=0.5)
+    tensor(0.1860)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        similarities = batch @ batch.T
+        positives, negatives, hardest = mine_pairs(similarities.detach(), labels, margin)
+        pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
+        if gamma:
+            similarities = similarities - gamma * directions(batch, hardest)
+        push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
+        return (pull + push).mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_dr_multisimilarity_pos_weight, _neg_weight, _margin, _thresh, _gamma."""
+
+    def __init__(self, opt):
+        super().__init__()
+        names = ('pos_weight', 'neg_weight', 'margin', 'thresh', 'gamma')
+        self.arguments = [getattr(opt, f'loss_dr_multisimilarity_{name}') for name in names]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return dr_multisimilarity_loss(batch, labels, *self.arguments)

@@ -1,0 +1,50 @@
+"""Histogram loss. Ustinova & Lempitsky, NIPS 2016, https://arxiv.org/abs/1611.00822, Eq. 1 to 4."""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+def histogram_loss(batch, labels, n_nodes=65):
+    """
+    Args:
+        batch:   [B, D] embeddings, normalised here.
+        labels:  [B] int64.
+        n_nodes: R, the number of nodes of the histograms, from −1 to 1.
+
+    Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q: how likely a random negative pair is nearer than a random positive one; 0, with a
+    graph, where there is no positive or no negative pair.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> histogram_loss(batch, torch.tensor([0, 0, 1]), n_nodes=5)
+    tensor(0.6000)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        first, second = torch.triu_indices(len(batch), len(batch), offset=1, device=batch.device)
+        similarities = (batch @ batch.T)[first, second].clamp(-1, 1)
+        is_positive = labels[first] == labels[second]
+        place = (similarities + 1) * ((n_nodes - 1) / 2)
+        node = place.detach().floor().clamp(max=n_nodes - 2)
+        share = place - node                                     # what goes to the node above
+        place = node.long() + n_nodes * is_positive              # negative pairs first, then positive ones
+        weights = batch.new_zeros(2 * n_nodes).index_add(0, place, 1 - share).index_add(0, place + 1, share)
+        negative, positive = weights.view(2, n_nodes)
+        n_positive = is_positive.sum()
+        n_negative = len(is_positive) - n_positive
+        return (negative * positive.cumsum(0)).sum() / (n_negative * n_positive).clamp(min=1)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_histogram_nbins, the number of nodes."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.n_nodes = opt.loss_histogram_nbins
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return histogram_loss(batch, labels, self.n_nodes)

@@ -1,0 +1,60 @@
+"""
+Generalised lifted structure loss. Hermans et al., In Defense of the Triplet Loss, 2017,
+https://arxiv.org/abs/1703.07737, section 2.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = ['lifted']
+REQUIRES_BATCHMINER = True
+REQUIRES_OPTIM = False
+ACCEPTS_MASKS = True
+
+
+def distance_matrix(batch):
+    """‖x_i − x_j‖: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+    gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared.where(apart, 1).sqrt() * apart
+
+
+def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
+    """
+    Args:
+        batch:      [B, D] embeddings, not normalised.
+        positives:  [B, B] bool, the positives of each anchor (row).
+        negatives:  [B, B] bool, its negatives.
+        neg_margin: the distance that negatives should have.
+        l2:         weight of the mean norm of the embeddings.
+
+    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{margin − d_an} ]₊,
+    plus the norms' term.
+
+    >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
+    >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    >>> lifted_loss(batch, positives, torch.tensor([[0, 0, 1], [0, 0, 1], [1, 1, 0]]).bool(), neg_margin=3.0, l2=0.0)
+    tensor(1.8820)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        distances = distance_matrix(batch)
+        least = torch.finfo(batch.dtype).min / 2             # finite: −inf would make the gradient of an empty row nan
+        pull = distances.masked_fill(~positives, least).logsumexp(dim=1)
+        push = (neg_margin - distances).masked_fill(~negatives, least).logsumexp(dim=1)
+        has_both = positives.any(dim=1) & negatives.any(dim=1)
+        loss = F.relu(pull + push).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
+        return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_lifted_neg_margin, _l2. batchminer: (batch [B, D], labels [B]) -> masks of positives and negatives."""
+
+    def __init__(self, opt, batchminer):
+        super().__init__()
+        self.neg_margin, self.l2, self.batchminer = opt.loss_lifted_neg_margin, opt.loss_lifted_l2, batchminer
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
+        return lifted_loss(batch, *self.batchminer(batch, labels), self.neg_margin, self.l2)

@@ -1,0 +1,106 @@
+"""
+Recall@k surrogate, with similarity mixup. Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity Mixup,
+CVPR 2022, https://arxiv.org/abs/2108.11179.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+class SumOverRows(torch.autograd.Function):
+    """
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
+    that nothing larger than the matrix is kept.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, term, n_rows):
+        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
+            with torch.enable_grad():
+                part = matrix[rows].requires_grad_()
+                value = term(part, rows)
+                gradient[rows] = torch.autograd.grad(value, part)[0]
+            total += value.detach()
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.saved_tensors[0], None, None
+
+
+def class_members(labels):
+    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    order = labels.argsort()
+    same = labels[:, None] == labels
+    size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
+    slots = torch.arange(int(size.max()), device=labels.device)
+    is_member = slots < size[:, None]
+    return order[(start[:, None] + slots).where(is_member, 0)], is_member
+
+
+def mix(batch, labels):
+    """The batch and its labels, followed by a random point between each two samples of a class (SiMix)."""
+    first, second = (labels[:, None] == labels).triu(diagonal=1).nonzero().T
+    share = torch.rand(len(first), 1, device=batch.device, dtype=batch.dtype)
+    virtual = share * batch[first] + (1 - share) * batch[second]
+    return torch.cat([batch, virtual]), torch.cat([labels, labels[first]])
+
+
+def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_temperature=0.01, simix=False):
+    """
+    Args:
+        batch:            [B, D] embeddings, normalised here.
+        labels:           [B] int64.
+        k:                the cuts; none counts for more than B.
+        k_temperature:    of the sigmoid that compares a rank with k.
+        rank_temperature: of the sigmoids that compare cosines.
+        simix:            whether random points between the samples of a class join as queries and as retrieved.
+
+    Returns: scalar, the mean over queries with a positive of 1 − the mean over k of
+    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), r_p the soft rank of the positive p among all but the query; 0, with
+    a graph, where there is no such query.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> recallatk_loss(batch, torch.tensor([0, 0, 1]), k=(1, 2), rank_temperature=0.1)
+    tensor(0.5042)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        if simix:
+            batch, labels = mix(batch, labels)
+        members, is_member = class_members(labels)
+        is_positive = is_member & (members != torch.arange(len(labels), device=labels.device)[:, None])
+        n_positives = is_positive.sum(dim=1)
+        cuts = torch.tensor(k, device=batch.device, dtype=batch.dtype).clamp(max=len(labels))[:, None]         # [K, 1]
+
+        def recalls(scores, rows):
+            scores = scores.scatter(1, rows[:, None], -torch.inf)                                 # the query itself
+            own = scores.gather(1, members[rows]).where(is_positive[rows], 0)
+            ranks = 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / rank_temperature).sum(dim=2)
+            found = (torch.sigmoid((cuts - ranks[:, None, :]) / k_temperature) * is_positive[rows, None, :]).sum(dim=2)
+            most = torch.minimum(cuts[:, 0], n_positives[rows, None].clamp(min=1))
+            return (torch.minimum(found, cuts[:, 0]) / most).mean(dim=1).sum()
+
+        n_rows = max(1, 2 ** 20 // members.numel())
+        total = SumOverRows.apply(batch @ batch.T, recalls, n_rows)
+        n_queries = (n_positives > 0).sum()
+        return (n_queries - total) / n_queries.clamp(min=1)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_recallatk_k, _k_temperature, _rank_temperature, _simix."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.arguments = (opt.loss_recallatk_k, opt.loss_recallatk_k_temperature, opt.loss_recallatk_rank_temperature,
+                          opt.loss_recallatk_simix)
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return recallatk_loss(batch, labels, *self.arguments)

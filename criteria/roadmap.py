@@ -1,0 +1,117 @@
+"""ROADMAP: a robust and decomposable average precision. Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+class SumOverRows(torch.autograd.Function):
+    """
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
+    that nothing larger than the matrix is kept.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, term, n_rows):
+        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
+            with torch.enable_grad():
+                part = matrix[rows].requires_grad_()
+                value = term(part, rows)
+                gradient[rows] = torch.autograd.grad(value, part)[0]
+            total += value.detach()
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.saved_tensors[0], None, None
+
+
+def class_members(labels):
+    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    order = labels.argsort()
+    same = labels[:, None] == labels
+    size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
+    slots = torch.arange(int(size.max()), device=labels.device)
+    is_member = slots < size[:, None]
+    return order[(start[:, None] + slots).where(is_member, 0)], is_member
+
+
+def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
+    """
+    SupAP of cosines [B, B]: the mean over queries with a positive of 1 − the mean over their positives, the query itself
+    among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn − s_qj) from above.
+    """
+    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset == -1 else offset
+    members, is_member = class_members(labels)
+    size = is_member.sum(dim=1)
+    weight = (size > 1) / size                                      # 1 / |P'| of each query that has a positive
+
+    def average_precisions(scores, rows):
+        own = scores.gather(1, members[rows])
+        before = (own[:, None, :] >= own[:, :, None]) & is_member[rows, None, :]
+        rank = before.sum(dim=2)                                    # its own comparison gives the 1
+        gap = scores[:, None, :] - own[:, :, None]
+        step = torch.sigmoid(gap / tau) + 0.5 * (gap > 0)
+        above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
+        negatives = labels[rows, None] != labels
+        precisions = rank / (rank + (above * negatives[:, None, :]).sum(dim=2))
+        return ((precisions * is_member[rows]).sum(dim=1) * weight[rows]).sum()
+
+    n_rows = max(1, 2 ** 20 // members.numel())
+    total = SumOverRows.apply(cosines, average_precisions, n_rows)
+    n_queries = (size > 1).sum()
+    return (n_queries - total) / n_queries.clamp(min=1)
+
+
+def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
+    """Mean of the non-zero [pos_margin − s]₊ over positive pairs plus that of [s − neg_margin]₊ over negative pairs."""
+    same = labels[:, None] == labels
+    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pull, push = F.relu(pos_margin - cosines) * positives, F.relu(cosines - neg_margin) * ~same
+    return pull.sum() / (pull > 0).sum().clamp(min=1) + push.sum() / (push > 0).sum().clamp(min=1)
+
+
+def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, weight=0.5, pos_margin=0.9, neg_margin=0.6):
+    """
+    Args:
+        batch:      [B, D] embeddings, normalised here.
+        labels:     [B] int64.
+        tau:        temperature of the sigmoid near equal cosines.
+        rho:        slope beyond delta.
+        delta:      where the slope begins.
+        offset:     the value there; −1: what makes it continuous.
+        weight:     λ, of the calibration; 1 − λ of SupAP.
+        pos_margin: the cosine that positives should have.
+        neg_margin: the cosine that negatives should not exceed.
+
+    Returns: scalar.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> roadmap_loss(batch, torch.tensor([0, 0, 1]), weight=0.25)
+    tensor(0.2031)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        cosines = batch @ batch.T
+        ranking = supap(cosines, labels, tau, rho, delta, offset)
+        return (1 - weight) * ranking + weight * calibration(cosines, labels, pos_margin, neg_margin)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_roadmap_tau, _rho, _delta, _offset, _lambda, _pos_margin, _neg_margin."""
+
+    def __init__(self, opt):
+        super().__init__()
+        names = ('tau', 'rho', 'delta', 'offset', 'lambda', 'pos_margin', 'neg_margin')
+        self.arguments = [getattr(opt, f'loss_roadmap_{name}') for name in names]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return roadmap_loss(batch, labels, *self.arguments)

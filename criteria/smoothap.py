@@ -1,0 +1,89 @@
+"""Smooth-AP: average precision with sigmoids for comparisons. Brown et al., ECCV 2020, https://arxiv.org/abs/2007.12163."""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+class SumOverRows(torch.autograd.Function):
+    """
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
+    that nothing larger than the matrix is kept.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, term, n_rows):
+        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
+            with torch.enable_grad():
+                part = matrix[rows].requires_grad_()
+                value = term(part, rows)
+                gradient[rows] = torch.autograd.grad(value, part)[0]
+            total += value.detach()
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        return grad_output * ctx.saved_tensors[0], None, None
+
+
+def class_members(labels):
+    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    order = labels.argsort()
+    same = labels[:, None] == labels
+    size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
+    slots = torch.arange(int(size.max()), device=labels.device)
+    is_member = slots < size[:, None]
+    return order[(start[:, None] + slots).where(is_member, 0)], is_member
+
+
+def smoothap_loss(batch, labels, temperature=0.01):
+    """
+    Args:
+        batch:       [B, D] embeddings, normalised here.
+        labels:      [B] int64.
+        temperature: of the sigmoids, in cosines.
+
+    Returns: scalar, the mean of 1 − AP over queries with a positive; as in the authors' code, the query itself counts among
+    the retrieved and among the positives. 0, with a graph, where there is no such query.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> smoothap_loss(batch, torch.tensor([0, 0, 1]), temperature=0.1)
+    tensor(0.0879)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch = F.normalize(batch, dim=1)
+        members, is_member = class_members(labels)
+        size = is_member.sum(dim=1)
+        weight = (size > 1) / size                                  # 1 / |P'| of each query that has a positive
+
+        def rank(scores, own):
+            """Soft ranks of `own` [q, M] among `scores` [q, N], which hold them: their own comparison gives the ½."""
+            return 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / temperature).sum(dim=2)
+
+        def average_precisions(scores, rows):
+            own = scores.gather(1, members[rows])
+            among_positives = rank(own.masked_fill(~is_member[rows], -torch.inf), own)
+            precisions = among_positives / rank(scores, own)
+            return ((precisions * is_member[rows]).sum(dim=1) * weight[rows]).sum()
+
+        n_rows = max(1, 2 ** 20 // members.numel())
+        total = SumOverRows.apply(batch @ batch.T, average_precisions, n_rows)
+        n_queries = (size > 1).sum()
+        return (n_queries - total) / n_queries.clamp(min=1)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_smoothap_temperature."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.temperature = opt.loss_smoothap_temperature
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return smoothap_loss(batch, labels, self.temperature)

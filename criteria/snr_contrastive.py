@@ -1,0 +1,50 @@
+"""Signal-to-noise ratio distance in a contrastive loss. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+
+
+def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lambda=0.0):
+    """
+    Args:
+        batch:      [B, D] embeddings, used as they are.
+        labels:     [B] int64.
+        pos_margin: positives nearer than this do not count; in units of the variance ratio.
+        neg_margin: negatives farther than this do not count.
+        reg_lambda: weight of the mean |Σ_k x_ik|, which draws the embeddings' own means to zero.
+
+    Returns: scalar: with S_ij = var(x_i − x_j) / var(x_i), over all ordered pairs, the mean of the non-zero
+    [S − pos_margin]₊ of positives plus that of the non-zero [neg_margin − S]₊ of negatives, plus the regulariser.
+
+    >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
+    >>> snr_contrastive_loss(batch, torch.tensor([0, 0, 1]), reg_lambda=0.3)
+    tensor(1.5688)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        centred = batch - batch.mean(dim=1, keepdim=True)
+        gram = centred @ centred.T
+        signal = gram.diagonal()
+        noise = signal[:, None] + signal - 2 * gram
+        ratios = noise / signal.clamp(min=torch.finfo(batch.dtype).tiny)[:, None]
+        same = labels[:, None] == labels
+        positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        pull, push = F.relu(ratios - pos_margin) * positives, F.relu(neg_margin - ratios) * ~same
+        loss = pull.sum() / (pull > 0).sum().clamp(min=1) + push.sum() / (push > 0).sum().clamp(min=1)
+        return loss + reg_lambda * batch.sum(dim=1).abs().mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_snr_contrastive_pos_margin, _neg_margin, _reg_lambda."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.arguments = (opt.loss_snr_contrastive_pos_margin, opt.loss_snr_contrastive_neg_margin,
+                          opt.loss_snr_contrastive_reg_lambda)
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        return snr_contrastive_loss(batch, labels, *self.arguments)

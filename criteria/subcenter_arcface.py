@@ -1,0 +1,54 @@
+"""Sub-centre ArcFace: several centres per class, the nearest counts. Deng et al., ECCV 2020."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+
+
+def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_scale=64.0):
+    """
+    Args:
+        batch:          [B, D] embeddings, normalised here.
+        labels:         [B] int64 below C.
+        centers:        [C, K, D], K per class, normalised here; the cosine of a class is that of its nearest centre.
+        angular_margin: m, in radians, added to the angle θ of the own class.
+        feature_scale:  s, multiplies the cosines.
+
+    Returns: scalar, the mean cross entropy; where θ + m is beyond π, cos(θ + m) is continued by cos θ − m sin m.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8]])
+    >>> centers = torch.tensor([[[1., 0.], [-1., 0.]], [[0., -1.], [0., 1.]]])
+    >>> subcenter_arcface_loss(batch, torch.tensor([0, 1]), centers, angular_margin=0.5, feature_scale=2.0)
+    tensor(0.4080)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        n_classes, n_centers, dim = centers.shape
+        cosines = F.normalize(batch, dim=1) @ F.normalize(centers.to(batch.dtype), dim=2).view(-1, dim).T
+        cosines = cosines.view(len(batch), n_classes, n_centers).amax(dim=2)
+        own = cosines.gather(1, labels[:, None])
+        sine = (1 - own.square()).clamp(min=torch.finfo(batch.dtype).eps).sqrt()
+        within = own * math.cos(angular_margin) - sine * math.sin(angular_margin)
+        beyond = own - angular_margin * math.sin(angular_margin)
+        own = torch.where(own >= -math.cos(angular_margin), within, beyond)
+        return F.cross_entropy(feature_scale * cosines.scatter(1, labels[:, None], own), labels)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_subcenter_arcface_n_centers, _angular_margin, _feature_scale, _lr, n_classes, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.angular_margin = opt.loss_subcenter_arcface_angular_margin
+        self.feature_scale, self.lr = opt.loss_subcenter_arcface_feature_scale, opt.loss_subcenter_arcface_lr
+        limit = opt.embed_dim ** -0.5
+        shape = opt.n_classes, opt.loss_subcenter_arcface_n_centers, opt.embed_dim
+        self.centers = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return subcenter_arcface_loss(batch, labels, self.centers, self.angular_margin, self.feature_scale)

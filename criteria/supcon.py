@@ -1,0 +1,52 @@
+"""
+Supervised contrastive loss, the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
+https://arxiv.org/abs/2004.11362, Eq. 2.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = False
+SUPPORTS_MEMORY = True          # of earlier batches: references
+
+
+def supcon_loss(batch, labels, temperature=0.1, references=None, reference_labels=None, own=None):
+    """
+    Args:
+        batch:       [B, D] embeddings, normalised here.
+        labels:      [B] int64.
+        temperature: the cosines are divided by it.
+        references, reference_labels, own: [R, D], [R] and [B], what the anchors are compared with, and which of them is
+                     the anchor itself; by default the batch.
+
+    Returns: scalar, the mean over anchors with a positive of log Σ_k e^{s_ik}, k any other, less their mean s_ip; 0, with
+    a graph, where there are none.
+
+    >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
+    >>> supcon_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
+    tensor(0.6179)
+    """
+    dtype = torch.promote_types(batch.dtype, torch.float32)
+    if references is None:
+        references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+    with torch.autocast(batch.device.type, enabled=False):
+        similarities = F.normalize(batch.to(dtype), dim=1) @ F.normalize(references.to(dtype), dim=1).T / temperature
+        positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
+        # finite, since −inf would make the gradient of an anchor that is alone nan
+        others = similarities.scatter(1, own[:, None], torch.finfo(dtype).min).logsumexp(dim=1)
+        n_positives = positives.sum(dim=1)
+        terms = others - (similarities * positives).sum(dim=1) / n_positives.clamp(min=1)
+        return terms.where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_supcon_temperature."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.temperature = opt.loss_supcon_temperature
+
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see supcon_loss."""
+        return supcon_loss(batch, labels, self.temperature, references, reference_labels, own)

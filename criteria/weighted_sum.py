@@ -1,0 +1,30 @@
+"""Losses added up."""
+import torch
+
+
+class WeightedSum(torch.nn.Module):
+    """
+    Args:
+        names:    of the losses, for the log.
+        criteria: the losses, modules called as criterion(batch=, labels=, ...).
+        weights:  a number for each.
+
+    >>> losses = [lambda batch, labels: batch.sum(), lambda batch, labels: batch.max()]
+    >>> total = WeightedSum(['sum', 'max'], [], [1.0, 0.5])
+    >>> total.criteria = losses
+    >>> total(torch.tensor([1., 2.]), None)
+    tensor(4.)
+    """
+
+    def __init__(self, names, criteria, weights):
+        super().__init__()
+        self.names, self.criteria, self.weights = names, torch.nn.ModuleList(criteria), weights
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        values = [criterion(batch=batch, labels=labels, **kwargs) for criterion in self.criteria]
+        self.log = {}
+        for name, criterion, value in zip(self.names, self.criteria, values, strict=True):
+            own = getattr(criterion, 'log', {})
+            self.log |= {f'{name}_loss': value.detach()} | {f'{name}_{key}': scalar for key, scalar in own.items()}
+        return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
