@@ -97,18 +97,12 @@ def prepare(opt):
 
 
 def optimization(opt, model, criterion):
-    """
-    The optimizer over backbone, embedding layer and criterion, each with its rate and decay, and the rates' schedule.
-
-    A criterion with parameters says `lr`, or `optim_dict_list`, a list of optimizer groups, which has priority.
-    """
+    """The optimizer over backbone, embedding layer and criterion, each with its rate and decay, and their schedule."""
     fc_lr = opt.lr if opt.fc_lr < 0 else opt.fc_lr
     groups = [{'name': name, 'params': list(module.parameters()), 'lr': lr, 'weight_decay': opt.decay}
               for name, module, lr in (('backbone', model.backbone, opt.lr), ('embedding', model.f_embed, fc_lr))]
-    own = getattr(criterion, 'optim_dict_list', None)
-    if own is None and any(parameter.requires_grad for parameter in criterion.parameters()):
-        own = [{'params': list(criterion.parameters()), 'lr': criterion.lr}]
-    groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group for group in own or []]
+    groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
+               for group in criteria.parameter_groups(criterion)]
     optimizer = {'adam': lambda: torch.optim.Adam(groups), 'adamw': lambda: torch.optim.AdamW(groups),
                  'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()

@@ -6,6 +6,7 @@ A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, 
 """
 import argparse
 import difflib
+import json
 import math
 from pathlib import Path
 
@@ -73,6 +74,16 @@ def number(kind, low=None, high=None, above=False):
 
     parse.__name__ = 'INT' if kind is int else 'FLOAT'
     return parse
+
+
+def yaml_mapping(text):
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {text!r}")
+    return value
 
 
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
@@ -183,7 +194,8 @@ def batch_creation_parameters(parser):
 
 def batch_mining_parameters(parser):
     group = parser.add_argument_group('batch mining')
-    group.add_argument('--batch_mining', default='distance', help=f'one of {", ".join(BATCHMINERS)}')
+    group.add_argument('--batch_mining', default='distance',
+                       help=f'one of {", ".join(BATCHMINERS)}, or pml:NAME, a class of pytorch-metric-learning')
     for miner in ('distance', 'rho_distance'):
         group.add_argument(f'--miner_{miner}_lower_cutoff', type=NOT_NEGATIVE, default=0.5,
                            help='smaller distances weigh as much as this one')
@@ -193,14 +205,32 @@ def batch_mining_parameters(parser):
                        help='probability that a positive takes the place of the negative')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
                        help="width of the window on squared distances; by default the loss's margin, or 0.2")
+    group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
+    group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
+                       help='hard: the nearest; semihard: the nearest of those farther than the positive')
+    group.add_argument('--miner_multisimilarity_epsilon', type=REAL, default=0.1, help='in units of cosine')
+    group.add_argument('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+                       help="arguments of pml:NAME, as '{epsilon: 0.2}'; one for each such miner, or one for all")
 
 
 def loss_parameters(parser):
     group = parser.add_argument_group('losses')
-    group.add_argument('--loss', default='margin', help=f'one of {", ".join(CRITERIA)}')
+    group.add_argument('--loss', default='margin',
+                       help=f'one of {", ".join(CRITERIA)}, or pml:NAME, a class of pytorch-metric-learning; a '
+                            'sum as a+b, with miners by position: --batch_mining c+d')
     add = group.add_argument
+    add('--loss_weights', nargs='+', type=REAL, default=[], help='of the losses of a sum; by default 1 each')
+    add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
+        help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner')
+    add('--xbm_size', type=COUNT, default=0, help='entries of a cross-batch memory; 0: none')
+    add('--xbm_weight', type=NOT_NEGATIVE, default=1.0, help="weight of the memory's part of the loss")
+    add('--xbm_start', type=COUNT, default=1000, help='batches before the memory is used')
+    add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+        help="arguments of pml:NAME, as '{margin: 0.1, distance: {LpDistance: {power: 2}}}'; one for each, or for all")
+    add('--loss_pml_lr', type=REAL, default=-1.0, help='learning rate of the parameters of pml:NAME; negative: --lr')
     add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance under which positives do not count')
     add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance over which negatives do not count')
+    switch(group, '--loss_contrastive_active_only', help='mean over the pairs that count (Musgrave et al.)')
     add('--loss_triplet_margin', type=REAL, default=0.2, help='in units of distance to the power')
     add('--loss_triplet_power', type=POSITIVE, default=2.0, help='of the distances; 1 in Musgrave et al.')
     switch(group, '--loss_triplet_active_only', help='mean over the triplets that violate the margin')
@@ -211,6 +241,9 @@ def loss_parameters(parser):
     switch(group, '--loss_margin_beta_constant', help='do not train the boundary')
     switch(group, '--loss_margin_beta_shared', help='one boundary for all classes')
     add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
+    add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm of embeddings and proxies')
+    add('--loss_npair_negatives', choices=['all', 'pairs'], default='all',
+        help="all samples of other classes, or (the paper) the positives of one pair per class")
     add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
     add('--loss_angular_alpha', type=REAL, default=45.0, help='angle in degrees')
     add('--loss_angular_npair_ang_weight', type=REAL, default=2.0, help='weight of the angular term')
@@ -221,6 +254,8 @@ def loss_parameters(parser):
     add('--loss_multisimilarity_thresh', type=REAL, default=0.5, help='the cosine that separates the two')
     add('--loss_lifted_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
     add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
+    add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
+    add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0, help="weight of the embeddings' norms")
     add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative')
     add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives')
     add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='centres per class')
@@ -240,6 +275,49 @@ def loss_parameters(parser):
     add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='a cosine')
     add('--loss_proxyanchor_alpha', type=POSITIVE, default=32.0, help='sharpness of pull and push')
     add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100.0, help='learning rate of the proxies over --lr')
+    add('--loss_ntxent_temperature', type=POSITIVE, default=0.07, help='divides the cosines')
+    add('--loss_cosface_margin', type=REAL, default=0.35, help='a cosine')
+    add('--loss_cosface_scale', type=POSITIVE, default=64.0, help='multiplies the cosines')
+    add('--loss_cosface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class vectors')
+    add('--loss_fastap_nbins', type=POSITIVE_INT, default=10, help='number of intervals of squared distances in [0, 4]')
+    add('--loss_snr_contrastive_pos_margin', type=REAL, default=0.0, help='ratio under which positives do not count')
+    add('--loss_snr_contrastive_neg_margin', type=REAL, default=1.0, help='ratio over which negatives do not count')
+    add('--loss_snr_contrastive_reg_lambda', type=NOT_NEGATIVE, default=0.0, help='weight of the zero-mean term')
+    add('--loss_dr_triplet_margin', type=REAL, default=0.278, help='in units of distance')
+    add('--loss_dr_triplet_gamma', type=NOT_NEGATIVE, default=0.492, help='weight of the direction')
+    add('--loss_dr_proxynca_gamma', type=NOT_NEGATIVE, default=0.3, help='weight of the direction')
+    add('--loss_dr_proxynca_scale', type=NOT_NEGATIVE, default=0.0,
+        help='0: distances of raw vectors, as published; above: of vectors of this norm, squared, as proxynca')
+    add('--loss_dr_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
+    add('--loss_dr_multisimilarity_pos_weight', type=POSITIVE, default=2.0, help='sharpness of the pull on positives')
+    add('--loss_dr_multisimilarity_neg_weight', type=POSITIVE, default=50.0, help='sharpness of the push on negatives')
+    add('--loss_dr_multisimilarity_margin', type=REAL, default=0.1, help='of the mining, a cosine; 2 or more: none')
+    add('--loss_dr_multisimilarity_thresh', type=REAL, default=0.6, help='the cosine that separates the two')
+    add('--loss_dr_multisimilarity_gamma', type=NOT_NEGATIVE, default=0.28, help='weight of the direction')
+    add('--loss_proxynca_pp_scale', type=POSITIVE, default=3.0, help='norm of embeddings and proxies')
+    add('--loss_proxynca_pp_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
+    add('--loss_circle_margin', type=REAL, default=0.4, help='relaxation, a cosine')
+    add('--loss_circle_gamma', type=POSITIVE, default=80.0, help='scale')
+    add('--loss_supcon_temperature', type=POSITIVE, default=0.1, help='divides the cosines')
+    add('--loss_subcenter_arcface_n_centers', type=POSITIVE_INT, default=3, help='centres per class')
+    add('--loss_subcenter_arcface_angular_margin', type=REAL, default=0.5, help='in radians')
+    add('--loss_subcenter_arcface_feature_scale', type=POSITIVE, default=64.0, help='multiplies the cosines')
+    add('--loss_subcenter_arcface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the centres')
+    add('--loss_smoothap_temperature', type=POSITIVE, default=0.01, help='of the comparisons of cosines')
+    add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16], help='each at most the batch')
+    add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0, help='of the comparisons of ranks with k')
+    add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01, help='of the comparisons of cosines')
+    switch(group, '--loss_recallatk_simix', help="add virtual samples between each class's pairs")
+    add('--loss_roadmap_tau', type=POSITIVE, default=0.01, help='temperature of the step of negatives')
+    add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0, help='slope beyond delta')
+    add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05, help='cosine difference where the slope starts')
+    add('--loss_roadmap_offset', type=REAL, default=-1.0, help='value there; negative: the continuous one')
+    add('--loss_roadmap_lambda', type=FRACTION, default=0.5, help='weight of the calibration')
+    add('--loss_roadmap_pos_margin', type=REAL, default=0.9, help='cosine that positives should have')
+    add('--loss_roadmap_neg_margin', type=REAL, default=0.6, help='cosine that negatives may have')
+    add('--loss_hyperbolic_c', type=NOT_NEGATIVE, default=0.1, help='curvature; 0: the sphere, with cosines')
+    add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='divides the distances')
+    add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3, help='norm to which embeddings are cut; 0: not')
 
 
 def evaluation_parameters(parser):
@@ -349,7 +427,8 @@ def tokens(settings):
     arguments = []
     for name, value in settings.items():
         if isinstance(value, list):
-            arguments += [f'--{name}', *map(str, value)] if value else []
+            values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
+            arguments += [f'--{name}', *values] if value else []
         elif value is not None:
             arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']
     return arguments

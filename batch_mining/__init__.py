@@ -1,17 +1,61 @@
 """Batch miners: which tuples of a batch a ranking loss is computed on."""
-from batch_mining import distance, random_triplets, semihard, softhard
+from batch_mining import (
+    all_pairs,
+    distance,
+    easyhard,
+    hard,
+    intra_random,
+    lifted,
+    multisimilarity,
+    npair,
+    random_triplets,
+    semihard,
+    softhard,
+)
+from utilities import pml
+from utilities.combination import parts
 from utilities.errors import choose
 
 BATCHMINERS = {
     'random': random_triplets,
+    'all': all_pairs,
     'semihard': semihard,
     'softhard': softhard,
+    'hard': hard,
+    'easyhard': easyhard,
     'distance': distance,
+    'multisimilarity': multisimilarity,
+    'npair': npair,
+    'lifted': lifted,
+    'intra_random': intra_random,
     'none': None,
 }
 
 
 def select(opt):
-    """The miner --batch_mining; None for `none`."""
+    """The miner --batch_mining, None for `none`; for a sum of losses a+b, Miners: one for each."""
+    miners = Miners(build(part, pml.arguments(opt, 'miner', place)) for place, part in enumerate(parts(opt)))
+    return miners if len(miners) > 1 else miners[0]
+
+
+def build(opt, pml_arguments):
+    if opt.batch_mining.startswith(pml.PREFIX):
+        return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
     return module and module.BatchMiner(opt)
+
+
+class Miners(list):
+    """The miners of a sum of losses, by position; None where a loss needs none."""
+
+    def state_dict(self):
+        return {place: miner.state_dict() for place, miner in enumerate(self) if hasattr(miner, 'state_dict')}
+
+    def load_state_dict(self, states):
+        for place, state in states.items():
+            self[place].load_state_dict(state)
+
+    def update(self, validation_metrics):
+        for miner in self:
+            if hasattr(miner, 'update'):
+                miner.update(validation_metrics)

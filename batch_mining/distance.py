@@ -49,7 +49,9 @@ def negative_weights(batch, same, lower_cutoff=0.5):
 
 
 def draw(weights):
-    """A column of each row of `weights` [B, N] with probability in proportion to it: [B]; the last one of a row of zeros."""
+    """
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B]; the last one of a row of zeros.
+    """
     weights = weights.cumsum(dim=1)
     total = weights[:, -1:].contiguous()
     drawn = torch.rand(len(weights), 1, device=weights.device, dtype=weights.dtype) * total
@@ -58,7 +60,9 @@ def draw(weights):
 
 
 def random_positives(labels):
-    """A random other sample of each sample's class, [B], itself where there is none; and how many others there are, [B]."""
+    """
+    A random other sample of each sample's class, [B], itself where there is none; and how many others there are, [B].
+    """
     ordered, order = labels.sort(stable=True)                      # a class stands at order[start:start + size]
     start = torch.searchsorted(ordered, labels)
     size = torch.searchsorted(ordered, labels, right=True) - start

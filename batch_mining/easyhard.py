@@ -1,6 +1,6 @@
 """
-Easy positives with hard or semi-hard negatives. Xuan et al., Improved Embeddings with Easy Positive Triplet Mining, WACV
-2020, https://arxiv.org/abs/1904.04370.
+Easy positives with hard or semi-hard negatives. Xuan et al., Improved Embeddings with Easy Positive Triplet Mining,
+WACV 2020, https://arxiv.org/abs/1904.04370.
 """
 import torch
 

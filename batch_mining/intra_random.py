@@ -9,8 +9,8 @@ def intra_random_triplets(labels, n_triplets):
         labels:     [B].
         n_triplets: how many.
 
-    Returns: [n_triplets, 3] int64: for each a class, uniform among those in the batch, then three of its samples, uniform
-    with replacement.
+    Returns: [n_triplets, 3] int64: for each a class, uniform among those in the batch, then three of its samples,
+    uniform with replacement.
 
     >>> labels = torch.tensor([3, 3, 7])
     >>> triplets = intra_random_triplets(labels, 100)
@@ -24,7 +24,8 @@ def intra_random_triplets(labels, n_triplets):
     drawn = torch.rand(n_triplets, device=labels.device) * cumulated[-1]
     anchor = torch.searchsorted(cumulated, drawn, right=True).clamp(max=len(labels) - 1)
     order, start = labels.argsort(), (labels[:, None] > labels).sum(dim=1)
-    place = (torch.rand(n_triplets, 2, device=labels.device) * size[anchor, None]).long().minimum(size[anchor, None] - 1)
+    size = size[anchor, None]
+    place = (torch.rand(n_triplets, 2, device=labels.device) * size).long().minimum(size - 1)
     return torch.cat([anchor[:, None], order[start[anchor, None] + place]], dim=1)
 
 

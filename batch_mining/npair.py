@@ -9,9 +9,9 @@ def npair_tuples(labels, negatives='all'):
     """
     Args:
         labels:    [B].
-        negatives: all: every sample with a positive is an anchor, its positive is random, its negatives are all samples of
-                   other classes; pairs: one random (anchor, positive) per class, the negatives are the other classes'
-                   positives only, as in the paper.
+        negatives: all: every sample with a positive is an anchor, its positive is random, its negatives are all samples
+                   of other classes; pairs: one random (anchor, positive) per class, the negatives are the other
+                   classes' positives only, as in the paper.
 
     Returns: two bool [B, B], row anchor: its one positive and its negatives; none in the rows that are no anchor.
 
@@ -27,7 +27,8 @@ def npair_tuples(labels, negatives='all'):
     chosen = torch.zeros_like(same).scatter(1, positive, True) & has_positive
     if negatives == 'all':
         return chosen, ~same & has_positive
-    is_anchor = has_positive & ((same * (1 + keys)).argmax(dim=1) == torch.arange(len(labels), device=labels.device))[:, None]
+    first = (same * (1 + keys)).argmax(dim=1) == torch.arange(len(labels), device=labels.device)
+    is_anchor = has_positive & first[:, None]
     chosen = chosen & is_anchor
     return chosen, ~same & chosen.any(dim=0) & is_anchor
 

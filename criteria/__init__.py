@@ -1,25 +1,155 @@
 """Criteria: the losses that networks are trained with."""
-from criteria import margin, multisimilarity, proxyanchor, softmax, triplet
+from criteria import (
+    angular,
+    arcface,
+    circle,
+    contrastive,
+    cosface,
+    dr_multisimilarity,
+    dr_proxynca,
+    dr_triplet,
+    fastap,
+    histogram,
+    hyperbolic,
+    lifted,
+    liftedstructure,
+    margin,
+    multisimilarity,
+    npair,
+    ntxent,
+    proxyanchor,
+    proxynca,
+    proxynca_pp,
+    quadruplet,
+    recallatk,
+    roadmap,
+    smoothap,
+    snr,
+    snr_contrastive,
+    softmax,
+    softtriplet,
+    subcenter_arcface,
+    supcon,
+    triplet,
+)
+from criteria.cross_batch_memory import CrossBatchMemory
+from criteria.direction_regularisation import DirectionRegularised
+from criteria.weighted_sum import WeightedSum
+from utilities import pml
+from utilities.combination import Triplets, parts
 from utilities.errors import UserError, choose
 
 CRITERIA = {
-    'triplet': triplet,
+    # Roth et al., ICML 2020
+    'angular': angular,
+    'arcface': arcface,
+    'contrastive': contrastive,
+    'histogram': histogram,
+    'lifted': lifted,
+    'liftedstructure': liftedstructure,
     'margin': margin,
     'multisimilarity': multisimilarity,
+    'npair': npair,
+    'proxynca': proxynca,
+    'quadruplet': quadruplet,
+    'snr': snr,
     'softmax': softmax,
+    'softtriplet': softtriplet,
+    'triplet': triplet,
+    # Musgrave et al., ECCV 2020
+    'cosface': cosface,
+    'fastap': fastap,
+    'ntxent': ntxent,
+    'snr_contrastive': snr_contrastive,
+    # Mohan et al., CVPR 2020
+    'dr_multisimilarity': dr_multisimilarity,
+    'dr_proxynca': dr_proxynca,
+    'dr_triplet': dr_triplet,
+    # since then
+    'circle': circle,
+    'hyperbolic': hyperbolic,
     'proxyanchor': proxyanchor,
+    'proxynca_pp': proxynca_pp,
+    'recallatk': recallatk,
+    'roadmap': roadmap,
+    'smoothap': smoothap,
+    'subcenter_arcface': subcenter_arcface,
+    'supcon': supcon,
 }
 
 
 def select(opt, batchminer):
-    """The criterion --loss, with `batchminer` where it needs one. Raises UserError where the two do not go together."""
+    """
+    The criterion --loss, or the sum of criteria a+b, with `batchminer` (in a sum: one for each) where it needs one.
+
+    Raises UserError where flags, loss and miner do not go together.
+    """
+    flags = parts(opt)
+    if opt.loss_weights and len(opt.loss_weights) != len(flags):
+        raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
+    miners = batchminer if len(flags) > 1 else [batchminer]
+    criteria = [build(part, miner, pml.arguments(opt, 'loss', place))
+                for place, (part, miner) in enumerate(zip(flags, miners, strict=True))]
+    for flag, wrapper, where in (('xbm_size', CrossBatchMemory, supporting()),
+                                 ('dr_weight', DirectionRegularised, 'losses that take a miner')):
+        if getattr(opt, flag) and not any(isinstance(criterion, wrapper) for criterion in criteria):
+            raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
+    if len(criteria) == 1 and not opt.loss_weights:
+        return criteria[0]
+    return WeightedSum([part.loss for part in flags], criteria, opt.loss_weights or [1.0] * len(criteria))
+
+
+def supporting():
+    return ', '.join(name for name, module in CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False))
+
+
+def build(opt, batchminer, pml_arguments):
+    """One criterion, with its memory or its direction regularisation where the flags ask for them."""
+    if opt.loss.startswith(pml.PREFIX):
+        return pml.Criterion(opt, batchminer, pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
+    direction = opt.dr_weight and module.REQUIRES_BATCHMINER
     if not module.REQUIRES_BATCHMINER:
-        return module.Criterion(opt)
+        criterion = module.Criterion(opt)
+    else:
+        check_miner(opt, module, batchminer)
+        if direction or not getattr(module, 'ACCEPTS_MASKS', False):
+            batchminer = Triplets(batchminer)
+        criterion = module.Criterion(opt, batchminer)
+    if direction:
+        criterion = DirectionRegularised(criterion, batchminer, opt.dr_weight)
+    if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
+        if opt.xbm_size < opt.bs:
+            raise UserError(f'--xbm_size {opt.xbm_size}: the memory must hold at least a batch, --bs {opt.bs}')
+        criterion = CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
+    return criterion
+
+
+def check_miner(opt, module, batchminer):
     if batchminer is None:
         allowed = ', '.join(module.ALLOWED_MINING_OPS or ['any but none'])
         raise UserError(f'--loss {opt.loss} needs a miner: set --batch_mining ({allowed})')
     if module.ALLOWED_MINING_OPS is not None and opt.batch_mining not in module.ALLOWED_MINING_OPS:
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(module.ALLOWED_MINING_OPS)}')
-    return module.Criterion(opt, batchminer)
+    if opt.dr_weight and module.ALLOWED_MINING_OPS is not None:
+        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
+
+
+def parameter_groups(criterion):
+    """
+    The optimizer groups of the criterion's own parameters: its `optim_dict_list`, or all of them with its rate `lr`;
+    those of its parts, where it wraps or adds up others.
+    """
+    if isinstance(criterion, WeightedSum):
+        return [{'name': f'criterion_{name}'} | group
+                for name, part in zip(criterion.names, criterion.criteria, strict=True) for group in parameter_groups(part)]
+    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
+        return parameter_groups(criterion.criterion)
+    if hasattr(criterion, 'optim_dict_list'):
+        return criterion.optim_dict_list
+    trained = [parameter for parameter in criterion.parameters() if parameter.requires_grad]
+    if trained and not hasattr(criterion, 'lr'):
+        raise UserError(f'{type(criterion).__module__}.{type(criterion).__name__} has parameters, but neither a rate '
+                        'self.lr nor optimizer groups self.optim_dict_list')
+    return [{'params': list(criterion.parameters()), 'lr': criterion.lr}] if trained else []

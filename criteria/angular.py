@@ -14,7 +14,9 @@ ACCEPTS_MASKS = True
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
-    """log(1 + Σ_n e^{f_apn}) of each row [B], f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p on normalised batch."""
+    """
+    log(1 + Σ_n e^{f_apn}) of each row [B], f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p on normalised batch.
+    """
     batch = F.normalize(batch, dim=1)
     cosines = batch @ batch.T
     tangent2 = math.tan(math.radians(alpha)) ** 2
@@ -60,7 +62,9 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
 
 
 class Criterion(torch.nn.Module):
-    """opt: loss_angular_alpha, _npair_ang_weight, _npair_l2. batchminer: -> masks of positives and negatives, [B, B]."""
+    """
+    opt: loss_angular_alpha, _npair_ang_weight, _npair_l2. batchminer: -> masks of positives and negatives, [B, B].
+    """
 
     def __init__(self, opt, batchminer):
         super().__init__()

@@ -1,6 +1,6 @@
 """
-Contrastive loss on distances. Hadsell et al., CVPR 2006, without its squares, as Roth et al., ICML 2020, and Musgrave et
-al., ECCV 2020, use it.
+Contrastive loss on distances. Hadsell et al., CVPR 2006, without its squares, as Roth et al., ICML 2020, and Musgrave
+et al., ECCV 2020, use it.
 """
 import torch
 import torch.nn.functional as F

@@ -4,8 +4,9 @@ import torch
 
 class CrossBatchMemory(torch.nn.Module):
     """
-    The loss of the batch plus `weight` times that of the pairs (sample of the batch, entry of the memory). The memory is a
-    ring of the last `size` embeddings, without gradient, those of the batch among them; a sample's own entry is left out.
+    The loss of the batch plus `weight` times that of the pairs (sample of the batch, entry of the memory). The memory
+    is a ring of the last `size` embeddings, without gradient, those of the batch among them; a sample's own entry is
+    left out.
 
     Args:
         criterion: a loss that takes references, reference_labels and own.

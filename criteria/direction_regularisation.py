@@ -18,24 +18,15 @@ def directions(batch, triplets):
         return (to_positive * to_negative).sum(dim=1) / squared.where(apart, 1).sqrt() * apart
 
 
-class Remembered:
-    """A miner of triplets whose last triplets can be read."""
-
-    def __init__(self, batchminer):
-        self.batchminer, self.triplets = batchminer, None
-
-    def __call__(self, batch, labels):
-        mined = self.batchminer(batch, labels)
-        self.triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
-        return self.triplets
-
-
 class DirectionRegularised(torch.nn.Module):
     """
-    The loss minus `weight` times the mean direction over the triplets that it was computed on: negatives are pushed away
-    from the side on which the positive lies.
+    The loss minus `weight` times the mean direction over the triplets that it was computed on: negatives are pushed
+    away from the side on which the positive lies.
 
-    criterion: built with `miner`, a Remembered.
+    Args:
+        criterion: a loss of triplets, built with `miner`.
+        miner:     whose `last` are the triplets [T, 3] that it gave last.
+        weight:    γ.
     """
 
     def __init__(self, criterion, miner, weight):
@@ -45,6 +36,6 @@ class DirectionRegularised(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
-        direction = directions(batch, self.miner.triplets).sum() / max(len(self.miner.triplets), 1)
+        direction = directions(batch, self.miner.last).sum() / max(len(self.miner.last), 1)
         self.log = getattr(self.criterion, 'log', {}) | {'direction': direction.detach()}
         return loss - self.weight * direction

@@ -12,8 +12,8 @@ REQUIRES_OPTIM = False
 
 def mine_pairs(similarities, labels, margin=0.1):
     """
-    The informative pairs, two masks [B, B]: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip; from
-    margin 2 on every pair of an anchor that has both. And the hardest positive of each anchor, [B].
+    The informative pairs, two masks [B, B]: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip;
+    from margin 2 on every pair of an anchor that has both. And the hardest positive of each anchor, [B].
     """
     same = labels[:, None] == labels
     positives, negatives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
@@ -52,7 +52,8 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the mining, in units of cosine; 2 or more: no mining.
         thresh:     λ, the cosine that separates the two.
-        gamma:      γ, subtracted from a negative's similarity times cos(x_n − x_i, x_h − x_i), h the hardest positive of i.
+        gamma:      γ, subtracted from a negative's similarity times cos(x_n − x_i, x_h − x_i), h the hardest positive
+                    of i.
 
     Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
 

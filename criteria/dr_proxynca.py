@@ -1,6 +1,6 @@
 """
-ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default on plain distances
-to proxies that are not normalised, as in the public reproduction.
+ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default on plain
+distances to proxies that are not normalised, as in the public reproduction.
 """
 import torch
 import torch.nn.functional as F

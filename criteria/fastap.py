@@ -14,8 +14,8 @@ def fastap_loss(batch, labels, n_bins=10):
         labels: [B] int64.
         n_bins: L; the nodes of the histograms are 0, 4/L, ... 4, in squared distance.
 
-    Returns: scalar, the mean over anchors with a positive of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r, H the cumulated histograms; 0,
-    with a graph, where there are none.
+    Returns: scalar, the mean over anchors with a positive of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r, H the cumulated
+    histograms; 0, with a graph, where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> fastap_loss(batch, torch.tensor([0, 0, 1]), n_bins=4)

@@ -14,8 +14,8 @@ def histogram_loss(batch, labels, n_nodes=65):
         labels:  [B] int64.
         n_nodes: R, the number of nodes of the histograms, from −1 to 1.
 
-    Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q: how likely a random negative pair is nearer than a random positive one; 0, with a
-    graph, where there is no positive or no negative pair.
+    Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q: how likely a random negative pair is nearer than a random positive one; 0,
+    with a graph, where there is no positive or no negative pair.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> histogram_loss(batch, torch.tensor([0, 0, 1]), n_nodes=5)

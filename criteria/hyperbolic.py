@@ -29,6 +29,17 @@ def ball_distances(points, c=0.1):
     return 2 / c ** 0.5 * torch.atanh((c * ratio).sqrt().clamp(max=1 - 1e-5)) * apart
 
 
+def hyperboloid(batch, c=0.1, clip_r=2.3):
+    """
+    The points [B, D] on the hyperboloid, [B, D + 1], with the first coordinate negated and as it is: the inner product
+    of one of each is −cosh(√c D), D their distance.
+    """
+    points = to_ball(batch, c, clip_r)
+    norms = c * points.square().sum(dim=1, keepdim=True)
+    time, space = (1 + norms) / (1 - norms), 2 * c ** 0.5 / (1 - norms) * points
+    return torch.cat([-time, space], dim=1), torch.cat([time, space], dim=1)
+
+
 def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
     """−D / temperature of all pairs [B, B]; for c = 0 cosines / temperature."""
     if c == 0:
@@ -52,9 +63,9 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         temperature: τ.
         clip_r:      norm to which embeddings are cut before they are mapped; 0: not.
 
-    Returns: scalar. Each class has its samples in slots 1 to m. For every ordered pair of slots (a, b), the mean over the
-    classes that have both of the cross entropy of −D(z_a, z_b) / τ against the other such classes' points in slots a and
-    b; then the mean over the pairs of slots. 0, with a graph, for fewer than two slots.
+    Returns: scalar. Each class has its samples in slots 1 to m. For every ordered pair of slots (a, b), the mean over
+    the classes that have both of the cross entropy of −D(z_a, z_b) / τ against the other such classes' points in slots
+    a and b; then the mean over the pairs of slots. 0, with a graph, for fewer than two slots.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.], [-1., 0.]])
     >>> hyperbolic_loss(batch, torch.tensor([0, 0, 1, 1]))
@@ -108,3 +119,11 @@ class Criterion(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
         return hyperbolic_loss(batch, labels, *self.arguments)
+
+    def ranking_embeddings(self, embeddings):
+        """
+        Queries and gallery [N, D + 1] of embeddings [N, D], float64: the larger the inner product of two, the nearer
+        they are by the loss's own distance, which evaluation ranks by.
+        """
+        c, _, clip_r = self.arguments
+        return hyperboloid(embeddings.double(), c, clip_r) if c else (F.normalize(embeddings, dim=1),) * 2

@@ -29,8 +29,8 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
         neg_margin: the distance that negatives should have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{margin − d_an} ]₊,
-    plus the norms' term.
+    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{margin −
+    d_an} ]₊, plus the norms' term.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()

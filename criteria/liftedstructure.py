@@ -24,8 +24,8 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
         neg_margin: the distance that negatives should have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar: with J_ij = d_ij + log(Σ_{k∈N(i)} e^{margin − d_ik} + Σ_{k∈N(j)} e^{margin − d_jk}), half the mean of
-    [J]₊² over positive pairs; 0 without a negative. Plus the norms' term.
+    Returns: scalar: with J_ij = d_ij + log(Σ_{k∈N(i)} e^{margin − d_ik} + Σ_{k∈N(j)} e^{margin − d_jk}), half the mean
+    of [J]₊² over positive pairs; 0 without a negative. Plus the norms' term.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> liftedstructure_loss(batch, torch.tensor([0, 0, 1]), neg_margin=2.0)

@@ -39,8 +39,8 @@ def margin_violations(batch, triplets, beta, margin=0.2):
 
 def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
     """
-    margin_loss over every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks [B, B], in B²: a pair
-    counts as often as the anchor has pairs of the other kind. beta: scalar or [B], of each sample.
+    margin_loss over every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks [B, B], in B²: a
+    pair counts as often as the anchor has pairs of the other kind. beta: scalar or [B], of each sample.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

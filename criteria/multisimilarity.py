@@ -8,21 +8,21 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+SUPPORTS_MEMORY = True          # of earlier batches: references
 
 
-def mine_pairs(similarities, labels, margin=0.1):
+def mine_pairs(similarities, positives, negatives, margin=0.1):
     """
     The pairs that are informative: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip.
 
     Args:
-        similarities: [B, B] cosines.
-        labels:       [B].
+        similarities: [B, R] cosines.
+        positives:    bool [B, R], which pairs are positive.
+        negatives:    bool [B, R], likewise.
         margin:       ε; from 2 on every pair of an anchor that has positives and negatives.
 
-    Returns: two masks [B, B], positive and negative pairs (anchor, other).
+    Returns: two bool [B, R], the positive and the negative pairs that are kept.
     """
-    same = labels[:, None] == labels
-    positives, negatives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
     if margin >= 2:
         return positives & negatives.any(dim=1, keepdim=True), negatives & positives.any(dim=1, keepdim=True)
     hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
@@ -37,7 +37,8 @@ def log_one_plus_sum_exp(exponents, mask):
     return torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).logsumexp(dim=1)
 
 
-def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=0.1, thresh=0.5):
+def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=0.1, thresh=0.5, references=None,
+                         reference_labels=None, own=None):
     """
     Args:
         batch:      [B, D] embeddings, normalised here.
@@ -46,6 +47,8 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the mining, in units of cosine; 2 or more: no mining.
         thresh:     λ, the cosine that separates the two.
+        references, reference_labels, own: [R, D], [R] and [B], what each sample is compared with, and which of them is
+                    the sample itself; by default the batch.
 
     Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
 
@@ -53,15 +56,19 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
     >>> multisimilarity_loss(batch, torch.tensor([0, 0, 1]), neg_weight=50.)
     tensor(0.1997)
     """
-    return mean_over_anchors(*mined_similarities(batch, labels, margin), pos_weight, neg_weight, thresh)
+    mined = mined_similarities(batch, labels, margin, references, reference_labels, own)
+    return mean_over_anchors(*mined, pos_weight, neg_weight, thresh)
 
 
-def mined_similarities(batch, labels, margin):
-    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+def mined_similarities(batch, labels, margin, references=None, reference_labels=None, own=None):
+    if references is None:
+        references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+    dtype = torch.promote_types(batch.dtype, torch.float32)
     with torch.autocast(batch.device.type, enabled=False):
-        batch = F.normalize(batch, dim=1)
-        similarities = batch @ batch.T
-        return similarities, *mine_pairs(similarities.detach(), labels, margin)
+        similarities = F.normalize(batch.to(dtype), dim=1) @ F.normalize(references.to(dtype), dim=1).T
+        same = labels[:, None] == reference_labels
+        positives = same.scatter(1, own[:, None], False)
+        return similarities, *mine_pairs(similarities.detach(), positives, ~same, margin)
 
 
 def mean_over_anchors(similarities, positives, negatives, pos_weight, neg_weight, thresh):
@@ -78,8 +85,9 @@ class Criterion(torch.nn.Module):
         self.pos_weight, self.neg_weight = opt.loss_multisimilarity_pos_weight, opt.loss_multisimilarity_neg_weight
         self.margin, self.thresh = opt.loss_multisimilarity_margin, opt.loss_multisimilarity_thresh
 
-    def forward(self, batch, labels, **kwargs):
-        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        similarities, positives, negatives = mined_similarities(batch, labels, self.margin)
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar. references: see multisimilarity_loss."""
+        similarities, positives, negatives = mined_similarities(batch, labels, self.margin, references,
+                                                                reference_labels, own)
         self.log = {'tuples': positives.sum() + negatives.sum()}
         return mean_over_anchors(similarities, positives, negatives, self.pos_weight, self.neg_weight, self.thresh)

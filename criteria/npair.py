@@ -1,6 +1,6 @@
 """
-N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3; by default
-with every other-class sample as negative, as Roth et al., ICML 2020, use it.
+N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3; by
+default with every other-class sample as negative, as Roth et al., ICML 2020, use it.
 """
 import torch
 import torch.nn.functional as F

@@ -28,8 +28,8 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
         references, reference_labels, own: [R, D], [R] and [B], where positives and negatives come from, and which of
                      them is the anchor itself; by default the batch.
 
-    Returns: scalar, the mean over ordered positive pairs (i, j) of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})); 0, with a
-    graph, where there are none.
+    Returns: scalar, the mean over ordered positive pairs (i, j) of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})); 0, with
+    a graph, where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> ntxent_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)

@@ -18,7 +18,8 @@ def proxynca_loss(batch, labels, proxies, scale=3.0):
         proxies: [C, D], one per class, normalised here.
         scale:   k, of both; distances are δ = ‖k x − k w‖².
 
-    Returns: scalar, the mean of δ_own + log Σ_{other} e^{−δ_other}, which can be negative; 0, with a graph, for one class.
+    Returns: scalar, the mean of δ_own + log Σ_{other} e^{−δ_other}, which can be negative; 0, with a graph, for one
+    class.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> proxynca_loss(batch, torch.tensor([0, 1]), proxies, scale=1.0)

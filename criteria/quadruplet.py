@@ -1,6 +1,6 @@
 """
-Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with plain distances in the
-place of the paper's learned ones, as Roth et al., ICML 2020, use it.
+Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with plain distances in
+the place of the paper's learned ones, as Roth et al., ICML 2020, use it.
 """
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,10 @@ def distances(batch, first, second):
 
 @torch.no_grad()
 def draw_fourths(labels, triplets):
-    """For each triplet a random sample whose class is neither the anchor's nor the negative's: [T]; −1 where there is none."""
+    """
+    For each triplet a random sample whose class is neither the anchor's nor the negative's: [T]; −1 where there is
+    none.
+    """
     order = labels.argsort()
     size = (labels[:, None] == labels).sum(dim=1)
     start = (labels[:, None] > labels).sum(dim=1)                  # a class stands at order[start:start + size]
@@ -49,8 +52,8 @@ def quadruplet_loss(batch, triplets, fourths, margin_alpha_1=0.2, margin_alpha_2
         margin_alpha_1: of anchor, positive and negative.
         margin_alpha_2: of anchor, positive and the pair negative, fourth.
 
-    Returns: scalar, the mean of [ d_ap − d_an + α₁ ]₊ plus the mean of [ d_ap − d_nf + α₂ ]₊ over the triplets that have a
-    fourth; 0, with a graph, where there are none.
+    Returns: scalar, the mean of [ d_ap − d_an + α₁ ]₊ plus the mean of [ d_ap − d_nf + α₂ ]₊ over the triplets that
+    have a fourth; 0, with a graph, where there are none.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.], [0., 1.]])
     >>> quadruplet_loss(batch, torch.tensor([[0, 1, 2]]), torch.tensor([3]), margin_alpha_1=1.5, margin_alpha_2=0.25)

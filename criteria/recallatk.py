@@ -1,6 +1,6 @@
 """
-Recall@k surrogate, with similarity mixup. Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity Mixup,
-CVPR 2022, https://arxiv.org/abs/2108.11179.
+Recall@k surrogate, with similarity mixup. Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity
+Mixup, CVPR 2022, https://arxiv.org/abs/2108.11179.
 """
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
-    that nothing larger than the matrix is kept.
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
+    so that nothing larger than the matrix is kept.
     """
 
     @staticmethod
@@ -34,7 +34,9 @@ class SumOverRows(torch.autograd.Function):
 
 
 def class_members(labels):
-    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    """
+    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    """
     order = labels.argsort()
     same = labels[:, None] == labels
     size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
@@ -62,8 +64,8 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
         simix:            whether random points between the samples of a class join as queries and as retrieved.
 
     Returns: scalar, the mean over queries with a positive of 1 − the mean over k of
-    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), r_p the soft rank of the positive p among all but the query; 0, with
-    a graph, where there is no such query.
+    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), r_p the soft rank of the positive p among all but the query;
+    0, with a graph, where there is no such query.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> recallatk_loss(batch, torch.tensor([0, 0, 1]), k=(1, 2), rank_temperature=0.1)

@@ -11,8 +11,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
-    that nothing larger than the matrix is kept.
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
+    so that nothing larger than the matrix is kept.
     """
 
     @staticmethod
@@ -33,7 +33,9 @@ class SumOverRows(torch.autograd.Function):
 
 
 def class_members(labels):
-    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    """
+    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    """
     order = labels.argsort()
     same = labels[:, None] == labels
     size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
@@ -44,8 +46,9 @@ def class_members(labels):
 
 def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     """
-    SupAP of cosines [B, B]: the mean over queries with a positive of 1 − the mean over their positives, the query itself
-    among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn − s_qj) from above.
+    SupAP of cosines [B, B]: the mean over queries with a positive of 1 − the mean over their positives, the query
+    itself among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn −
+    s_qj) from above.
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset == -1 else offset
     members, is_member = class_members(labels)
@@ -77,7 +80,8 @@ def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
     return pull.sum() / (pull > 0).sum().clamp(min=1) + push.sum() / (push > 0).sum().clamp(min=1)
 
 
-def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, weight=0.5, pos_margin=0.9, neg_margin=0.6):
+def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, weight=0.5, pos_margin=0.9,
+                 neg_margin=0.6):
     """
     Args:
         batch:      [B, D] embeddings, normalised here.

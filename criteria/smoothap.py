@@ -9,8 +9,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way, so
-    that nothing larger than the matrix is kept.
+    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
+    so that nothing larger than the matrix is kept.
     """
 
     @staticmethod
@@ -31,7 +31,9 @@ class SumOverRows(torch.autograd.Function):
 
 
 def class_members(labels):
-    """The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M]."""
+    """
+    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    """
     order = labels.argsort()
     same = labels[:, None] == labels
     size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
@@ -47,8 +49,8 @@ def smoothap_loss(batch, labels, temperature=0.01):
         labels:      [B] int64.
         temperature: of the sigmoids, in cosines.
 
-    Returns: scalar, the mean of 1 − AP over queries with a positive; as in the authors' code, the query itself counts among
-    the retrieved and among the positives. 0, with a graph, where there is no such query.
+    Returns: scalar, the mean of 1 − AP over queries with a positive; as in the authors' code, the query itself counts
+    among the retrieved and among the positives. 0, with a graph, where there is no such query.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> smoothap_loss(batch, torch.tensor([0, 0, 1]), temperature=0.1)

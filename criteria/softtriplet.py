@@ -42,7 +42,9 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
 
 
 class Criterion(torch.nn.Module):
-    """opt: loss_softtriplet_n_centroids, _margin_delta, _gamma, _lambda, _reg_weight, _lrmulti, lr, n_classes, embed_dim."""
+    """
+    opt: loss_softtriplet_n_centroids, _margin_delta, _gamma, _lambda, _reg_weight, _lrmulti, lr, n_classes, embed_dim.
+    """
 
     def __init__(self, opt):
         super().__init__()

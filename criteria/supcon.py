@@ -20,8 +20,8 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         references, reference_labels, own: [R, D], [R] and [B], what the anchors are compared with, and which of them is
                      the anchor itself; by default the batch.
 
-    Returns: scalar, the mean over anchors with a positive of log Σ_k e^{s_ik}, k any other, less their mean s_ip; 0, with
-    a graph, where there are none.
+    Returns: scalar, the mean over anchors with a positive of log Σ_k e^{s_ik}, k any other, less their mean s_ip; 0,
+    with a graph, where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> supcon_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)

@@ -46,8 +46,8 @@ def triplet_violations(batch, triplets, margin=0.2, power=2):
 
 def pair_violations(batch, positives, negatives, margin=0.2, power=2):
     """
-    [ d_ap^power − d_an^power + margin ]₊ of every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks
-    [B, B]: [P, B] for the P positive pairs, 0 where there is no triplet; and the number of triplets.
+    [ d_ap^power − d_an^power + margin ]₊ of every triplet of a positive pair (a, p) and a negative pair (a, n), given
+    as masks [B, B]: [P, B] for the P positive pairs, 0 where there is no triplet; and the number of triplets.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

@@ -1,0 +1,103 @@
+"""
+Losses and miners of pytorch-metric-learning by name, as pml:ContrastiveLoss; the library is needed for these only.
+"""
+import importlib
+import inspect
+
+import torch
+
+from utilities.errors import UserError
+
+PREFIX = 'pml:'
+HELPERS = ('distances', 'reducers', 'regularizers')       # what arguments may hold, as {LpDistance: {power: 2}}
+
+
+def arguments(opt, kind, place):
+    """The mapping of --<kind>_pml_args, kind `loss` or `miner`, for the part at `place` of a sum."""
+    given = getattr(opt, f'{kind}_pml_args')
+    names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
+    wanted = [i for i, name in enumerate(names) if name.startswith(PREFIX)]
+    if given and len(given) not in (1, len(wanted)):
+        raise UserError(f'--{kind}_pml_args: expected one for each {PREFIX}NAME ({len(wanted)}), not {len(given)}')
+    if len(given) <= 1 or place not in wanted:
+        return given[0] if given else {}
+    return given[wanted.index(place)]
+
+
+def build(kind, name, given, flag, known=None):
+    """
+    The object pytorch_metric_learning.<kind>.<name>(**given), with those of `known` that it takes and lacks.
+
+    Raises UserError for a name or arguments that the library does not take, or where it is missing.
+    """
+    try:
+        import pytorch_metric_learning
+    except ImportError:
+        raise UserError(f'{flag} {PREFIX}{name}: pip install pytorch-metric-learning') from None
+    module = importlib.import_module(f'pytorch_metric_learning.{kind}')
+    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
+    if name not in classes:
+        version = pytorch_metric_learning.__version__
+        raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such one among its {kind}; '
+                        f'choose from {", ".join(sorted(classes))}')
+    accepted = {parameter for base in classes[name].__mro__
+                for parameter in inspect.signature(base.__init__).parameters}
+    filled = {key: value for key, value in (known or {}).items() if key in accepted}
+    try:
+        return classes[name](**filled | {key: helper(value, flag) for key, value in given.items()})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f'{flag} {PREFIX}{name}: {error}; its arguments are set with {flag}_pml_args') from None
+
+
+def helper(value, flag):
+    """{ClassName: {argument: value}} -> the distance, reducer or regulariser of that name; anything else as it is."""
+    if isinstance(value, dict) and len(value) == 1:
+        (name, inner), = value.items()
+        for kind in HELPERS:
+            if hasattr(importlib.import_module(f'pytorch_metric_learning.{kind}'), str(name)):
+                return build(kind, name, inner or {}, flag)
+    return value
+
+
+class Criterion(torch.nn.Module):
+    """
+    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: any, or None for the loss's own tuples.
+    """
+
+    def __init__(self, opt, batchminer, given):
+        super().__init__()
+        known = {'num_classes': opt.n_classes, 'embedding_size': opt.embed_dim}
+        self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
+        self.lr = opt.lr if opt.loss_pml_lr < 0 else opt.loss_pml_lr
+        self.batchminer = batchminer
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
+        with torch.autocast(batch.device.type, enabled=False):
+            if self.batchminer is None:
+                return self.loss(batch, labels)
+            mined = self.batchminer(batch, labels)
+            if isinstance(mined, tuple):                              # masks of positive and negative pairs
+                indices = *mined[0].nonzero().T, *mined[1].nonzero().T
+            else:
+                indices = tuple(torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T)
+            return self.loss(batch, labels, indices)
+
+
+class BatchMiner:
+    """
+    opt: batch_mining = pml:NAME. Gives triplets [T, 3], or masks [B, B] of pairs where the library's miner gives pairs.
+    """
+
+    def __init__(self, opt, given):
+        self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
+
+    @torch.no_grad()
+    def __call__(self, batch, labels):
+        mined = self.miner(batch, labels)
+        if len(mined) == 3:
+            return torch.stack(mined, dim=1)
+        masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
+        masks[0][mined[:2]], masks[1][mined[2:]] = True, True
+        return masks[0], masks[1]
