@@ -143,7 +143,8 @@ def parameter_groups(criterion):
     """
     if isinstance(criterion, WeightedSum):
         return [{'name': f'criterion_{name}'} | group
-                for name, part in zip(criterion.names, criterion.criteria, strict=True) for group in parameter_groups(part)]
+                for name, part in zip(criterion.names, criterion.criteria, strict=True)
+                for group in parameter_groups(part)]
     if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):

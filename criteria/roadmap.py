@@ -50,10 +50,10 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     itself among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn −
     s_qj) from above.
     """
-    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset == -1 else offset
+    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
-    weight = (size > 1) / size                                      # 1 / |P'| of each query that has a positive
+    weight = (size > 1).to(cosines.dtype) / size            # 1 / |P'| of each query that has a positive
 
     def average_precisions(scores, rows):
         own = scores.gather(1, members[rows])
@@ -89,7 +89,7 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
         tau:        temperature of the sigmoid near equal cosines.
         rho:        slope beyond delta.
         delta:      where the slope begins.
-        offset:     the value there; −1: what makes it continuous.
+        offset:     the value there; negative: what makes it continuous.
         weight:     λ, of the calibration; 1 − λ of SupAP.
         pos_margin: the cosine that positives should have.
         neg_margin: the cosine that negatives should not exceed.

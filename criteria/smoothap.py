@@ -61,7 +61,7 @@ def smoothap_loss(batch, labels, temperature=0.01):
         batch = F.normalize(batch, dim=1)
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
-        weight = (size > 1) / size                                  # 1 / |P'| of each query that has a positive
+        weight = (size > 1).to(batch.dtype) / size            # 1 / |P'| of each query that has a positive
 
         def rank(scores, own):
             """Soft ranks of `own` [q, M] among `scores` [q, N], which hold them: their own comparison gives the ½."""
