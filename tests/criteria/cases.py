@@ -1,4 +1,4 @@
-"""What the tests of the losses share: the variants of each loss, test batches, and how loss and reference are called."""
+"""What the tests of the losses share: variants of each loss, test batches, and how to call a loss and its reference."""
 import torch
 
 import batch_mining

@@ -153,7 +153,8 @@ def snr(x, y, opt, mined):
 
 def snr_contrastive(x, y, opt):
     pull, push = all_pairs(y)
-    return (average_active([hinge(variance_ratio(x[i], x[j]) - opt.loss_snr_contrastive_pos_margin) for i, j in pull], x)
+    return (average_active([hinge(variance_ratio(x[i], x[j]) - opt.loss_snr_contrastive_pos_margin)
+                            for i, j in pull], x)
             + average_active([hinge(opt.loss_snr_contrastive_neg_margin - variance_ratio(x[i], x[j]))
                               for i, j in push], x)
             + opt.loss_snr_contrastive_reg_lambda * average([row.sum().abs() for row in x], x))
