@@ -36,7 +36,8 @@ VARIANTS = {
     'proxynca': [{'scale': 1.}],
     'proxynca_pp': [{'scale': 1.}],
     'quadruplet': [{'margin_alpha_1': .5, 'margin_alpha_2': 1.}],
-    'recallatk': [{'simix': True}, {'k': [1, 3], 'k_temperature': .5, 'rank_temperature': .1}],
+    'recallatk': [{'simix': True}, {'k': [1, 3], 'k_temperature': .5, 'rank_temperature': .1},
+                  {'k': [1, 2], 'k_temperature': 5.}],                       # where min(k, ·) cuts off
     'roadmap': [{'offset': 1.44}, {'tau': .1, 'rho': 5., 'delta': .2, 'lambda': 0.},
                 {'lambda': 1., 'pos_margin': .5, 'neg_margin': -.2}],
     'smoothap': [{'temperature': .1}],

@@ -76,8 +76,10 @@ def test_the_functions_for_those_who_copy_are_what_the_criteria_compute(shape, o
     for loss, flags, value in (
             ('triplet', {'power': 1., 'active_only': True}, triplet.triplet_loss(batch, triplets, .2, 1, True)),
             ('margin', {'nu': .1}, margin.margin_loss(batch, triplets, beta[labels[triplets[:, 0]]], .2, .1)),
+            ('margin', {'nu': .1, 'beta_shared': True}, margin.margin_loss(batch, triplets, beta[0], .2, .1)),
             ('multisimilarity', {}, multisimilarity.multisimilarity_loss(batch, labels))):
-        criterion, _ = cases.build(cases.flags_of(opt, loss, flags), cases.every_triple, beta)
+        criterion, _ = cases.build(cases.flags_of(opt, loss, flags), cases.every_triple,
+                                   beta[:1] if flags.get('beta_shared') else beta)
         assert_same(cases.fast(criterion, batch, labels), value, batch)
 
 
