@@ -41,7 +41,7 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     with torch.autocast(batch.device.type, enabled=False):
         norms = batch.square().sum(dim=1)
         squared = torch.addmm(norms, batch, batch.T, alpha=-2).add_(norms[:, None])
-        squared.clamp_(lower_cutoff ** 2, (2 - 1e-3) ** 2)
+        squared.clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
         weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
         weights.masked_fill_(same, -torch.inf)
         weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
@@ -50,26 +50,25 @@ def negative_weights(batch, same, lower_cutoff=0.5):
 
 def draw(weights):
     """
-    A column of each row of `weights` [B, N] with probability in proportion to it: [B]; the last one of a row of zeros.
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B]; any one of a row of zeros.
+
+    In float64, so that rounding makes no weight of 0 a chance.
     """
-    weights = weights.cumsum(dim=1)
-    total = weights[:, -1:].contiguous()
-    drawn = torch.rand(len(weights), 1, device=weights.device, dtype=weights.dtype) * total
-    drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))          # the product may round up to the total
-    return torch.searchsorted(weights, drawn, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    cumulated = weights.cumsum(dim=1, dtype=exact)
+    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
+    return torch.searchsorted(cumulated, drawn)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 
 def random_positives(labels):
     """
     A random other sample of each sample's class, [B], itself where there is none; and how many others there are, [B].
     """
-    ordered, order = labels.sort(stable=True)                      # a class stands at order[start:start + size]
+    ordered, order = labels.sort()                                 # a class stands at order[start:start + size]
     start = torch.searchsorted(ordered, labels)
     size = torch.searchsorted(ordered, labels, right=True) - start
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
     step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long()       # 1 ... size − 1, or 1
-    return order[start + (place - start + step.minimum((size - 1).clamp(min=1))) % size], size - 1
+    return order[start + (order.argsort() - start + step) % size], size - 1
 
 
 class BatchMiner:
