@@ -23,7 +23,8 @@ from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, u
 
 P_VALUE = 1e-4           # below it, frequencies are not those of the rule; the seeds are fixed
 WEIGHTS = torch.tensor([1., 4., 1e-15, 2., 3.])
-EASYHARD = {f'easyhard {pos} {neg}': {'pos': pos, 'neg': neg} for pos in ('easy', 'hard') for neg in ('semihard', 'hard')}
+EASYHARD = {f'easyhard {pos} {neg}': {'pos': pos, 'neg': neg}
+            for pos in ('easy', 'hard') for neg in ('semihard', 'hard')}
 
 # name: (miner, reference, parameters)
 RULES = {
@@ -260,7 +261,7 @@ def test_pytorch_metric_learning_mines_the_same(labels):
         for pos in ('easy', 'hard'):
             for neg in ('semihard', 'hard'):
                 if (pos, neg) == ('hard', 'semihard'):
-                    continue                               # there, an anchor without such a negative is treated otherwise
+                    continue                               # an anchor without such a negative is another matter
                 theirs = miners.BatchEasyHardMiner(pos, neg, distance=distances.LpDistance())(batch, labels)
                 pairs = {(a, n) for a, n in zip(theirs[2].tolist(), theirs[3].tolist(), strict=True)}
                 mine = easyhard.easyhard_triplets(batch, labels, pos, neg).tolist()
