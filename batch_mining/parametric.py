@@ -42,7 +42,7 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
-    >>> batch = torch.tensor([[0.], [5.], [0.5], [1.]])
+    >>> batch = torch.tensor([[0.], [1.5], [0.5], [1.]])
     >>> parametric_triplets(batch, torch.tensor([0, 0, 1, 2]), torch.tensor([0., 0., 1.]), (0.2, 1.1))
     tensor([[0, 1, 3],
             [1, 0, 2]])
@@ -50,12 +50,12 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     squared = squared_distances(batch)
     edges = torch.linspace(*support_lim, len(weights) + 1, device=batch.device, dtype=squared.dtype)
     chances = weights[torch.bucketize(squared, edges[1:-1].square())]
-    if not among_all:
-        chances = chances.masked_fill(labels[:, None] == labels, 0)
-    negative = draw(chances)
-    positive, n_positives = random_positives(labels, with_itself=among_all)
-    anchor = ((n_positives > 0) & (n_positives + 1 < len(labels))).nonzero()[:, 0]
-    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+    same = labels[:, None] == labels
+    size = same.sum(dim=1, keepdim=True)
+    negative = draw(chances if among_all else chances.masked_fill_(same, 0))
+    positive, _ = uniform(same if among_all else same.fill_diagonal_(False))
+    anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
 def squared_distances(batch):
@@ -69,27 +69,22 @@ def squared_distances(batch):
 
 def draw(weights):
     """
-    A column of each row of `weights` [B, N] with probability in proportion to it: [B]; any one of a row of zeros.
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
 
     In float64, so that rounding makes no weight of 0 a chance.
     """
     exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
     cumulated = weights.cumsum(dim=1, dtype=exact)
     drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
-    return torch.searchsorted(cumulated, drawn)[:, 0].clamp_(max=weights.shape[1] - 1)
+    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
 
 
-def random_positives(labels, with_itself=False):
-    """
-    A random other sample of each sample's class, or any of it, [B], itself where there is none; and how many others
-    there are, [B].
-    """
-    ordered, order = labels.sort()                                 # a class stands at order[start:start + size]
-    start = torch.searchsorted(ordered, labels)
-    size = torch.searchsorted(ordered, labels, right=True) - start
-    first = 0 if with_itself else 1
-    step = first + (torch.rand(len(labels), device=labels.device) * (size - first)).long()         # ... size − 1, or 1
-    return order[start + (order.argsort() - start + step) % size], size - 1
+def uniform(mask):
+    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k), total
 
 
 class Policy(torch.nn.Module):

@@ -21,35 +21,33 @@ def semihard_triplets(batch, labels, margin=0.2):
             [1, 0, 2]])
     """
     different = labels[:, None] != labels
-    positive, has_positive = uniform((~different).fill_diagonal_(False))
+    positive, n_positives = uniform((~different).fill_diagonal_(False))
     nearness = nearer(batch)
-    gap = nearness.gather(1, positive) - nearness                  # ½ (d_an² − d_ap²)
+    gap = nearness.gather(1, positive.clamp(max=len(labels) - 1)) - nearness         # ½ (d_an² − d_ap²)
     window = (gap > 0).logical_and_(gap < margin / 2).logical_and_(different)
-    negative, has_negative = uniform(window, otherwise=different)
-    anchor = (has_positive & has_negative).nonzero()[:, :1]
+    negative, n_negatives = uniform(window, otherwise=different)
+    anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
 def nearer(batch):
     """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
-    with torch.autocast(batch.device.type, enabled=False):
-        gram = batch @ batch.T
-        return gram.sub_(gram.diagonal() / 2)
+    gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
+    return gram.sub_(gram.diagonal() / 2)
 
 
 def uniform(mask, otherwise=None):
     """
-    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty: [B, 1]; and whether
-    there is one: [B, 1].
+    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
+    [B, 1]; and of how many: [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
         count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k).clamp_(max=mask.shape[1] - 1), total > 0
+    return torch.searchsorted(count, k), total
 
 
 class BatchMiner:

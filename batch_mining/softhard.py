@@ -24,9 +24,9 @@ def softhard_triplets(batch, labels):
     nearness = nearer(batch)
     farthest_positive = nearness.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
     nearest_negative = nearness.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
-    positive, has_positive = uniform((nearness < nearest_negative).logical_and_(positives), otherwise=positives)
-    negative, has_negative = uniform((nearness > farthest_positive).logical_and_(different), otherwise=different)
-    anchor = (has_positive & has_negative).nonzero()[:, :1]
+    positive, n_positives = uniform((nearness < nearest_negative).logical_and_(positives), otherwise=positives)
+    negative, n_negatives = uniform((nearness > farthest_positive).logical_and_(different), otherwise=different)
+    anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
@@ -41,15 +41,15 @@ def nearer(batch):
 
 def uniform(mask, otherwise=None):
     """
-    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty: [B, 1]; and whether
-    there is one: [B, 1].
+    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
+    [B, 1]; and of how many: [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
         count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k).clamp_(max=mask.shape[1] - 1), total > 0
+    return torch.searchsorted(count, k), total
 
 
 class BatchMiner:

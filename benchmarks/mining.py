@@ -4,6 +4,7 @@ Processor time and memory of the miners, next to those of pytorch-metric-learnin
 python -m benchmarks.mining [--json FILE]
 """
 import argparse
+import functools
 import json
 import platform
 import sys
@@ -41,9 +42,8 @@ def measure(n_classes, n_samples, dim, theirs):
     labels = torch.arange(n_classes).repeat_interleave(n_samples)
     batch = torch.nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
     for name in [name for name in batch_mining.BATCHMINERS if name != 'none']:
-        functions = {'ours': lambda miner=build(name): miner(batch, labels)}
-        if name in theirs:
-            functions['pml'] = lambda miner=theirs[name]: miner(batch, labels)
+        miners = {'ours': build(name)} | ({'pml': theirs[name]} if name in theirs else {})
+        functions = {key: functools.partial(miner, batch, labels) for key, miner in miners.items()}
         times = median_times(functions, REPEATS, BUDGET)
         memory = {key: peak_memory(function) for key, function in functions.items()}
         row = {'miner': name, 'batch': len(labels), 'dim': dim, 'seconds': times['ours'], 'bytes': memory['ours']}
@@ -56,7 +56,7 @@ def measure(n_classes, n_samples, dim, theirs):
 def main(arguments):
     parser = argparse.ArgumentParser(prog='benchmarks.mining', description=__doc__)
     parser.add_argument('--json', metavar='FILE', help='write the rows there as well')
-    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='of these sizes only')
+    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='sizes to measure')
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')                        # the other library's, of divisions by zero
