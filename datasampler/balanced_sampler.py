@@ -58,7 +58,8 @@ class Sampler(torch.utils.data.Sampler):
     def fillers(self, generator):
         """The classes of the groups that make the last round whole; where possible, none that every batch has."""
         n_missing = self.groups_per_batch * self.n_batches - int(self.n_groups.sum())
-        room = torch.arange(len(self.n_groups)).repeat_interleave((self.n_batches - self.n_groups).clamp(min=0))
+        n_free = (self.n_batches - self.n_groups).clamp(0, n_missing)
+        room = torch.arange(len(self.n_groups)).repeat_interleave(n_free)
         room = room[torch.randperm(len(room), generator=generator)]
-        any_class = torch.randint(len(self.n_groups), (n_missing,), generator=generator)
-        return torch.cat([room, any_class])[:n_missing]
+        everyone = [torch.randperm(len(self.n_groups), generator=generator) for _ in range(0, n_missing, len(n_free))]
+        return torch.cat([room, *everyone])[:n_missing]
