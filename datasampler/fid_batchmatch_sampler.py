@@ -19,8 +19,9 @@ def frechet_distances(points, candidates):
         points:     [n, D].
         candidates: [m, B] int64, places in points, B >= 2.
 
-    Returns: [m], in units of squared distance.
+    Returns: float64 [m], in units of squared distance.
     """
+    points = points.double()           # the root of an eigenvalue that is 0 but for rounding is not small in float32
     covariance = points.T.cov().view(points.shape[1], -1)
     subsets = points[candidates]                                                    # [m, B, D]
     means, size = subsets.mean(dim=1), candidates.shape[1]
@@ -32,10 +33,8 @@ def frechet_distances(points, candidates):
         rooted = spread @ (vectors * values.clamp(min=0).sqrt()) @ vectors.T
         gram = rooted.mT @ rooted
     values = torch.linalg.eigvalsh(gram)
-    # What rounding leaves of zero eigenvalues would count with its root.
-    values = torch.where(values > values[:, -1:] * values.shape[1] * torch.finfo(values.dtype).eps, values, 0)
     between = (means - points.mean(dim=0)).pow(2).sum(dim=1)
-    return between + covariance.trace() + spread.pow(2).sum(dim=(1, 2)) - 2 * values.sqrt().sum(dim=1)
+    return between + covariance.trace() + spread.pow(2).sum(dim=(1, 2)) - 2 * values.clamp(min=0).sqrt().sum(dim=1)
 
 
 class Sampler(torch.utils.data.Sampler):
