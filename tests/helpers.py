@@ -46,12 +46,12 @@ def images_of(sizes, superclasses=None):
     image_dict = {label: [] for label in range(len(sizes))}
     for index, (path, label) in enumerate(image_list):
         image_dict[label].append((path, index))
-    return argparse.Namespace(image_dict=image_dict, image_list=image_list,
-                              superclasses=superclasses or [f'super_{label % 3}' for label in range(len(sizes))])
+    superclasses = superclasses or [f'super_{label % 3}' for label in range(len(sizes))]
+    return argparse.Namespace(image_dict=image_dict, image_list=image_list, superclasses=superclasses)
 
 
 def sampler_of(opt, images, embeddings=None):
-    """The sampler opt.data_sampler over images_of; where it stores embeddings, by default random ones around classes."""
+    """The sampler opt.data_sampler over images_of; if it stores embeddings, by default random ones around classes."""
     sampler = datasampler.select(opt, images)
     if embeddings is None:
         generator = torch.Generator().manual_seed(0)

@@ -45,8 +45,8 @@ def slow_disthist(points, chosen):
     return np.linalg.norm(a.mean(0) - b.mean(0)) + np.linalg.norm(a.std(0) - b.std(0)) + 75 * moved
 
 
-@pytest.mark.parametrize('n, dim, size, scale', [(40, 5, 12, 1.), (40, 30, 12, 1.), (30, 60, 10, 1.), (64, 16, 16, .05),
-                                                 (20, 1, 6, 3.)])
+@pytest.mark.parametrize('n, dim, size, scale', [(40, 5, 12, 1), (40, 30, 12, 1), (30, 60, 10, 1), (64, 16, 16, .05),
+                                                 (20, 1, 6, 3)])
 def test_frechet_distance(n, dim, size, scale):
     points, candidates = case(n, dim, 6, size, scale)
     expected = [slow_frechet(points, chosen) for chosen in candidates]
@@ -54,7 +54,7 @@ def test_frechet_distance(n, dim, size, scale):
 
 
 def test_frechet_distance_of_all_points_and_of_one_direction_is_right():
-    points = torch.randn(30, 8, generator=seeded(), dtype=torch.float64)
+    points = torch.randn(30, 8, generator=seeded())
     everything = torch.stack([torch.randperm(30, generator=seeded(i)) for i in range(2)])
     assert frechet_distances(points, everything).abs().max() < 1e-4
     line = torch.zeros(30, 8)
@@ -62,7 +62,7 @@ def test_frechet_distance_of_all_points_and_of_one_direction_is_right():
     chosen = torch.arange(10)[None]
     deviations = line[:, 2].std() - line[:10, 2].std()
     expected = (line[:, 2].mean() - line[:10, 2].mean()) ** 2 + deviations ** 2
-    torch.testing.assert_close(frechet_distances(line, chosen)[0], expected, rtol=1e-4, atol=1e-4)
+    assert float(frechet_distances(line, chosen)) == pytest.approx(float(expected), rel=1e-4)
     assert frechet_distances(torch.ones(30, 8), everything[:, :9]).abs().max() < 1e-6          # all collapsed
 
 
@@ -74,7 +74,7 @@ def test_distance_histogram_cost(n, dim, size, scale):
 
 
 def test_the_histograms_distance_is_over_their_support():
-    """Pairs that are farther off in the histogram cost more, in proportion; as heights of bins both would cost alike."""
+    """Pairs that are farther off in the histogram cost more; compared as heights of bins they would cost alike."""
     def moved(position):
         points = torch.tensor([[0.], [0.], [position], [10.]])            # the pair (0, 2) against all pairs
         costs = distance_histogram_costs(points, torch.tensor([[0, 2]]), weight=1)
@@ -136,8 +136,8 @@ def test_big_batches_are_spread_over_the_classes_and_candidates_are_of_them(size
 def slow_k_centre(points, first, k):
     chosen = [first]
     while len(chosen) < k:
-        gaps = [min(math.dist(points[i], points[j]) for j in chosen) if i not in chosen else -1 for i in range(len(points))]
-        chosen.append(int(np.argmax(gaps)))
+        free = [i for i in range(len(points)) if i not in chosen]
+        chosen.append(max(free, key=lambda i: min(math.dist(points[i], points[j]) for j in chosen)))
     return chosen
 
 
@@ -184,11 +184,11 @@ def spread(points):
 @pytest.mark.parametrize('per_class', [1, 2])
 def test_a_greedy_coreset_is_spread_wider_than_random_images(per_class, opt):
     """The margin, a quarter, is one that none of 300 random selections reaches."""
-    flags = opt(data_sampler='greedy_coreset', bs=32 * per_class, samples_per_class=per_class, data_batchmatch_bigbs=256)
+    flags = opt(data_sampler='greedy_coreset', bs=32 * per_class, samples_per_class=per_class,
+                data_batchmatch_bigbs=256)
     sampler = sampler_of(flags, images_of([20] * 30))
     points, generator = sampler.storage.embeddings, seeded()
     chosen = [spread(points[batch[::per_class]]) for batch in sampler]
-    print(sorted(chosen))
     random = [spread(points[torch.randperm(600, generator=generator)[:32]]) for _ in range(300)]
     assert max(random) < 1.25 * np.mean(random) < min(chosen)
 
