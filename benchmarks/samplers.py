@@ -1,5 +1,6 @@
 """
-Time of drawing a batch per sampler at the sizes of CUB-200-2011 and Stanford Online Products, and of updating the storage.
+Time of drawing a batch per sampler, and of updating the storage, at the sizes of CUB-200-2011 and Stanford Online
+Products.
 
 python -m benchmarks.samplers
 """

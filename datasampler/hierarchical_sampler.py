@@ -23,13 +23,13 @@ class Sampler(torch.utils.data.Sampler):
         if None in superclasses:
             raise UserError(f'--data_sampler hierarchical: --dataset {opt.dataset} has no super-classes; '
                             'online_products, inshop and omniglot have')
-        names = sorted(set(superclasses))
+        names = {name: number for number, name in enumerate(sorted(set(superclasses)))}
         if opt.data_hierarchical_superclasses > len(names):
             raise UserError(f'--data_hierarchical_superclasses {opt.data_hierarchical_superclasses}: the training '
                             f'classes are of {len(names)}')
         self.n_superclasses, self.seed, self.epoch = opt.data_hierarchical_superclasses, opt.seed, 0
         self.of_class = ClassImages(image_dict)
-        self.superclass = torch.tensor([names.index(name) for name in superclasses])        # [C]
+        self.superclass = torch.tensor([names[name] for name in superclasses])        # [C]
         self.sizes = self.superclass.bincount()                                             # classes of each
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
