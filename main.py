@@ -42,7 +42,8 @@ def run(opt, arguments):
     if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
         print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
     state = Checkpoint(folder, settings, opt.storage_metrics, model=model, criterion=criterion, miner=miner,
-                       optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+                       optimizer=optimizer, scheduler=scheduler, sampler=sampler,
+                       storage=getattr(sampler, 'storage', None))
     start = state.resume()
     if opt.resume:
         run_folder.note_resumption(folder, settings, arguments, start)
@@ -55,6 +56,9 @@ def run(opt, arguments):
                 if patience_is_over(opt, state):
                     break
                 began = time.perf_counter()
+                if epoch:
+                    datasampler.fill_storage(sampler, lambda: evaluation.embed(opt, model, data.evaluation['train'],
+                                                                               'train').embeddings)
                 trained = train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader) if epoch else {}
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
@@ -127,7 +131,7 @@ def train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader):
     trace = Trace(epoch)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
-    for step, (images, labels, _) in enumerate(bar, start=(epoch - 1) * len(batches) + 1):
+    for step, (images, labels, indices) in enumerate(bar, start=(epoch - 1) * len(batches) + 1):
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
@@ -137,6 +141,7 @@ def train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader):
                      if parameter.grad is not None]
         trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
         optimizer.step()
+        datasampler.update_storage(loader.sampler, embeddings, indices)
         evaluation.feedback(opt, model, data, miner, step, opt.n_epochs * len(batches))
     logged = {f'train_{name}': trace.mean(name) for name in trace.names()}
     if 'train_active_tuples' in logged:

@@ -178,18 +178,25 @@ def batch_creation_parameters(parser):
     group = parser.add_argument_group('batch creation')
     group.add_argument('--data_sampler', default='class_random', help=f'one of {", ".join(SAMPLERS)}')
     group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2, help='images of each class in a batch')
+    switch(group, '--data_cover_epoch', help='class_random: an epoch visits every class once')
+    group.add_argument('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
+                       help='super-classes in a batch; more, where these have too few classes')
     group.add_argument('--data_batchmatch_bigbs', type=POSITIVE_INT, default=512,
                        help='size of the big batch that is summarised')
     group.add_argument('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10, help='number of candidate batches')
     switch(group, '--data_storage_no_update', help='do not update the stored embeddings from the training batches')
-    group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0, help='exponent of the distances')
-    group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9, help='least distance of the greedy coreset')
+    group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0,
+                       help='exponent of the distances, against the density')
+    group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9,
+                       help='greedy coreset: images no farther than this from an anchor are covered')
     group.add_argument('--data_sampler_lowproj_dim', type=WHOLE, default=-1, help='of a random projection; -1: none')
-    group.add_argument('--data_sim_measure', default='euclidean', help='distance of the stored embeddings')
+    group.add_argument('--data_sim_measure', choices=['euclidean', 'cosine'], default='euclidean',
+                       help='distance of the stored embeddings; cosine: after normalising them')
     switch(group, '--data_gc_softened', help='greedy coreset: random among the farthest 3 percent')
-    switch(group, '--data_idx_full_prec', help='embed all training images anew at each epoch')
-    group.add_argument('--data_mb_mom', type=REAL, default=-1.0, help='momentum of the stored embeddings; -1: none')
-    group.add_argument('--data_mb_lr', type=REAL, default=1.0, help='step size of that momentum')
+    switch(group, '--data_idx_full_prec', help='embed all training images anew before each epoch')
+    group.add_argument('--data_mb_mom', type=REAL, default=-1.0, help="of the stored embeddings' changes; -1: none")
+    group.add_argument('--data_mb_lr', type=REAL, default=1.0,
+                       help='how far the stored embeddings run ahead with that momentum')
 
 
 def batch_mining_parameters(parser):

@@ -1,4 +1,5 @@
 """What several test files call."""
+import argparse
 import csv
 import json
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import torch
 
+import datasampler
 from utilities import checkpoint
 
 
@@ -81,3 +83,26 @@ def examples_alone(files, tmp_path):
     lines = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
     assert len(lines) == len(files), done.stdout + done.stderr
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
+
+
+def images_of(sizes, superclasses=None):
+    """What datasampler.select takes, for classes with so many images each; by default of 3 super-classes in turn."""
+    image_list = [(f'{label}_{i}.png', label) for label, size in enumerate(sizes) for i in range(size)]
+    image_dict = {label: [] for label in range(len(sizes))}
+    for index, (path, label) in enumerate(image_list):
+        image_dict[label].append((path, index))
+    superclasses = superclasses or [f'super_{label % 3}' for label in range(len(sizes))]
+    return argparse.Namespace(image_dict=image_dict, image_list=image_list, superclasses=superclasses)
+
+
+def sampler_of(opt, images, embeddings=None):
+    """The sampler opt.data_sampler over images_of; if it stores embeddings, by default random ones around classes."""
+    sampler = datasampler.select(opt, images)
+    if embeddings is None:
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.tensor([label for _, label in images.image_list])
+        centres = torch.randn(len(images.image_dict), opt.embed_dim, generator=generator)
+        noise = torch.randn(len(labels), opt.embed_dim, generator=generator)
+        embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
+    datasampler.fill_storage(sampler, lambda: embeddings)
+    return sampler
