@@ -18,7 +18,7 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS
 from datasets.transforms import AUGMENTATIONS
-from evaluation import METRICS
+from evaluation import METRICS, ranking
 from utilities import checkpoint, run_folder
 from utilities.errors import UserError
 
@@ -256,6 +256,25 @@ def evaluation_parameters(parser):
     switch(group, '--no_train_metrics', help='do not evaluate the training split')
     group.add_argument('--eval_every', type=POSITIVE_INT, default=1, help='in epochs; the last one always is')
     switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU as well, where there is one')
+    group.add_argument('--cluster_every', type=POSITIVE_INT, default=1,
+                       help='in epochs: nmi, ami and f1 in these and in the last one only')
+    group.add_argument('--bootstrap', metavar='N', type=COUNT, default=0,
+                       help='95 percent intervals of the retrieval metrics, from N resamples of the classes')
+    group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
+                       help='how to rank; the quickest by default, all with equal results')
+    switch(group, '--knn_approx', help='rank by an approximate search, where an exact one takes too long')
+    switch(group, '--eval_normalize', help='evaluate L2-normalised embeddings')
+    switch(group, '--eval_features', help="evaluate the backbone's pooled features instead of the embeddings")
+    group.add_argument('--pca', metavar='D', type=COUNT, default=0,
+                       help='evaluate the first D principal components; 0: all dimensions')
+    group.add_argument('--eval_autocast', choices=['bfloat16', 'float16'],
+                       help='embed in mixed precision when evaluating; the metrics are computed in float32')
+    group.add_argument('--eval_reference', choices=['self', 'train', 'all'], default='self',
+                       help='where test and validation queries are searched for: in their own split, in the training '
+                            'split, or in both')
+    group.add_argument('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
+                       help='class: as labelled; parent: super-classes; within: classes, searched for in their '
+                            'super-class only')
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
                        help='which of the embeddings to evaluate; networks here have one')
     switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
