@@ -19,11 +19,12 @@ from datasampler import SAMPLERS
 from datasets import DATASETS
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, ranking
+from evaluation.figures import PICTURES
 from utilities import checkpoint, run_folder
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
-MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed')      # what to do, not part of a run's settings
+MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw')      # what to do, not part of a run's settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,6 +97,8 @@ def run_parameters(parser):
                        help='train nothing; print the metrics of a trained network (of a folder: the last one)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
                        help='train nothing; write embeddings, labels and paths of a trained network')
+    group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
+                       help='train nothing; draw the --pictures of a trained network into a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='all that is random is a function of it')
     switch(group, '--deterministic', help='repeatable arithmetic also on a GPU, at a cost; on the CPU it always is')
     switch(group, '--tf32', help='faster, less exact float32 products on NVIDIA GPUs')
@@ -277,6 +280,9 @@ def evaluation_parameters(parser):
                             'super-class only')
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
                        help='which of the embeddings to evaluate; networks here have one')
+    group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES],
+                       default=['retrieval', 'spectrum', 'distances', 'classes'],
+                       help='of the test split after the last epoch, for papers, into plots/')
     switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
 
 
@@ -313,15 +319,15 @@ def parse(arguments):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The settings of a run folder (--resume, --reproduce, --evaluate, --embed) come first, then those of the --config
-    files, and the command line wins. Raises UserError for whatever the user must change.
+    The settings of a run folder (--resume, --reproduce, --evaluate, --embed, --draw) come first, then those of the
+    --config files, and the command line wins. Raises UserError for whatever the user must change.
     """
     parser = build()
     given = parser.parse_args(arguments)
-    folders = [given.resume, given.reproduce, given.evaluate, given.embed and given.embed[0]]
+    folders = [given.resume, given.reproduce, given.evaluate, *(given.embed or [])[:1], *(given.draw or [])[:1]]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate and --embed: give one of them')
+        raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
     settings = {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import clustering, geometry, neighbours, ranking, retrieval
+from evaluation import clustering, figures, geometry, neighbours, ranking, retrieval
 from evaluation.embedding import embed, write
 from utilities.errors import UserError
 
@@ -87,6 +87,7 @@ def check_metrics(opt):
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
+    figures.check(opt)
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
     if opt.ranking_backend == 'search' and not ranking.has_faiss():
@@ -149,10 +150,15 @@ def names_of(images, level):
     return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
 
 
-def check_levels(opt, data):
-    """Raises UserError where --eval_level asks for super-classes that the data set does not have."""
+def check_data(opt, data):
+    """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
     if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if opt.eval_reference == 'train' and not any(
+            set(data.evaluation[name].class_names) & set(data.train.class_names)
+            for name in splits_to_evaluate(opt, data) if name != 'train'):
+        raise UserError('--eval_reference train: no evaluated class is a training class, so that there is nothing to '
+                        'find; choose all, or cut a validation split by --tv_split_by_samples')
 
 
 def pool_of(opt, embedded, split, level):
@@ -180,6 +186,14 @@ def write_embeddings(opt, model, data, file):
     embedded = embed_splits(opt, model, data, names)
     write({name: embedded[name] for name in names}, file)
     print(f'Embeddings, labels, class names, paths and splits: {file}')
+
+
+def draw(opt, model, data, criterion, folder):
+    """Draws the --pictures of the test split into `folder`. Raises UserError where there is no place for it."""
+    if not Path(folder).parent.is_dir():
+        raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
+    for file in figures.draw(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], folder, 'test'):
+        print(file)
 
 
 def splits_to_evaluate(opt, data):

@@ -78,7 +78,7 @@ def flat_index(search):
     import faiss
     kind = faiss.IndexFlatL2 if search.euclidean else faiss.IndexFlatIP
     index = kind(search.gallery.shape[1])
-    index.add(search.gallery.numpy())
+    index.add(search.gallery.cpu().numpy())
     return index
 
 
@@ -96,11 +96,11 @@ def approximate_index(search, seed):
     n_cells = max(1, int(n ** 0.5))
     index = faiss.IndexIVFFlat(kind[0](dim), dim, n_cells, kind[1])
     index.cp.seed, index.cp.min_points_per_centroid = seed % 2 ** 31, 1
-    index.train(search.gallery.numpy())
-    index.add(search.gallery.numpy())
+    index.train(search.gallery.cpu().numpy())
+    index.add(search.gallery.cpu().numpy())
     index.nprobe = max(1, n_cells // 16)
     sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
-    queries, k = search.queries[np.sort(sample)].numpy(), min(10, n)
+    queries, k = search.queries[np.sort(sample)].cpu().numpy(), min(10, n)
     exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
     share = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
     print(f'--knn_approx: finds {share:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '

@@ -269,8 +269,9 @@ def by_search(search, depth, index=None):
     # one more for the query itself, one to see whether the last place is shared
     k = int(min(depth, len(search.gallery)) + 2)
     unclear = []
-    for start in tqdm(range(0, len(rows), 1024), 'search', leave=False, disable=None):
-        part = rows[start:start + 1024]
+    size = min(4096, max(1, CHUNK // (4 * k)))
+    for start in tqdm(range(0, len(rows), size), 'search', leave=False, disable=None):
+        part = rows[start:start + size]
         distances, found = index.search(search.queries[part].cpu().numpy(), min(k, len(search.gallery)))
         tied = np.flatnonzero((np.diff(distances, axis=1) == 0).any(axis=1))
         for row in tied:
