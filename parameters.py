@@ -280,9 +280,10 @@ def evaluation_parameters(parser):
                             'super-class only')
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
                        help='which of the embeddings to evaluate; networks here have one')
-    group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES],
+    group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
                        default=['retrieval', 'spectrum', 'distances', 'classes'],
-                       help='of the test split after the last epoch, for papers, into plots/')
+                       help='of the test split after the last epoch, for papers, into plots/: none, '
+                            f'{", ".join(PICTURES)}')
     switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
 
 

@@ -11,6 +11,7 @@ from utilities.errors import UserError
 from utilities.files import atomic
 
 RIGHT, WRONG, GREY = 'tab:green', 'tab:red', '0.45'
+COLOURS = [f'C{number}' for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ['black']      # without grey
 COLUMN = 3.4                 # width of a paper's column, in inches
 STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
          'figure.constrained_layout.use': True, 'savefig.dpi': 300, 'legend.frameon': False,
@@ -73,12 +74,12 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8):
     for row, query in enumerate(queries):
         for column, index in enumerate([query, *neighbours[row]]):
             axes = figure.add_subplot(grid[row, column + (column > 0)], xticks=[], yticks=[])
-            axes.imshow((images[int(index)][0].clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
+            axes.imshow((images[int(index)][0].clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy(), interpolation='none')
             right = images.labels[index] == images.labels[query]
             for spine in axes.spines.values():
                 spine.set(visible=True, linewidth=2, color='black' if not column else RIGHT if right else WRONG)
             if not column:
-                axes.set_title(short(images.class_names[images.labels[query]], 16), fontsize=6, pad=2)
+                axes.set_title(short(images.class_names[images.labels[query]], 18), fontsize=5.5, pad=2, loc='left')
     return figure
 
 
@@ -101,14 +102,15 @@ def map_of(project):
         labels = images.labels[chosen]
         sizes = np.bincount(labels)
         figure = new_figure(1.5 * COLUMN, COLUMN)
-        axes = figure.add_subplot(xticks=[], yticks=[], aspect='equal')
+        axes = figure.add_subplot(xticks=[], yticks=[])
+        axes.set_aspect('equal', adjustable='datalim')
         axes.spines[:].set_visible(False)
         largest = np.argsort(-sizes, kind='stable')[:min(10, np.count_nonzero(sizes))]
         rest = ~np.isin(labels, largest)
         axes.scatter(*places[rest].T, s=3, color='0.82', linewidths=0,
                      label=f'{len(np.unique(labels[rest]))} other classes' if rest.any() else None)
         for number, label in enumerate(largest):
-            axes.scatter(*places[labels == label].T, s=7, color=f'C{number}', linewidths=0,
+            axes.scatter(*places[labels == label].T, s=7, color=COLOURS[number], linewidths=0,
                          label=short(images.class_names[label]))
         axes.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=1.8, handletextpad=0.1)
         return figure
@@ -203,9 +205,11 @@ def classes(embedded, seed, n_worst=12):
         if len(wrong):
             others, counts = np.unique(wrong, return_counts=True)
             most = counts.argmax()
-            right.text(recall[c] + 0.01, place, f'{counts[most] / n_images[c]:.0%} {short(names[others[most]])}',
-                       va='center', fontsize=5.5, color=WRONG)
-    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes, and what they are most often taken for')
+            inside = recall[c] > 0.5
+            right.text(recall[c] + (-0.01 if inside else 0.01), place,
+                       f'{counts[most] / n_images[c]:.0%} {short(names[others[most]])}', va='center', fontsize=5.5,
+                       ha='right' if inside else 'left', color='white' if inside else WRONG)
+    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes, and the most frequent mistake')
     right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
     return figure
 
