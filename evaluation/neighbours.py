@@ -47,11 +47,11 @@ class Search:
 
     def scores(self, rows):
         """
-        [q, G] float32 scores of some queries (a slice or an index array); −inf for the query itself.
+        [q, G] float32 scores of some queries, an index array; −inf for the query itself.
 
         On the CPU numpy multiplies: its BLAS is the faster one there, and the same on every machine with that wheel.
         """
-        queries, own = self.queries[rows], torch.as_tensor(self.own[rows], device=self.queries.device)
+        queries, own = rows_of(self.queries, rows), torch.as_tensor(self.own[rows], device=self.queries.device)
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(queries.numpy() @ self.gallery.numpy().T)
         else:
@@ -70,7 +70,9 @@ class Search:
 
 
 def rows_of(points, index):
-    return points if len(index) == len(points) else points[torch.as_tensor(index, device=points.device)]
+    """Some rows of a tensor, on whatever device; without a copy where they are all."""
+    everything = np.array_equal(index, np.arange(len(points)))
+    return points if everything else points[torch.as_tensor(index, device=points.device)]
 
 
 def flat_index(search):

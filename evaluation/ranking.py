@@ -16,7 +16,7 @@ from evaluation import neighbours
 STRIP, WIDTH = 240, 8160     # queries and gallery images of a block of scores: 8 MB, and counts that fit into a byte
 CHUNK = 1 << 24              # scores that are held at a time where whole rows are needed: 64 MB
 COUNT_UP_TO = 40             # mean number of positives up to which counting is quicker than sorting
-SEARCH_FROM, SEARCH_DEPTH = 8, 256     # and from which, down to which rank, a nearest-neighbour search is quicker
+SEARCH_FROM, SEARCH_DEPTH = 8, 256     # from which on, and down to which rank, a search by faiss is quicker still
 
 BACKENDS = ('auto', 'count', 'sort', 'search', 'torch')
 
@@ -28,7 +28,7 @@ def choose(search, depth, backend='auto'):
     if search.queries.device.type != 'cpu':
         return 'torch'
     n_positives = search.n_positives.mean()
-    if SEARCH_FROM < n_positives and depth <= SEARCH_DEPTH and has_faiss():
+    if depth <= SEARCH_DEPTH and (n_positives > SEARCH_FROM or not search.symmetric) and has_faiss():
         return 'search'
     return 'count' if n_positives <= COUNT_UP_TO else 'sort'
 

@@ -68,8 +68,8 @@ def products(tmp_path):
 
 def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     assert run(*quick, '--dataset', 'online_products', '--source_path', products, '--n_epochs', '0',
-               '--no_train_metrics', '--eval_level', 'class', 'parent', 'within', '--evaluation_metrics', 'e_recall@1', 'nmi',
-               'dists@intra', 'mAP') == 0
+               '--no_train_metrics', '--eval_level', 'class', 'parent', 'within',
+               '--evaluation_metrics', 'e_recall@1', 'nmi', 'dists@intra', 'mAP') == 0
     with open(tmp_path / 'runs' / 'online_products' / 'quick_s1' / 'log.csv') as file:
         row, = csv.DictReader(file)
     names = [name.removeprefix('test_') for name in row if name.startswith('test_')]

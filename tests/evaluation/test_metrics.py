@@ -210,6 +210,18 @@ def test_the_cosine_variants_rank_by_angle():
     assert values['e_recall@1'] != values['c_recall@1']
 
 
+def test_the_values_are_those_of_pytorch_metric_learning():
+    module = pytest.importorskip('pytorch_metric_learning.utils.accuracy_calculator')
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 40, 300)
+    points = torch.from_numpy((random.normal(size=(40, 8))[labels] + random.normal(size=(300, 8))).astype(np.float32))
+    names = ('precision_at_1', 'r_precision', 'mean_average_precision_at_r')
+    calculator = module.AccuracyCalculator(names, k='max_bin_count', device=torch.device('cpu'))
+    expected = calculator.get_accuracy(points, torch.from_numpy(labels))
+    found = evaluation.compute(['precision_at_1', 'r_precision', 'map_at_r'], points, labels)
+    assert list(found.values()) == pytest.approx([expected[name] for name in names], abs=1e-6)
+
+
 def test_perfect_retrieval_scores_1_and_duplicates_of_the_query_are_neighbours():
     points = torch.tensor([[0., 0], [0, 0], [5, 5], [5, 5], [5, 5]])
     values = evaluation.compute(RETRIEVAL, points, np.array([0, 0, 1, 1, 1]))
