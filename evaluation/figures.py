@@ -101,9 +101,10 @@ def map_of(project):
         places = project(embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy(), seed)
         labels = images.labels[chosen]
         sizes = np.bincount(labels)
-        figure = new_figure(1.5 * COLUMN, COLUMN)
-        axes = figure.add_subplot(xticks=[], yticks=[])
-        axes.set_aspect('equal', adjustable='datalim')
+        wide, high = np.ptp(places, axis=0)
+        figure = new_figure(1.5 * COLUMN, COLUMN * np.clip(high / wide, 0.6, 1.2))
+        axes = figure.add_subplot(xticks=[], yticks=[], aspect='equal')
+        axes.margins(0.02)
         axes.spines[:].set_visible(False)
         largest = np.argsort(-sizes, kind='stable')[:min(10, np.count_nonzero(sizes))]
         rest = ~np.isin(labels, largest)
@@ -112,7 +113,7 @@ def map_of(project):
         for number, label in enumerate(largest):
             axes.scatter(*places[labels == label].T, s=7, color=COLOURS[number], linewidths=0,
                          label=short(images.class_names[label]))
-        axes.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=1.8, handletextpad=0.1)
+        figure.legend(loc='outside right center', markerscale=1.8, handletextpad=0.1)
         return figure
     return picture
 
@@ -205,11 +206,11 @@ def classes(embedded, seed, n_worst=12):
         if len(wrong):
             others, counts = np.unique(wrong, return_counts=True)
             most = counts.argmax()
-            inside = recall[c] > 0.5
+            inside = recall[c] > 0.52
             right.text(recall[c] + (-0.01 if inside else 0.01), place,
-                       f'{counts[most] / n_images[c]:.0%} {short(names[others[most]])}', va='center', fontsize=5.5,
+                       f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}', va='center', fontsize=5.5,
                        ha='right' if inside else 'left', color='white' if inside else WRONG)
-    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes, and the most frequent mistake')
+    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes; their main mistake')
     right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
     return figure
 
