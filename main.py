@@ -62,13 +62,13 @@ def run(opt, arguments):
                 trained = train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader) if epoch else {}
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                    evaluated, embedded = evaluation.evaluate(opt, model, data)
+                    evaluated, embedded = evaluation.evaluate(opt, model, data, criterion, epoch)
                 if epoch:
                     scheduler.step()
                 row = records.log(epoch, trained | {'seconds': time.perf_counter() - began}, evaluated)
                 state.save(epoch, row)
                 records.summarise(state.row, state.best, finished=False)
-            finish(opt, model, data, embedded, records, state)
+            finish(opt, model, data, criterion, embedded, records, state)
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {folder}')
         raise
@@ -89,11 +89,12 @@ def prepare(opt):
     device.set_arithmetic(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
+    if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint brings them
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)
     opt.n_classes = data.train.n_classes
+    evaluation.check_data(opt, data)
     if 'val' not in evaluation.splits_to_evaluate(opt, data) and opt.patience:
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split')
     if opt.device.type == 'cpu':
@@ -167,29 +168,33 @@ def summary(opt, folder, model, data, start):
                       f'{opt.dataset}: ' + '; '.join(splits)])
 
 
-def finish(opt, model, data, embedded, records, state):
+def finish(opt, model, data, criterion, embedded, records, state):
     """Draws the figures and closes the books."""
-    from evaluation import plots
-    embedded = embedded.get('test') or evaluation.embed(opt, model, data.evaluation['test'], 'test')
+    from evaluation import figures, plots
+    embedded = embedded.get('test') or evaluation.embed_splits(opt, model, data, ['test'], criterion)['test']
     plots.retrieval_panel(embedded, state.folder / 'retrieval_test.png', opt.seed)
     plots.curves(records.rows, state.folder / 'plots')
+    figures.draw(opt, embedded, state.folder / 'plots', 'test')
     if opt.projector:
         plots.projector(embedded, state.folder / 'tensorboard')
     records.summarise(state.row, state.best, finished=True)
-    print(f'Done.\n  run folder:       {state.folder}\n  metric curves:    {state.folder / "plots"}\n'
+    print(f'Done.\n  run folder:       {state.folder}\n  plots:            {state.folder / "plots"}\n'
           f'  retrieved images: {state.folder / "retrieval_test.png"}')
 
 
 def restored(opt, place):
-    """The network of a run folder or checkpoint, and its data; for --evaluate and --embed."""
+    """The network of a run folder or checkpoint, its data, its criterion; for --evaluate, --embed and --draw."""
     states = checkpoint.load(checkpoint.find(place))
     model, data = prepare(opt)
     try:
         model.load_state_dict(states['model'])
     except RuntimeError as error:
         raise UserError(f'{place}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
+    criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
+    if hasattr(criterion, 'ranking_embeddings'):               # else it has no say in an evaluation
+        criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(place)}, epoch {states["epoch"]}')
-    return model, data
+    return model, data, criterion
 
 
 def main(arguments):
@@ -201,7 +206,9 @@ def main(arguments):
             for name, value in evaluation.evaluate(opt, *restored(opt, opt.evaluate))[0].items():
                 print(f'{name}: {value if isinstance(value, float) else " ".join(map(repr, value.tolist()))}')
         elif opt.embed:
-            evaluation.write_embeddings(opt, *restored(opt, opt.embed[0]), opt.embed[1])
+            evaluation.write_embeddings(opt, *restored(opt, opt.embed[0])[:2], opt.embed[1])
+        elif opt.draw:
+            evaluation.draw(opt, *restored(opt, opt.draw[0]), opt.draw[1])
         else:
             run(opt, sys.argv[1:])
     except UserError as error:

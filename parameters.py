@@ -19,12 +19,13 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS
 from datasets.transforms import AUGMENTATIONS
-from evaluation import METRICS
+from evaluation import METRICS, ranking
+from evaluation.figures import PICTURES
 from utilities import checkpoint, run_folder
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
-MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed')      # what to do, not part of a run's settings
+MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw')      # what to do, not part of a run's settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -107,6 +108,8 @@ def run_parameters(parser):
                        help='train nothing; print the metrics of a trained network (of a folder: the last one)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
                        help='train nothing; write embeddings, labels and paths of a trained network')
+    group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
+                       help='train nothing; draw the --pictures of a trained network into a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='all that is random is a function of it')
     switch(group, '--deterministic', help='repeatable arithmetic also on a GPU, at a cost; on the CPU it always is')
     switch(group, '--tf32', help='faster, less exact float32 products on NVIDIA GPUs')
@@ -370,8 +373,31 @@ def evaluation_parameters(parser):
     switch(group, '--no_train_metrics', help='do not evaluate the training split')
     group.add_argument('--eval_every', type=POSITIVE_INT, default=1, help='in epochs; the last one always is')
     switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU as well, where there is one')
+    group.add_argument('--cluster_every', type=POSITIVE_INT, default=1,
+                       help='in epochs: nmi, ami and f1 in these and in the last one only')
+    group.add_argument('--bootstrap', metavar='N', type=COUNT, default=0,
+                       help='95 percent intervals of the retrieval metrics, from N resamples of the classes')
+    group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
+                       help='how to rank; the quickest by default, all with equal results')
+    switch(group, '--knn_approx', help='rank by an approximate search, where an exact one takes too long')
+    switch(group, '--eval_normalize', help='evaluate L2-normalised embeddings')
+    switch(group, '--eval_features', help="evaluate the backbone's pooled features instead of the embeddings")
+    group.add_argument('--pca', metavar='D', type=COUNT, default=0,
+                       help='evaluate the first D principal components; 0: all dimensions')
+    group.add_argument('--eval_autocast', choices=['bfloat16', 'float16'],
+                       help='embed in mixed precision when evaluating; the metrics are computed in float32')
+    group.add_argument('--eval_reference', choices=['self', 'train', 'all'], default='self',
+                       help='where test and validation queries are searched for: in their own split, in the training '
+                            'split, or in both')
+    group.add_argument('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
+                       help='class: as labelled; parent: super-classes; within: classes, searched for in their '
+                            'super-class only')
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
                        help='which of the embeddings to evaluate; networks here have one')
+    group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
+                       default=['retrieval', 'spectrum', 'distances', 'classes'],
+                       help='of the test split after the last epoch, for papers, into plots/: none, '
+                            f'{", ".join(PICTURES)}')
     switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
 
 
@@ -408,15 +434,15 @@ def parse(arguments):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The settings of a run folder (--resume, --reproduce, --evaluate, --embed) come first, then those of the --config
-    files, and the command line wins. Raises UserError for whatever the user must change.
+    The settings of a run folder (--resume, --reproduce, --evaluate, --embed, --draw) come first, then those of the
+    --config files, and the command line wins. Raises UserError for whatever the user must change.
     """
     parser = build()
     given = parser.parse_args(arguments)
-    folders = [given.resume, given.reproduce, given.evaluate, given.embed and given.embed[0]]
+    folders = [given.resume, given.reproduce, given.evaluate, *(given.embed or [])[:1], *(given.draw or [])[:1]]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate and --embed: give one of them')
+        raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
     settings = {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder)
