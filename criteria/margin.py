@@ -16,7 +16,7 @@ def distances(batch, first, second):
     if len(first) > 4 * len(batch):
         return distance_matrix(batch)[first, second]               # cheaper than T x D differences
     squared = (batch[first] - batch[second]).square().sum(dim=1)
-    return squared.where(squared > 0, 1).sqrt() * (squared > 0)
+    return squared.where(squared > 0, 1).sqrt().where(squared > 0, 0)
 
 
 def distance_matrix(batch):
@@ -25,7 +25,7 @@ def distance_matrix(batch):
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
     apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
-    return squared.where(apart, 1).sqrt() * apart
+    return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def margin_violations(batch, triplets, beta, margin=0.2):
@@ -45,12 +45,13 @@ def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         distances, beta = distance_matrix(batch), beta.expand(len(batch))
-        n_positives, n_negatives = positives.sum(dim=1), negatives.sum(dim=1)
-        too_far = F.relu(distances - (beta - margin)[:, None]) * positives
-        too_near = F.relu((beta + margin)[:, None] - distances) * negatives
+        n_positives, n_negatives = positives.sum(dim=1, dtype=torch.int32), negatives.sum(dim=1, dtype=torch.int32)
+        too_far = F.relu(distances - (beta - margin)[:, None]).where(positives, 0)
+        too_near = F.relu((beta + margin)[:, None] - distances).where(negatives, 0)
         total = (too_far.sum(dim=1) * n_negatives + too_near.sum(dim=1) * n_positives
                  + nu * beta * n_positives * n_negatives).sum()
-        count = ((too_far > 0).sum(dim=1) * n_negatives + (too_near > 0).sum(dim=1) * n_positives).sum()
+        count = ((too_far > 0).sum(dim=1, dtype=torch.int32) * n_negatives
+                 + (too_near > 0).sum(dim=1, dtype=torch.int32) * n_positives).sum()
         return total / count.clamp(min=1) * (count > 0)
 
 

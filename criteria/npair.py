@@ -11,6 +11,12 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
+def logsumexp(exponents):
+    """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
+    largest, place = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, place, reduction='none')
+
+
 def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
@@ -30,9 +36,9 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     with torch.autocast(batch.device.type, enabled=False):
         products = batch @ batch.T
         # finite, since −inf would make the gradient of an anchor without negatives nan
-        push = products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
+        push = logsumexp(products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
         is_anchor = positives.any(dim=1)
-        terms = F.softplus(push - (products * positives).sum(dim=1)).where(is_anchor, 0)
+        terms = F.softplus(push - products.where(positives, 0).sum(dim=1)).where(is_anchor, 0)
         return terms.sum() / is_anchor.sum().clamp(min=1) + l2 * torch.linalg.vector_norm(batch, dim=1).mean()
 
 

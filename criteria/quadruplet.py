@@ -20,7 +20,7 @@ def distances(batch, first, second):
         squared = norms[:, None] + norms - 2 * gram
         squared = squared.where(squared > 8 * torch.finfo(batch.dtype).eps * norms, 0)[first, second]
     apart = squared > 0
-    return squared.where(apart, 1).sqrt() * apart
+    return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 @torch.no_grad()

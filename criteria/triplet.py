@@ -32,7 +32,7 @@ def root(squared, power):
     if power == 2:
         return squared
     apart = squared > 0
-    return squared.where(apart, 1).pow(power / 2) * apart
+    return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
 def triplet_violations(batch, triplets, margin=0.2, power=2):
