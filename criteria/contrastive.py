@@ -48,8 +48,7 @@ def distance_matrix(batch, references):
 
 def pair_distances(batch, first, second):
     """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
-    return squared.where(squared > 0, 1).sqrt().where(squared > 0, 0)
+    return torch.linalg.vector_norm(batch.index_select(0, first) - batch.index_select(0, second), dim=1)
 
 
 class Criterion(torch.nn.Module):
