@@ -34,6 +34,7 @@ class Case:
     """
     A loss with its flags, and the counterpart that computes the same: a function of the library, n_classes and dim.
 
+    term:     the part of the loss that the counterpart computes, a function of the batch and of what is mined.
     triplets: whether both are given B random triplets instead of `batch_mining` and what the library does by itself.
     once:     the batch size from which one call of the counterpart has to do.
     most:     (batch size, batch size x dimension) up to which it is called at all, and what it would take otherwise.
@@ -42,6 +43,7 @@ class Case:
     batch_mining: str = 'none'
     flags: dict = field(default_factory=dict)
     counterpart: object = None
+    term: object = None
     triplets: bool = False
     once: float = math.inf
     most: tuple = (math.inf, math.inf, '')
@@ -108,8 +110,10 @@ CASES = {
     'npair, pairs': Case('npair', 'npair', {'loss_npair_negatives': 'pairs', 'loss_npair_l2': 0},
                          lambda library, n_classes, dim: library.losses.NPairsLoss(
                              distance=library.distances.DotProductSimilarity(normalize_embeddings=False))),
-    # its term alone, but of every positive pair where ours takes one positive of each anchor and adds the N-pair loss
-    'angular': Case('angular', 'npair', counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
+    'angular': Case('angular', 'npair'),
+    # the counterpart takes every positive of an anchor, ours a random one
+    'angular, its term': Case('angular', 'npair', term=criteria.angular.angular_terms,
+                              counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
     'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0},
                    lambda library, n_classes, dim: library.losses.GeneralizedLiftedStructureLoss(
                        1, 0, distance=plain(library), reducer=mean(library))),
@@ -173,6 +177,8 @@ def ours(case, batch, labels, triplets):
     vars(opt).update(case.flags, loss=case.loss, batch_mining='random' if case.triplets else case.batch_mining,
                      n_classes=int(labels.max()) + 1, embed_dim=batch.shape[1], device=batch.device)
     miner = (lambda batch, labels: triplets) if case.triplets else batch_mining.select(opt)
+    if case.term:
+        return step(lambda batch, labels: case.term(batch, *miner(batch, labels)).mean(), batch, labels)
     return step(criteria.select(opt, miner), batch, labels)
 
 
