@@ -92,7 +92,8 @@ def select(opt, batchminer):
                 for place, (part, miner) in enumerate(zip(flags, miners, strict=True))]
     for flag, wrapper, where in (('xbm_size', CrossBatchMemory, supporting()),
                                  ('dr_weight', DirectionRegularised, 'losses that take a miner')):
-        if getattr(opt, flag) and not any(isinstance(criterion, wrapper) for criterion in criteria):
+        if getattr(opt, flag) and not any(isinstance(module, wrapper)
+                                          for criterion in criteria for module in criterion.modules()):
             raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
     if len(criteria) == 1 and not opt.loss_weights:
         return criteria[0]
@@ -116,13 +117,12 @@ def build(opt, batchminer, pml_arguments):
         if direction or not getattr(module, 'ACCEPTS_MASKS', False):
             batchminer = Triplets(batchminer)
         criterion = module.Criterion(opt, batchminer)
-    if direction:
-        criterion = DirectionRegularised(criterion, batchminer, opt.dr_weight)
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
             raise UserError(f'--xbm_size {opt.xbm_size}: the memory must hold at least a batch, --bs {opt.bs}')
         criterion = CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
-    return criterion
+    # around the memory, whose own term has no triplets
+    return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
 
 
 def check_miner(opt, module, batchminer):
@@ -143,7 +143,8 @@ def parameter_groups(criterion):
     """
     if isinstance(criterion, WeightedSum):
         return [{'name': f'criterion_{name}'} | group
-                for name, part in zip(criterion.names, criterion.criteria, strict=True) for group in parameter_groups(part)]
+                for name, part in zip(criterion.names, criterion.criteria, strict=True)
+                for group in parameter_groups(part)]
     if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):

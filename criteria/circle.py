@@ -28,7 +28,7 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> circle_loss(batch, torch.tensor([0, 0, 1]), margin=0.25, gamma=1.0)
-    tensor(0.7930)
+    tensor(0.8987)
     """
     dtype = torch.promote_types(batch.dtype, torch.float32)
     if references is None:

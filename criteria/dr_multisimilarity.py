@@ -60,7 +60,7 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> dr_multisimilarity_loss(batch, torch.tensor([0, 0, 1]), gamma=0.5)
-    tensor(0.1860)
+    tensor(0.3000)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

@@ -19,7 +19,7 @@ def fastap_loss(batch, labels, n_bins=10):
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> fastap_loss(batch, torch.tensor([0, 0, 1]), n_bins=4)
-    tensor(0.3780)
+    tensor(0.2750)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

@@ -19,7 +19,7 @@ def histogram_loss(batch, labels, n_nodes=65):
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> histogram_loss(batch, torch.tensor([0, 0, 1]), n_nodes=5)
-    tensor(0.6000)
+    tensor(0.4600)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

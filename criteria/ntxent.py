@@ -39,7 +39,7 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> ntxent_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
-    tensor(0.6179)
+    tensor(0.6178)
     """
     dtype = torch.promote_types(batch.dtype, torch.float32)
     with torch.autocast(batch.device.type, enabled=False):

@@ -50,17 +50,18 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     itself among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn −
     s_qj) from above.
     """
-    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset == -1 else offset
+    offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
-    weight = (size > 1) / size                                      # 1 / |P'| of each query that has a positive
+    tie = 8 * torch.finfo(cosines.dtype).eps                        # differences of duplicates, by rounding
+    weight = (size > 1).to(cosines.dtype) / size            # 1 / |P'| of each query that has a positive
 
     def average_precisions(scores, rows):
         own = scores.gather(1, members[rows])
-        before = (own[:, None, :] >= own[:, :, None]) & is_member[rows, None, :]
+        before = (own[:, None, :] >= own[:, :, None] - tie) & is_member[rows, None, :]
         rank = before.sum(dim=2)                                    # its own comparison gives the 1
         gap = scores[:, None, :] - own[:, :, None]
-        step = torch.sigmoid(gap / tau) + 0.5 * (gap > 0)
+        step = torch.sigmoid(gap / tau) + 0.5 * (gap > tie)
         above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
         negatives = labels[rows, None] != labels
         precisions = rank / (rank + (above * negatives[:, None, :]).sum(dim=2))
@@ -89,7 +90,7 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
         tau:        temperature of the sigmoid near equal cosines.
         rho:        slope beyond delta.
         delta:      where the slope begins.
-        offset:     the value there; −1: what makes it continuous.
+        offset:     the value there; negative: what makes it continuous.
         weight:     λ, of the calibration; 1 − λ of SupAP.
         pos_margin: the cosine that positives should have.
         neg_margin: the cosine that negatives should not exceed.
@@ -98,7 +99,7 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> roadmap_loss(batch, torch.tensor([0, 0, 1]), weight=0.25)
-    tensor(0.2031)
+    tensor(0.2922)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

@@ -54,14 +54,14 @@ def smoothap_loss(batch, labels, temperature=0.01):
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> smoothap_loss(batch, torch.tensor([0, 0, 1]), temperature=0.1)
-    tensor(0.0879)
+    tensor(0.1034)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
-        weight = (size > 1) / size                                  # 1 / |P'| of each query that has a positive
+        weight = (size > 1).to(batch.dtype) / size            # 1 / |P'| of each query that has a positive
 
         def rank(scores, own):
             """Soft ranks of `own` [q, M] among `scores` [q, N], which hold them: their own comparison gives the ½."""

@@ -21,15 +21,16 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
 
     >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
     >>> snr_contrastive_loss(batch, torch.tensor([0, 0, 1]), reg_lambda=0.3)
-    tensor(1.5688)
+    tensor(1.6417)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         centred = batch - batch.mean(dim=1, keepdim=True)
         gram = centred @ centred.T
         signal = gram.diagonal()
-        noise = signal[:, None] + signal - 2 * gram
-        ratios = noise / signal.clamp(min=torch.finfo(batch.dtype).tiny)[:, None]
+        noise, eps = signal[:, None] + signal - 2 * gram, torch.finfo(batch.dtype).eps
+        noise = noise.where(noise > 8 * eps * signal, 0)               # within rounding of 0, as of duplicates
+        ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         pull, push = F.relu(ratios - pos_margin).where(positives, 0), F.relu(neg_margin - ratios).where(~same, 0)

@@ -23,7 +23,7 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8]])
     >>> centroids = torch.tensor([[[1., 0.], [0., -1.]], [[0., 1.], [-1., 0.]]])
     >>> softtriplet_loss(batch, torch.tensor([0, 1]), centroids, scale=2.0, reg_weight=0.0)
-    tensor(0.3260)
+    tensor(0.3252)
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):

@@ -9,11 +9,11 @@ class WeightedSum(torch.nn.Module):
         criteria: the losses, modules called as criterion(batch=, labels=, ...).
         weights:  a number for each.
 
-    >>> losses = [lambda batch, labels: batch.sum(), lambda batch, labels: batch.max()]
-    >>> total = WeightedSum(['sum', 'max'], [], [1.0, 0.5])
-    >>> total.criteria = losses
-    >>> total(torch.tensor([1., 2.]), None)
-    tensor(4.)
+    >>> class Largest(torch.nn.Module):
+    ...     def forward(self, batch, labels):
+    ...         return batch.max()
+    >>> WeightedSum(['one', 'another'], [Largest(), Largest()], [1.0, 0.5])(torch.tensor([1., 2.]), None)
+    tensor(3.)
     """
 
     def __init__(self, names, criteria, weights):

@@ -1,5 +1,6 @@
 """Runs that are stopped, in any way and at any moment, and continued: they end as if they had never been stopped."""
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 import main
@@ -111,6 +113,22 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     entry = yaml.safe_load((folder / 'config.yaml').read_text())['resumed'][-1]
     assert entry['changed_flags']['lr'] == {'from': .001, 'to': .1} and entry['at_epoch'] == 5
     assert '--lr 0.1' in entry['command']
+
+
+@pytest.mark.parametrize('flags', [
+    '--loss margin+proxyanchor --loss_weights 1 0.5 --batch_mining distance+none --loss_proxyanchor_lrmulti 10',
+    '--loss contrastive+softmax --batch_mining all --xbm_size 50 --xbm_start 2',
+    '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1 --loss_pml_args "{softmax_scale: 2}"',
+    '--loss triplet --batch_mining pml:MultiSimilarityMiner --dr_weight 0.3',
+], ids=['sum', 'memory', 'library', 'direction'])
+def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
+    if 'pml' in flags:
+        pytest.importorskip('pytorch_metric_learning')
+    arguments = [*quick, '--no_train_metrics', *shlex.split(flags)]
+    assert run(*arguments, '--n_epochs', '2', '--group', 'whole') == 0
+    assert run(*arguments, '--n_epochs', '1') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
 
 
 def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, capsys):

@@ -1,0 +1,121 @@
+"""What the tests of the losses share: variants of each loss, test batches, and how to call a loss and its reference."""
+import torch
+
+import batch_mining
+import criteria
+from tests.criteria import references
+
+F64 = torch.float64
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+UNIT = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)], dtype=F64)
+RAW = UNIT * torch.tensor([1, 1.5, .5, 2, 1, .5], dtype=F64)[:, None]
+VECTORS = torch.tensor([(3, 4, 0), (0, 4, 3), (-1, 0, 1)], dtype=F64)
+CENTRES = torch.tensor([[(3, 4, 0), (1, 0, 0)], [(0, 4, 3), (0, 0, 2)], [(-1, 0, 1), (0, 1, -1)]], dtype=F64)
+TRIPLETS = [(0, 1, 2), (1, 0, 3), (2, 3, 1), (3, 2, 5), (4, 5, 0), (5, 4, 1)]
+
+# Flags besides the defaults, without the loss's name in front
+VARIANTS = {
+    'angular': [{'alpha': 36., 'npair_ang_weight': .5}, {'npair_ang_weight': 0.}],
+    'arcface': [{'angular_margin': 2.2}, {'angular_margin': 0.}],
+    'circle': [{'margin': .25, 'gamma': 128.}],
+    'contrastive': [{'active_only': True, 'pos_margin': .2, 'neg_margin': 1.4}],
+    'cosface': [{'margin': .1, 'scale': 8.}],
+    'dr_multisimilarity': [{'gamma': 0.}, {'margin': 2., 'gamma': .5}],
+    'dr_proxynca': [{'gamma': 0.}, {'scale': 3.}, {'scale': .7, 'gamma': 2.}],
+    'dr_triplet': [{'gamma': 0.}],
+    'fastap': [{'nbins': 1}, {'nbins': 37}],
+    'histogram': [{'nbins': 11}, {'nbins': 2}],
+    'hyperbolic': [{'c': 0., 'temperature': .1}, {'c': 1., 'clip_r': 0.}],
+    'lifted': [{'l2': 0., 'neg_margin': 2.}],
+    'liftedstructure': [{'l2': .1, 'neg_margin': .5}],
+    'margin': [{'nu': .01}, {'beta_shared': True, 'nu': .1}, {'beta_constant': True}, {'margin': .05, 'beta': .6}],
+    'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
+    'npair': [{'negatives': 'pairs'}, {'l2': 0.}],
+    'ntxent': [{'temperature': .5}],
+    'proxyanchor': [{'margin': .3, 'alpha': 8.}],
+    'proxynca': [{'scale': 1.}],
+    'proxynca_pp': [{'scale': 1.}],
+    'quadruplet': [{'margin_alpha_1': .5, 'margin_alpha_2': 1.}],
+    'recallatk': [{'simix': True}, {'k': [1, 3], 'k_temperature': .5, 'rank_temperature': .1},
+                  {'k': [1, 2], 'k_temperature': 5.}],                       # where min(k, ·) cuts off
+    'roadmap': [{'offset': 1.44}, {'tau': .1, 'rho': 5., 'delta': .2, 'lambda': 0.},
+                {'lambda': 1., 'pos_margin': .5, 'neg_margin': -.2}],
+    'smoothap': [{'temperature': .1}],
+    'snr': [{'margin': .5, 'reg_lambda': .1}],
+    'snr_contrastive': [{'pos_margin': .3, 'neg_margin': 1.5, 'reg_lambda': .1}],
+    'softmax': [{'temperature': .5}],
+    'softtriplet': [{'n_centroids': 1}, {'n_centroids': 4, 'lambda': 20., 'gamma': .5, 'margin_delta': .1}],
+    'subcenter_arcface': [{'n_centers': 1, 'angular_margin': 2.2, 'feature_scale': 16.}],
+    'supcon': [{'temperature': .5}],
+    'triplet': [{'power': 1.}, {'power': 1., 'active_only': True}, {'active_only': True, 'margin': .5}],
+}
+CASES = [(loss, flags) for loss in criteria.CRITERIA for flags in [{}, *VARIANTS.get(loss, [])]]
+
+
+def named(case):
+    loss, flags = case
+    return ' '.join([loss, *(f'{name}={value}' for name, value in flags.items())])
+
+
+def flags_of(opt, loss, flags, **more):
+    """The namespace of the loss with some of its flags changed, and its miner: its only one, or `all`."""
+    allowed = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None)
+    given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
+    return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
+
+
+class Recorder:
+    """A miner, with what it gave last, as the references take it."""
+
+    def __init__(self, miner):
+        self.miner, self.last = miner, None
+
+    def __call__(self, batch, labels):
+        mined = self.miner(batch, labels)
+        if isinstance(mined, tuple):
+            self.last = tuple([tuple(pair) for pair in mask.nonzero().tolist()] for mask in mined)
+        else:
+            self.last = [tuple(triple) for triple in torch.as_tensor(mined).tolist()]
+        return mined
+
+
+def every_triple(batch, labels):
+    return references.all_triplets(labels.tolist())
+
+
+def build(namespace, miner=None, weights=None):
+    """The criterion in float64, with these parameters, and the recorder of its miner; None where it needs none."""
+    recorder = None
+    if criteria.CRITERIA[namespace.loss].REQUIRES_BATCHMINER:
+        recorder = Recorder(miner or batch_mining.select(namespace))
+    criterion = criteria.select(namespace, recorder).double()
+    for parameter in criterion.parameters():
+        parameter.data = parameter.data if weights is None else weights.clone()
+    return criterion, recorder
+
+
+def slow(criterion, recorder, namespace, batch, labels):
+    """The reference's value, on the criterion's parameters and on what its miner gave last."""
+    function, labels = getattr(references, namespace.loss), labels.tolist()
+    more = [] if recorder is None else [recorder.last]
+    if namespace.loss == 'quadruplet':
+        torch.manual_seed(0)
+        triplets = torch.tensor(recorder.last, dtype=torch.int64).reshape(-1, 3)
+        more.append(criteria.quadruplet.draw_fourths(torch.tensor(labels), triplets).tolist())
+    if namespace.loss == 'recallatk' and namespace.loss_recallatk_simix:
+        torch.manual_seed(0)
+        more.append(torch.rand(len(references.all_pairs(labels)[0]) // 2, dtype=F64).tolist())
+    return function(batch, labels, namespace, *more, *criterion.parameters())
+
+
+def fast(criterion, batch, labels, **kwargs):
+    torch.manual_seed(0)
+    return criterion(batch=batch, labels=labels, batch_features=None, f_embed=None, **kwargs)
+
+
+def gradients(value, batch, criterion):
+    """Of the batch and of each parameter that trains; 0 where the value does not depend on one."""
+    wanted = [batch, *(parameter for parameter in criterion.parameters() if parameter.requires_grad)]
+    found = torch.autograd.grad(value, wanted, allow_unused=True)
+    return [torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in zip(wanted, found, strict=True)]

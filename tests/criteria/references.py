@@ -1,0 +1,514 @@
+"""
+The formula of every loss, one scalar at a time, with loops over samples: slow, and independent of the losses' code.
+
+Each takes the embeddings x [B, D], the labels y, a list, the flags, and where it needs them the mined tuples and the
+trained parameters w. Mined tuples are a list of triples (a, p, n), or two lists of pairs: positive and negative ones.
+"""
+import itertools
+import math
+
+import torch
+
+EXP, LOG = torch.exp, torch.log
+
+
+def zero(x):
+    return x.sum() * 0
+
+
+def average(terms, x):
+    return sum(terms) / len(terms) if terms else zero(x)
+
+
+def average_active(terms, x):
+    return average([term for term in terms if term > 0], x)
+
+
+def hinge(value):
+    return torch.relu(value)
+
+
+def dot(x, y):
+    return (x * y).sum()
+
+
+def squared(x, y):
+    return dot(x - y, x - y)
+
+
+def distance(x, y):
+    """With gradient 0 for equal points."""
+    return squared(x, y).sqrt() if squared(x, y) > 0 else squared(x, y) * 0
+
+
+def unit(x):
+    return [row / dot(row, row).sqrt() for row in x]
+
+
+def table(function, rows, columns=None):
+    """function(r, c) of every row and column: a list of lists."""
+    return [[function(r, c) for c in (rows if columns is None else columns)] for r in rows]
+
+
+def cosines(x, w=None):
+    return table(dot, unit(x), None if w is None else unit(w))
+
+
+def logistic(value):
+    return 1 / (1 + EXP(-value))
+
+
+def log_sum_exp(terms):
+    return LOG(sum(EXP(term) for term in terms))
+
+
+def cross_entropy(logits, target):
+    return log_sum_exp(logits) - logits[target]
+
+
+def direction(anchor, positive, negative):
+    """cos(n − a, p − a); 0 where a difference vanishes."""
+    lengths = distance(negative, anchor) * distance(positive, anchor)
+    return dot(negative - anchor, positive - anchor) / lengths if lengths > 0 else lengths * 0
+
+
+def positives(y, i):
+    return [j for j in range(len(y)) if j != i and y[j] == y[i]]
+
+
+def negatives(y, i):
+    return [j for j in range(len(y)) if y[j] != y[i]]
+
+
+def all_pairs(y):
+    n = range(len(y))
+    return [(i, j) for i in n for j in positives(y, i)], [(i, j) for i in n for j in negatives(y, i)]
+
+
+def all_triplets(y):
+    return [(a, p, n) for a in range(len(y)) for p in positives(y, a) for n in negatives(y, a)]
+
+
+def triplets_of(mined):
+    if isinstance(mined, list):
+        return mined
+    return [(a, p, n) for (a, p), (b, n) in itertools.product(*mined) if a == b]
+
+
+def pairs_of(mined):
+    if isinstance(mined, tuple):
+        return mined
+    return [(a, p) for a, p, _ in mined], [(a, n) for a, _, n in mined]
+
+
+def mean_norm(x):
+    return sum(dot(row, row).sqrt() for row in x) / len(x)
+
+
+# Losses of tuples
+
+def triplet(x, y, opt, mined):
+    power = opt.loss_triplet_power
+    terms = [hinge(distance(x[a], x[p]) ** power - distance(x[a], x[n]) ** power + opt.loss_triplet_margin)
+             for a, p, n in triplets_of(mined)]
+    return average_active(terms, x) if opt.loss_triplet_active_only else average(terms, x)
+
+
+def contrastive(x, y, opt, mined, references=None):
+    references = x if references is None else references
+    mean = average_active if opt.loss_contrastive_active_only else average
+    pull, push = pairs_of(mined)
+    return (mean([hinge(distance(x[i], references[j]) - opt.loss_contrastive_pos_margin) for i, j in pull], x)
+            + mean([hinge(opt.loss_contrastive_neg_margin - distance(x[i], references[j])) for i, j in push], x))
+
+
+def margin(x, y, opt, mined, w):
+    total, count = zero(x) + 0 * w.sum(), 0
+    for a, p, n in triplets_of(mined):
+        beta = w[0] if opt.loss_margin_beta_shared else w[y[a]]
+        u = hinge(distance(x[a], x[p]) - beta + opt.loss_margin_margin)
+        v = hinge(beta - distance(x[a], x[n]) + opt.loss_margin_margin)
+        total, count = total + u + v + opt.loss_margin_nu * beta, count + int(u > 0) + int(v > 0)
+    return total / count if count else 0 * total
+
+
+def quadruplet(x, y, opt, mined, fourths):
+    first = [hinge(distance(x[a], x[p]) - distance(x[a], x[n]) + opt.loss_quadruplet_margin_alpha_1)
+             for a, p, n in mined]
+    second = [hinge(distance(x[a], x[p]) - distance(x[n], x[f]) + opt.loss_quadruplet_margin_alpha_2)
+              for (a, p, n), f in zip(mined, fourths, strict=True) if f >= 0]
+    return average(first, x) + average(second, x)
+
+
+def variance_ratio(x, y):
+    def variance(z):
+        return ((z - z.mean()) ** 2).mean()
+    return variance(x - y) / variance(x)
+
+
+def snr(x, y, opt, mined):
+    terms = [hinge(variance_ratio(x[a], x[p]) - variance_ratio(x[a], x[n]) + opt.loss_snr_margin) for a, p, n in mined]
+    return average_active(terms, x) + opt.loss_snr_reg_lambda * average([row.sum().abs() for row in x], x)
+
+
+def snr_contrastive(x, y, opt):
+    pull, push = all_pairs(y)
+    return (average_active([hinge(variance_ratio(x[i], x[j]) - opt.loss_snr_contrastive_pos_margin)
+                            for i, j in pull], x)
+            + average_active([hinge(opt.loss_snr_contrastive_neg_margin - variance_ratio(x[i], x[j]))
+                              for i, j in push], x)
+            + opt.loss_snr_contrastive_reg_lambda * average([row.sum().abs() for row in x], x))
+
+
+def tuple_terms(mined, exponent):
+    """log(1 + Σ_n e^exponent(a, p, n)) of each positive pair (a, p)."""
+    pull, push = mined
+    return [LOG(1 + sum(EXP(exponent(a, p, n)) for b, n in push if a == b)) for a, p in pull
+            if any(a == b for b, _ in push)]
+
+
+def npair_terms(x, mined):
+    return tuple_terms(mined, lambda a, p, n: dot(x[a], x[n]) - dot(x[a], x[p]))
+
+
+def angular_terms(x, mined, alpha):
+    t, u = math.tan(math.radians(alpha)) ** 2, unit(x)
+    return tuple_terms(mined, lambda a, p, n: 4 * t * dot(u[a] + u[p], u[n]) - 2 * (1 + t) * dot(u[a], u[p]))
+
+
+def npair(x, y, opt, mined):
+    return average(npair_terms(x, mined), x) + opt.loss_npair_l2 * mean_norm(x)
+
+
+def angular(x, y, opt, mined):
+    terms = angular_terms(x, mined, opt.loss_angular_alpha)
+    return (average(npair_terms(x, mined), x) + opt.loss_angular_npair_ang_weight * average(terms, x)
+            + opt.loss_angular_npair_l2 * mean_norm(x))
+
+
+# Losses of all pairs
+
+def multisimilarity_mining(s, own, other, epsilon):
+    """The kept positives and negatives of an anchor with similarities s."""
+    if not own or not other:
+        return [], []
+    if epsilon >= 2:
+        return own, other
+    return ([p for p in own if s[p] - epsilon < max(s[n] for n in other)],
+            [n for n in other if s[n] + epsilon > min(s[p] for p in own)])
+
+
+def multisimilarity(x, y, opt, references=None, reference_labels=None, own=None):
+    s = cosines(x, references)
+    reference_labels, own = y if references is None else reference_labels, own or range(len(y))
+    alpha, beta = opt.loss_multisimilarity_pos_weight, opt.loss_multisimilarity_neg_weight
+    total = zero(x)
+    for i in range(len(y)):
+        pull = [j for j, label in enumerate(reference_labels) if j != own[i] and label == y[i]]
+        push = [j for j, label in enumerate(reference_labels) if label != y[i]]
+        pull, push = multisimilarity_mining(s[i], pull, push, opt.loss_multisimilarity_margin)
+        base = opt.loss_multisimilarity_thresh
+        total = total + torch.log1p(sum([EXP(-alpha * (s[i][p] - base)) for p in pull], zero(x))) / alpha
+        total = total + torch.log1p(sum([EXP(beta * (s[i][n] - base)) for n in push], zero(x))) / beta
+    return total / len(y)
+
+
+def lifted(x, y, opt, mined=None):
+    d = table(distance, x)
+    terms = [hinge(log_sum_exp([d[i][p] for p in positives(y, i)])
+                   + log_sum_exp([opt.loss_lifted_neg_margin - d[i][n] for n in negatives(y, i)]))
+             for i in range(len(y)) if positives(y, i) and negatives(y, i)]
+    return average(terms, x) + opt.loss_lifted_l2 * mean_norm(x)
+
+
+def liftedstructure(x, y, opt):
+    d, terms = table(distance, x), []
+    for i, j in itertools.combinations(range(len(y)), 2):
+        if y[i] == y[j] and negatives(y, i):
+            push = [opt.loss_liftedstructure_neg_margin - d[k][n] for k in (i, j) for n in negatives(y, k)]
+            terms.append(hinge(d[i][j] + log_sum_exp(push)) ** 2 / 2)
+    return average(terms, x) + opt.loss_liftedstructure_l2 * mean_norm(x)
+
+
+def triangle(value, node, width):
+    return hinge(1 - (value - node).abs() / width)
+
+
+def histogram(x, y, opt):
+    s, n_nodes = cosines(x), opt.loss_histogram_nbins
+    pairs = list(itertools.combinations(range(len(y)), 2))
+    same = [s[i][j].clamp(-1, 1) for i, j in pairs if y[i] == y[j]]
+    other = [s[i][j].clamp(-1, 1) for i, j in pairs if y[i] != y[j]]
+    if not same or not other:
+        return zero(x)
+    width, total, cumulated = 2 / (n_nodes - 1), zero(x), 0
+    for r in range(n_nodes):
+        cumulated = cumulated + average([triangle(value, r * width - 1, width) for value in same], x)
+        total = total + average([triangle(value, r * width - 1, width) for value in other], x) * cumulated
+    return total
+
+
+def fastap(x, y, opt):
+    u, n_bins, terms = unit(x), opt.loss_fastap_nbins, []
+    for i in range(len(y)):
+        own, width = positives(y, i), 4 / n_bins
+        if not own:
+            continue
+        cumulated, cumulated_own, precision = 0, 0, 0
+        for r in range(n_bins + 1):
+            share = {j: triangle(squared(u[i], u[j]), r * width, width) for j in range(len(y)) if j != i}
+            share_own = sum(share[j] for j in own)
+            cumulated, cumulated_own = cumulated + sum(share.values()), cumulated_own + share_own
+            if cumulated > 0:
+                precision = precision + share_own * cumulated_own / cumulated
+        terms.append(1 - precision / len(own))
+    return average(terms, x)
+
+
+def ntxent(x, y, opt, references=None, reference_labels=None, own=None):
+    s, terms = cosines(x, references), []
+    reference_labels, own = y if references is None else reference_labels, own or range(len(y))
+    for i in range(len(y)):
+        others = [s[i][n] / opt.loss_ntxent_temperature for n, label in enumerate(reference_labels) if label != y[i]]
+        for j, label in enumerate(reference_labels):
+            if j != own[i] and label == y[i]:
+                terms.append(cross_entropy([s[i][j] / opt.loss_ntxent_temperature, *others], 0))
+    return average(terms, x)
+
+
+def supcon(x, y, opt, references=None, reference_labels=None, own=None):
+    s, terms = cosines(x, references), []
+    reference_labels, own = y if references is None else reference_labels, own or range(len(y))
+    for i in range(len(y)):
+        logits = {k: s[i][k] / opt.loss_supcon_temperature for k in range(len(reference_labels)) if k != own[i]}
+        same = [value for k, value in logits.items() if reference_labels[k] == y[i]]
+        if same:
+            terms.append(average([log_sum_exp(logits.values()) - value for value in same], x))
+    return average(terms, x)
+
+
+def circle(x, y, opt, references=None, reference_labels=None, own=None):
+    s, terms, m = cosines(x, references), [], opt.loss_circle_margin
+    reference_labels, own = y if references is None else reference_labels, own or range(len(y))
+    for i in range(len(y)):
+        pull = [-opt.loss_circle_gamma * hinge(1 + m - s[i][j]).detach() * (s[i][j] - 1 + m)
+                for j, label in enumerate(reference_labels) if j != own[i] and label == y[i]]
+        push = [opt.loss_circle_gamma * hinge(s[i][j] + m).detach() * (s[i][j] - m)
+                for j, label in enumerate(reference_labels) if label != y[i]]
+        if pull and push:
+            terms.append(cross_entropy([zero(x), log_sum_exp(push) + log_sum_exp(pull)], 0))
+    return average(terms, x)
+
+
+def smoothap(x, y, opt):
+    s, terms, tau = cosines(x), [], opt.loss_smoothap_temperature
+    for q in range(len(y)):
+        if positives(y, q):
+            own, precisions = [q, *positives(y, q)], []
+            for j in own:
+                among_own = 1 + sum(logistic((s[q][k] - s[q][j]) / tau) for k in own if k != j)
+                among_all = 1 + sum(logistic((s[q][k] - s[q][j]) / tau) for k in range(len(y)) if k != j)
+                precisions.append(among_own / among_all)
+            terms.append(1 - average(precisions, x))
+    return average(terms, x)
+
+
+def recallatk(x, y, opt, shares=None):
+    """shares: of the first of each pair of a class in its virtual sample, in the order of the pairs; None: no SiMix."""
+    points = unit(x)
+    if shares is not None:
+        pairs = [(i, j) for i, j in itertools.combinations(range(len(y)), 2) if y[i] == y[j]]
+        points = points + [share * points[i] + (1 - share) * points[j]
+                           for share, (i, j) in zip(shares, pairs, strict=True)]
+        y = y + [y[i] for i, _ in pairs]
+    s, terms = table(dot, points), []
+    for q in range(len(y)):
+        own = positives(y, q)
+        if not own:
+            continue
+        ranks = [1 + sum(logistic((s[q][z] - s[q][p]) / opt.loss_recallatk_rank_temperature)
+                         for z in range(len(y)) if z not in (p, q)) for p in own]
+        recalls = []
+        for k in opt.loss_recallatk_k:
+            k = min(k, len(y))
+            found = sum(logistic((k - rank) / opt.loss_recallatk_k_temperature) for rank in ranks)
+            recalls.append((found if found < k else zero(x) + k) / min(k, len(own)))
+        terms.append(1 - average(recalls, x))
+    return average(terms, x)
+
+
+def supap(x, y, opt):
+    s, terms, tau, delta = cosines(x), [], opt.loss_roadmap_tau, opt.loss_roadmap_delta
+    offset = opt.loss_roadmap_offset
+    offset = 1 / (1 + math.exp(-delta / tau)) + .5 if offset < 0 else offset
+
+    def step(t):
+        if t > delta:
+            return opt.loss_roadmap_rho * (t - delta) + offset
+        return logistic(t / tau) + (.5 if t > 0 else 0)
+
+    for q in range(len(y)):
+        if positives(y, q):
+            own, precisions = [q, *positives(y, q)], []
+            for j in own:
+                rank = 1 + sum(int(s[q][k] >= s[q][j]) for k in own if k != j)
+                precisions.append(rank / (rank + sum(step(s[q][n] - s[q][j]) for n in negatives(y, q))))
+            terms.append(1 - sum(precisions) / len(own))
+    return average(terms, x)
+
+
+def calibration(x, y, opt):
+    s, (pull, push) = cosines(x), all_pairs(y)
+    return (average_active([hinge(opt.loss_roadmap_pos_margin - s[i][j]) for i, j in pull], x)
+            + average_active([hinge(s[i][j] - opt.loss_roadmap_neg_margin) for i, j in push], x))
+
+
+def roadmap(x, y, opt):
+    weight = opt.loss_roadmap_lambda
+    return (1 - weight) * supap(x, y, opt) + weight * calibration(x, y, opt)
+
+
+def to_ball(point, c, clip_r):
+    norm = dot(point, point).sqrt()
+    if clip_r and norm > clip_r:
+        point, norm = point * (clip_r / norm), zero(point) + clip_r
+    return torch.tanh(c ** .5 * norm) * point / (c ** .5 * norm)
+
+
+def ball_distance(z, w, c):
+    """(2/√c) artanh(√c ‖−z ⊕ w‖), by the Möbius addition."""
+    x = -z
+    total = ((1 + 2 * c * dot(x, w) + c * dot(w, w)) * x + (1 - c * dot(x, x)) * w) / (
+        1 + 2 * c * dot(x, w) + c ** 2 * dot(x, x) * dot(w, w))
+    return 2 / c ** .5 * torch.atanh(c ** .5 * distance(total, 0 * total))
+
+
+def hyperbolic(x, y, opt):
+    c, tau = opt.loss_hyperbolic_c, opt.loss_hyperbolic_temperature
+    if c:
+        points = [to_ball(row, c, opt.loss_hyperbolic_clip_r) for row in x]
+        logits = table(lambda z, w: -ball_distance(z, w, c) / tau, points)
+    else:
+        logits = [[s / tau for s in row] for row in cosines(x)]
+    samples = [[i for i in range(len(y)) if y[i] == label] for label in sorted(set(y))]
+    terms = []
+    for a, b in itertools.permutations(range(max(map(len, samples))), 2):
+        both = [own for own in samples if len(own) > max(a, b)]
+        terms.append(average([cross_entropy(
+            [logits[own[a]][own[b]], *(logits[own[a]][other[slot]] for other in both if other is not own
+                                       for slot in (a, b))], 0) for own in both], x))
+    return average(terms, x)
+
+
+# Losses of class vectors
+
+def softmax(x, y, opt, w):
+    return average([cross_entropy([s / opt.loss_softmax_temperature for s in row], own)
+                    for row, own in zip(cosines(x, w), y, strict=True)], x)
+
+
+def margin_cosine(s, m):
+    """cos(θ + m), continued beyond π."""
+    return torch.cos(torch.acos(s) + m) if torch.acos(s) + m <= math.pi else s - m * math.sin(m)
+
+
+def margin_softmax(rows, y, scale, own_cosine):
+    terms = []
+    for row, own in zip(rows, y, strict=True):
+        logits = [scale * (own_cosine(s) if c == own else s) for c, s in enumerate(row)]
+        terms.append(cross_entropy(logits, own))
+    return average(terms, rows[0][0])
+
+
+def arcface(x, y, opt, w):
+    return margin_softmax(cosines(x, w), y, opt.loss_arcface_feature_scale,
+                          lambda s: margin_cosine(s, opt.loss_arcface_angular_margin))
+
+
+def cosface(x, y, opt, w):
+    return margin_softmax(cosines(x, w), y, opt.loss_cosface_scale, lambda s: s - opt.loss_cosface_margin)
+
+
+def subcenter_arcface(x, y, opt, w):
+    rows = [[max(dot(row, centre) for centre in unit(centres)) for centres in w] for row in unit(x)]
+    return margin_softmax(rows, y, opt.loss_subcenter_arcface_feature_scale,
+                          lambda s: margin_cosine(s, opt.loss_subcenter_arcface_angular_margin))
+
+
+def softtriplet(x, y, opt, w):
+    terms = []
+    for row, own in zip(unit(x), y, strict=True):
+        logits = []
+        for c, centres in enumerate(w):
+            s = [dot(row, centre) for centre in unit(centres)]
+            total = sum(EXP(value / opt.loss_softtriplet_gamma) for value in s)
+            similarity = sum(EXP(value / opt.loss_softtriplet_gamma) / total * value for value in s)
+            logits.append(opt.loss_softtriplet_lambda * (similarity - opt.loss_softtriplet_margin_delta * (c == own)))
+        terms.append(cross_entropy(logits, own))
+    n_centres = len(w[0])
+    apart = [(2 + 1e-5 - 2 * dot(*pair)).sqrt() for centres in w for pair in itertools.combinations(unit(centres), 2)]
+    regulariser = sum(apart) / (len(w) * n_centres * (n_centres - 1)) if n_centres > 1 else 0
+    return average(terms, x) + opt.loss_softtriplet_reg_weight * regulariser
+
+
+def proxy_distances(x, w, scale):
+    return table(squared, [scale * row for row in unit(x)], [scale * row for row in unit(w)])
+
+
+def proxynca(x, y, opt, w):
+    if len(w) == 1:
+        return zero(x)
+    return average([row[own] + log_sum_exp([-d for c, d in enumerate(row) if c != own])
+                    for row, own in zip(proxy_distances(x, w, opt.loss_proxynca_scale), y, strict=True)], x)
+
+
+def proxynca_pp(x, y, opt, w):
+    return average([cross_entropy([-d for d in row], own)
+                    for row, own in zip(proxy_distances(x, w, opt.loss_proxynca_pp_scale), y, strict=True)], x)
+
+
+def proxyanchor(x, y, opt, w):
+    s, m, alpha = cosines(x, w), opt.loss_proxyanchor_margin, opt.loss_proxyanchor_alpha
+    pull, push = [], []
+    for c in range(len(w)):
+        own = [EXP(-alpha * (s[i][c] - m)) for i in range(len(y)) if y[i] == c]
+        other = [EXP(alpha * (s[i][c] + m)) for i in range(len(y)) if y[i] != c]
+        pull += [torch.log1p(sum(own))] if own else []
+        push += [torch.log1p(sum(other, zero(x)))]
+    return average(pull, x) + average(push, x)
+
+
+# Direction regularisation
+
+def dr_triplet(x, y, opt, mined):
+    return average([hinge(distance(x[a], x[p]) - distance(x[a], x[n]) + opt.loss_dr_triplet_margin
+                          - opt.loss_dr_triplet_gamma * direction(x[a], x[p], x[n])) for a, p, n in mined], x)
+
+
+def dr_proxynca(x, y, opt, w):
+    if len(w) == 1:
+        return zero(x)
+    scale, measure = opt.loss_dr_proxynca_scale, distance
+    if scale:
+        x, w, measure = [scale * row for row in unit(x)], [scale * row for row in unit(w)], squared
+    terms = []
+    for row, own in zip(x, y, strict=True):
+        others = [-measure(row, proxy) - opt.loss_dr_proxynca_gamma * direction(row, w[own], proxy)
+                  for c, proxy in enumerate(w) if c != own]
+        terms.append(measure(row, w[own]) + log_sum_exp(others))
+    return average(terms, x)
+
+
+def dr_multisimilarity(x, y, opt):
+    s, u, total = cosines(x), unit(x), zero(x)
+    alpha, beta = opt.loss_dr_multisimilarity_pos_weight, opt.loss_dr_multisimilarity_neg_weight
+    for i in range(len(y)):
+        pull, push = multisimilarity_mining(s[i], positives(y, i), negatives(y, i), opt.loss_dr_multisimilarity_margin)
+        base = opt.loss_dr_multisimilarity_thresh
+        total = total + torch.log1p(sum([EXP(-alpha * (s[i][p] - base)) for p in pull], zero(x))) / alpha
+        if push:
+            hardest = min(positives(y, i), key=lambda p: s[i][p])
+            total = total + torch.log1p(sum(EXP(beta * (
+                s[i][n] - base - opt.loss_dr_multisimilarity_gamma * direction(u[i], u[hardest], u[n])))
+                for n in push)) / beta
+    return total / len(y)

@@ -1,0 +1,68 @@
+"""docs/losses.md names every loss, with its source, miners and flags, as the program has them."""
+import re
+from pathlib import Path
+
+import criteria
+import parameters
+
+TEXT = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
+ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.splitlines() if row.startswith('| ')}
+OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}                   # of no single loss
+
+
+def actions():
+    return {action.dest: action for action in parameters.build()._actions if action.dest.startswith('loss_')}
+
+
+def test_the_table_has_a_row_for_every_loss_with_its_miner():
+    assert set(criteria.CRITERIA) <= set(ROWS)
+    for name, module in criteria.CRITERIA.items():
+        allowed = ', '.join(module.ALLOWED_MINING_OPS or ['any']) if module.REQUIRES_BATCHMINER else 'none'
+        _, source, _, miner, _ = (cell.strip() for cell in ROWS[name].strip('|').split(' | '))
+        assert miner == allowed and ('http' in source)
+
+
+def test_each_flag_stands_in_the_row_of_its_loss_with_its_true_default():
+    for flag, action in actions().items():
+        if flag in OTHERS:
+            assert f'`--{flag}' in TEXT
+            continue
+        row, = (row for name, row in ROWS.items() if name in criteria.CRITERIA and f'`--{flag}' in row)
+        assert flag.startswith(f'loss_{row.split()[1]}_')
+        given, = re.findall(rf'`--{flag}((?: [^` ]+)*)`', row)
+        if action.type is parameters.boolean:
+            assert given == '' and action.default is False
+        elif isinstance(action.default, list):
+            assert list(map(action.type, given.split())) == action.default
+        else:
+            assert (action.type or str)(given.strip()) == action.default, flag
+
+
+def test_it_names_no_flag_that_is_not_there():
+    flags = set(re.findall(r'--((?:loss|xbm|dr|miner)_\w+)', TEXT))
+    assert flags <= set(parameters.known_flags(parameters.build()))
+
+
+def test_every_loss_is_compared_with_public_code_or_has_nothing_to_say():
+    section = TEXT.split('## Where public implementations differ')[1].split('\n## ')[0]
+    assert set(re.findall(r'\*\*(\w+)\*\*', section)) <= set(criteria.CRITERIA)
+
+
+def test_the_ranges_are_those_that_the_flags_take():
+    for flag, action in actions().items():
+        if flag in OTHERS or action.choices or action.type is parameters.boolean:
+            continue
+        stated, = re.findall(rf'`--{flag}(?: [^` ]+)*` \(([^)]+)\)', TEXT.split('\n## ')[0])
+        low = {'> 0': (None, '0'), '≥ 0': ('0', '-1'), '≥ 1': ('1', '0'), '≥ 2': ('2', '1'), '0 to 1': ('1', '2'),
+               'any': ('-1', None)}[stated]
+        for text, taken in zip(low, (True, False), strict=True):
+            if text is not None:
+                assert takes(action, text) == taken, flag
+
+
+def takes(action, text):
+    try:
+        action.type(text)
+    except Exception:
+        return False
+    return True

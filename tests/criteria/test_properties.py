@@ -1,0 +1,222 @@
+"""What holds for every loss and any batch: order and names do not matter, nothing is NaN, half precision is upcast."""
+import functools
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies
+
+import criteria
+from tests.criteria import cases
+
+DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU'))]
+REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=None, database=None,
+                               suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+# Their miner, or they themselves, draw at random; of these labels there is nothing to draw
+DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
+NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'histogram', 'multisimilarity', 'ntxent',
+               'proxyanchor', 'proxynca', 'proxynca_pp', 'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet',
+               'subcenter_arcface', 'supcon']
+some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
+seeds = strategies.integers(0, 999)
+
+
+@pytest.fixture(params=criteria.CRITERIA)
+def loss(request):
+    return request.param
+
+
+def random(seed, *shape):
+    return torch.randn(*shape, dtype=cases.F64, generator=torch.Generator().manual_seed(seed))
+
+
+def evaluate(criterion, batch, labels, autocast=None):
+    """Value and gradients; the value under autocast to a type, where one is given."""
+    batch = batch.detach().requires_grad_()
+    with torch.autocast(batch.device.type, dtype=autocast, enabled=autocast is not None):
+        value = cases.fast(criterion, batch, labels)
+    return value.detach(), *cases.gradients(value, batch, criterion)
+
+
+def all_equal(found, expected, rtol=1e-7, atol=1e-8):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+
+
+@REPEATABLE(max_examples=8)
+@hypothesis.given(labels=some_labels, seed=seeds)
+def test_the_order_of_the_batch_does_not_matter(loss, opt, labels, seed):
+    labels = torch.tensor(DETERMINED.get(loss, labels))
+    batch = 1.5 * random(seed, len(labels), 4)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if loss == 'hyperbolic':               # the samples of a class meet in the order of the batch: that one is kept
+        place = order.argsort()
+        for label in labels.unique():
+            own = labels == label
+            place[own] = place[own].sort().values
+        order = place.argsort()
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    value, gradient, *others = evaluate(criterion, batch, labels)
+    all_equal(evaluate(criterion, batch[order], labels[order]), [value, gradient[order], *others])
+
+
+@REPEATABLE(max_examples=5)
+@hypothesis.given(labels=some_labels, seed=seeds, names=strategies.lists(strategies.integers(0, 2 ** 40), min_size=4,
+                                                                       max_size=4, unique=True))
+def test_the_names_of_the_classes_do_not_matter(loss, opt, labels, seed, names):
+    labels = torch.tensor(DETERMINED.get(loss, labels))
+    batch = 1.5 * random(seed, len(labels), 4)
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    value, gradient, *others = evaluate(criterion, batch, labels)
+    if others:                             # names are rows of the parameters, which move along
+        names = torch.tensor(names).argsort().argsort()
+        rows = names.argsort()
+        for parameter in criterion.parameters():
+            parameter.data = parameter.data[rows]
+        all_equal(evaluate(criterion, batch, names[labels]), [value, gradient, *(other[rows] for other in others)])
+    else:
+        all_equal(evaluate(criterion, batch, torch.tensor(names)[labels]), [value, gradient])
+
+
+def degenerate(kind, n, seed):
+    batch = torch.nn.functional.normalize(random(seed, n, 4), dim=1)
+    if kind == 'duplicates':
+        batch[n // 2:] = batch[:n - n // 2].clone()
+    elif kind == 'identical':
+        batch[:] = batch[0]
+    elif kind == 'opposite':
+        batch[1::2] = -batch[:n // 2]
+    elif kind == 'a zero vector':
+        batch[0] = 0
+    elif kind == 'zeros':
+        batch[:] = 0
+    elif kind == 'equal components':
+        batch[::2] = .5
+    elif kind == 'axes':
+        batch = torch.eye(4, dtype=cases.F64)[torch.arange(n) % 4]
+    return batch
+
+
+KINDS = ['random', 'duplicates', 'identical', 'opposite', 'a zero vector', 'zeros', 'equal components', 'axes']
+
+
+@pytest.mark.parametrize('device', DEVICES)
+@REPEATABLE(max_examples=40, phases=[hypothesis.Phase.generate])
+@hypothesis.given(labels=some_labels, seed=seeds, kind=strategies.sampled_from(KINDS),
+                  scale=strategies.sampled_from([1e-6, 1., 1e4]), vectors=strategies.sampled_from(KINDS))
+def test_nothing_is_nan_or_infinite(loss, device, opt, labels, seed, kind, scale, vectors):
+    """In float32, whatever the labels, for points and class vectors that coincide, are opposite, zero, tiny or huge."""
+    labels = torch.tensor(labels, device=device)
+    criterion = cases.build(cases.flags_of(opt, loss, {}))[0].float().to(device)
+    for parameter in criterion.parameters():
+        if parameter.dim() > 1:
+            rows = degenerate(vectors, parameter.numel() // 4, seed)
+            parameter.data = rows.reshape(parameter.shape).float().to(device)
+    for part in evaluate(criterion, (scale * degenerate(kind, len(labels), seed)).float().to(device), labels):
+        assert part.isfinite().all()
+
+
+@pytest.mark.parametrize('case', [case for case in cases.CASES if case[1]], ids=cases.named)
+@pytest.mark.parametrize('kind', ['duplicates', 'opposite', 'zeros', 'equal components'])
+def test_nothing_is_nan_with_other_flags(case, kind, opt):
+    criterion = cases.build(cases.flags_of(opt, *case))[0].float()
+    for labels in ([0, 0, 1, 1, 2, 2], [1, 1, 1], [0, 1, 2], [3]):
+        for part in evaluate(criterion, degenerate(kind, len(labels), 0).float(), torch.tensor(labels)):
+            assert part.isfinite().all()
+
+
+@pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if module.REQUIRES_OPTIM
+                                  and loss != 'margin'])
+def test_nothing_is_nan_with_one_class_to_train_on(loss, opt):
+    criterion = cases.build(cases.flags_of(opt, loss, {}, n_classes=1))[0]
+    value, *gradients = evaluate(criterion, random(0, 3, 4), torch.tensor([0, 0, 0]))
+    assert value.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+
+
+NEED_BOTH = ['triplet', 'margin', 'multisimilarity', 'lifted', 'liftedstructure', 'histogram', 'quadruplet', 'npair',
+             'angular', 'circle', 'dr_triplet', 'dr_multisimilarity']
+NEED_POSITIVES = ['ntxent', 'fastap', 'supcon', 'smoothap', 'recallatk', 'hyperbolic']
+
+
+@pytest.mark.parametrize('loss, labels', [
+    *((loss, labels) for loss in NEED_BOTH for labels in ([0] * 6, [0, 1, 2, 3], [3])),
+    *((loss, labels) for loss in NEED_POSITIVES for labels in ([0, 1, 2, 3], [3]))])
+def test_of_a_batch_without_what_it_needs_a_loss_is_0_and_has_a_graph(loss, labels, opt):
+    """But for regularisers."""
+    flags = {flag: 0. for flag in ('l2', 'npair_l2') if f'loss_{loss}_{flag}' in vars(opt())}
+    criterion, _ = cases.build(cases.flags_of(opt, loss, flags))
+    value, *gradients = evaluate(criterion, random(0, len(labels), 4), torch.tensor(labels))
+    assert value == 0 and not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize('loss', NORMALISING)
+def test_losses_that_normalise_do_not_see_norms(loss, opt):
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    batch = random(1, len(labels), 4)
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
+    value, gradient, *others = evaluate(criterion, batch, labels)
+    all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize('loss', sorted(set(criteria.CRITERIA) - {*NORMALISING, 'snr', 'snr_contrastive'}))
+def test_the_other_losses_do_but_for_those_of_ratios(loss, opt):
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    batch = random(1, len(labels), 4)
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    assert abs(evaluate(criterion, batch, labels)[0] - evaluate(criterion, 1.2 * batch, labels)[0]) > 1e-3
+
+
+@pytest.mark.parametrize('device', DEVICES)
+def test_built_from_default_flags_each_gives_a_finite_loss_and_gradients(loss, device, opt):
+    namespace = cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16)
+    criterion = cases.build(namespace)[0].float().to(device)
+    batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).float().to(device)
+    value, *gradients = evaluate(criterion, batch, torch.arange(8, device=device).repeat_interleave(2))
+    assert value.shape == () and value.dtype == torch.float32 and value.isfinite()
+    assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(loss, dtype, device, opt):
+    """The values of half inputs, and of float inputs under autocast, are those of the same numbers in float32."""
+    criterion = cases.build(cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16))[0].float().to(device)
+    batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).to(device, dtype)
+    labels = torch.arange(8, device=device).repeat_interleave(2)
+    results = []
+    cast = torch.bfloat16 if device == 'cpu' else dtype
+    for given, autocast in ((batch.float(), None), (batch, None), (batch.float(), cast), (batch, cast)):
+        results.append(evaluate(criterion, given, labels, autocast))
+        assert results[-1][0].dtype == torch.float32 and results[-1][1].dtype == given.dtype
+        assert results[-1][1].isfinite().all()
+        all_equal([part.float() for part in results[-1]], results[0], rtol=1e-2 if given.dtype == dtype else 0,
+                  atol=1e-2 if given.dtype == dtype else 0)
+    assert len({value.item() for value, *_ in results}) == 1
+
+
+def test_float64_stays_float64(loss, opt):
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    assert evaluate(criterion, random(0, 6, 4), cases.LABELS)[0].dtype == cases.F64
+
+
+def test_the_same_seed_gives_the_same_value_and_evaluation_needs_no_graph(loss, opt):
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    batch, labels = random(0, 9, 4), torch.tensor([0, 1, 2] * 3)
+    values = [cases.fast(criterion, batch, labels).item()]
+    with torch.no_grad():
+        values.append(cases.fast(criterion, batch, labels).item())
+    assert values[0] == values[1]
+
+
+def test_duplicates_at_many_dimensions_are_ties(opt):
+    """However the products are rounded: the ranks of equal points are equal."""
+    batch = torch.nn.functional.normalize(random(0, 40, 128), dim=1)
+    batch[20:] = batch[:20].clone()
+    labels = torch.arange(40) % 5
+    for loss in ('roadmap', 'smoothap', 'recallatk', 'dr_multisimilarity', 'snr_contrastive', 'contrastive'):
+        namespace = cases.flags_of(opt, loss, {'active_only': True} if loss == 'contrastive' else {})
+        criterion, recorder = cases.build(namespace)
+        found = cases.fast(criterion, batch, labels)
+        expected = cases.slow(criterion, recorder, namespace, batch, labels)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9, msg=loss)

@@ -1,0 +1,170 @@
+"""Every loss and its variants, from flags to value and gradients, against the formula written with loops."""
+import pytest
+import torch
+
+import criteria
+from criteria import direction_regularisation, dr_triplet, hyperbolic, margin, multisimilarity, quadruplet, triplet
+from tests.criteria import cases, references
+
+SHAPES = {
+    'two a class': [0, 0, 1, 1, 2, 2, 3, 3],
+    'three a class, unordered': [2, 0, 1, 0, 2, 1, 1, 0, 2],
+    'unbalanced': [0, 0, 0, 0, 0, 1, 1, 3, 3, 3],
+    'sixteen a class': [0] * 16 + [1] * 3,
+    'lone classes': [0, 0, 0, 1, 3, 2, 2],
+    'one class': [1, 1, 1],
+    'all lone': [0, 1, 2],
+    'one sample': [2],
+    'duplicates': [0, 0, 0, 1, 1, 2, 3],
+    'duplicates, unordered': [3, 1, 3, 0, 1, 1, 0, 3],
+}
+BOTH = [loss for loss, module in criteria.CRITERIA.items()
+        if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and getattr(module, 'ACCEPTS_MASKS', False)]
+FEW = ('unbalanced', 'lone classes', 'one class', 'duplicates')            # of the variants
+WAYS = [(case, way) for case in cases.CASES for way in
+        (('all', 'list') if case[0] in BOTH else ('list',) if criteria.CRITERIA[case[0]].REQUIRES_BATCHMINER
+         and criteria.CRITERIA[case[0]].ALLOWED_MINING_OPS is None else ('own',))]
+
+
+def batch_of(shape):
+    """Random points of random norms; among duplicates are samples of one class and of two."""
+    generator = torch.Generator().manual_seed(len(shape))
+    labels = torch.tensor(SHAPES[shape])
+    batch = torch.nn.functional.normalize(torch.randn(len(labels), 4, dtype=cases.F64, generator=generator), dim=1)
+    batch = batch * (.5 + 2.5 * torch.rand(len(labels), 1, dtype=cases.F64, generator=generator))
+    if shape.startswith('duplicates'):
+        batch[2], batch[3] = batch[0], batch[0]
+    return batch.requires_grad_(), labels
+
+
+def randomise(criterion):
+    """Trained parameters around the first ones; boundaries stay distances."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in criterion.parameters():
+        noise = torch.randn(parameter.shape, dtype=cases.F64, generator=generator)
+        parameter.data = noise if parameter.dim() > 1 else parameter.data + .3 * noise
+
+
+@pytest.mark.parametrize('case, way, shape', [
+    pytest.param(case, way, shape, id=f'{cases.named(case)}, {way}, {shape}')
+    for case, way in WAYS for shape in (FEW if case[1] else SHAPES)])
+def test_value_and_gradients_are_those_of_the_formula(case, way, shape, opt):
+    namespace = cases.flags_of(opt, *case)
+    criterion, recorder = cases.build(namespace, cases.every_triple if way == 'list' else None)
+    randomise(criterion)
+    batch, labels = batch_of(shape)
+    value = cases.fast(criterion, batch, labels)
+    expected = cases.slow(criterion, recorder, namespace, batch, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    for found, wanted in zip(*(cases.gradients(loss, batch, criterion) for loss in (value, expected)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def assert_same(value, expected, batch, tolerance=1e-12):
+    """Value and gradient."""
+    torch.testing.assert_close(value, expected, rtol=0, atol=tolerance)
+    found, wanted = (torch.autograd.grad(loss, batch, retain_graph=True)[0] for loss in (value, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize('shape', ['unbalanced', 'duplicates', 'one class'])
+def test_the_functions_for_those_who_copy_are_what_the_criteria_compute(shape, opt):
+    """The others' criteria call the function."""
+    batch, labels = batch_of(shape)
+    triplets = torch.tensor(references.all_triplets(labels.tolist()), dtype=torch.int64).reshape(-1, 3)
+    beta = torch.tensor([.5, 1., 1.5, 2.], dtype=cases.F64)
+    for loss, flags, value in (
+            ('triplet', {'power': 1., 'active_only': True}, triplet.triplet_loss(batch, triplets, .2, 1, True)),
+            ('margin', {'nu': .1}, margin.margin_loss(batch, triplets, beta[labels[triplets[:, 0]]], .2, .1)),
+            ('margin', {'nu': .1, 'beta_shared': True}, margin.margin_loss(batch, triplets, beta[0], .2, .1)),
+            ('multisimilarity', {}, multisimilarity.multisimilarity_loss(batch, labels))):
+        criterion, _ = cases.build(cases.flags_of(opt, loss, flags), cases.every_triple,
+                                   beta[:1] if flags.get('beta_shared') else beta)
+        assert_same(cases.fast(criterion, batch, labels), value, batch)
+
+
+def test_the_distance_matrix_and_the_gathered_differences_agree():
+    """Few triplets are computed from differences, many from one matrix; duplicates have distance 0 either way."""
+    batch, labels = batch_of('unbalanced')
+    batch = batch.detach()
+    batch[1] = batch[0]
+    triplets = torch.tensor(references.all_triplets(labels.tolist()))
+    for function in (lambda part: triplet.triplet_violations(batch, part, power=1),
+                     lambda part: margin.margin_violations(batch, part, 1.2)[1],
+                     lambda part: dr_triplet.dr_triplet_violations(batch, part),
+                     lambda part: quadruplet.distances(batch, part[:, 0], part[:, 2])):
+        by_parts = torch.cat([function(part) for part in triplets.split(len(batch))])
+        torch.testing.assert_close(function(triplets), by_parts, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize('shape', ['unbalanced', 'lone classes', 'one class', 'duplicates', 'duplicates, unordered'])
+@pytest.mark.parametrize('regularised, flags, base, base_flags', [
+    ('dr_triplet', {'gamma': 0., 'margin': .3}, 'triplet', {'power': 1., 'margin': .3}),
+    ('dr_proxynca', {'gamma': 0., 'scale': 3.}, 'proxynca', {}),
+    ('dr_multisimilarity', {'gamma': 0.}, 'multisimilarity', {'neg_weight': 50., 'thresh': .6})])
+def test_without_direction_each_regularised_loss_is_its_base(regularised, flags, base, base_flags, shape, opt):
+    batch, labels = batch_of(shape)
+    weights = torch.randn(4, 4, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
+    values = [cases.fast(cases.build(cases.flags_of(opt, *case), cases.every_triple, weights)[0], batch, labels)
+              for case in ((regularised, flags), (base, base_flags))]
+    assert_same(*values, batch)
+
+
+def test_directions_are_cosines_and_0_where_one_does_not_exist():
+    batch, labels = batch_of('duplicates')
+    triplets = references.all_triplets(labels.tolist())
+    wanted = torch.stack([references.direction(*batch[[a, p, n]]) for a, p, n in triplets])
+    found = direction_regularisation.directions(batch, torch.tensor(triplets))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert (found == 0).any() and (found != 0).any()
+    assert_same(found.sum(), wanted.sum(), batch, 1e-9)
+
+
+def test_a_fourth_sample_is_of_neither_class_and_uniform_or_there_is_none():
+    labels = torch.tensor([2, 0, 5, 0, 2, 9, 5, 9, 9])
+    triplets = torch.tensor(references.all_triplets(labels.tolist())).repeat_interleave(400, dim=0)
+    torch.manual_seed(0)
+    fourths = quadruplet.draw_fourths(labels, triplets)
+    assert (labels[fourths] != labels[triplets[:, 0]]).all() and (labels[fourths] != labels[triplets[:, 2]]).all()
+    chosen = fourths[(labels[triplets[:, 0]] == 0) & (labels[triplets[:, 2]] == 9)]
+    counts = chosen.bincount(minlength=9)
+    assert counts.nonzero()[:, 0].tolist() == [0, 2, 4, 6]
+    expected = len(chosen) / 4
+    assert ((counts[counts > 0] - expected) ** 2 / expected).sum() < 16.3          # χ² with 3 degrees, p = .001
+    two_classes = torch.tensor([0, 1, 0])
+    assert quadruplet.draw_fourths(two_classes, torch.tensor([[0, 2, 1]])).tolist() == [-1]
+
+
+@pytest.mark.parametrize('c', [.1, 1.])
+def test_hyperbolic_ranking_embeddings_rank_by_the_distance_of_the_loss(c, opt):
+    batch, _ = batch_of('unbalanced')
+    criterion, _ = cases.build(cases.flags_of(opt, 'hyperbolic', {'c': c}))
+    queries, gallery = criterion.ranking_embeddings(batch.float())
+    points = [references.to_ball(row, c, 2.3) for row in batch.detach()]
+    distances = torch.tensor(references.table(lambda z, w: references.ball_distance(z, w, c), points))
+    torch.testing.assert_close(queries @ gallery.T, -torch.cosh(c ** .5 * distances), rtol=1e-5, atol=1e-5)
+    assert hyperbolic.slots(torch.tensor([3, 1, 3, 3]))[0].tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize('case', [case for case in cases.CASES
+                                  if getattr(criteria.CRITERIA[case[0]], 'SUPPORTS_MEMORY', False)], ids=cases.named)
+def test_losses_of_a_batch_and_references(case, opt):
+    """References hold the batch itself, at other places, a duplicate of a sample, and classes that the batch lacks."""
+    namespace = cases.flags_of(opt, *case)
+    criterion, _ = cases.build(namespace)
+    batch, labels = batch_of('lone classes')
+    own = torch.tensor([4, 2, 0, 8, 3, 5, 6])
+    memory = torch.randn(11, 4, dtype=cases.F64, generator=torch.Generator().manual_seed(2))
+    memory[own] = batch.detach()
+    memory[1] = memory[4]
+    memory_labels = torch.tensor([9, 0, 9, 9, 9, 9, 9, 1, 9, 3, 0])
+    memory_labels[own] = labels
+    value = cases.fast(criterion, batch, labels, references=memory, reference_labels=memory_labels, own=own)
+    if case[0] == 'contrastive':
+        pairs = [(i, j) for i in range(len(labels)) for j in range(len(memory)) if j != own[i]]
+        mined = tuple([(i, j) for i, j in pairs if (labels[i] == memory_labels[j]) == same] for same in (True, False))
+        expected = references.contrastive(batch, labels.tolist(), namespace, mined, memory)
+    else:
+        expected = getattr(references, case[0])(batch, labels.tolist(), namespace, memory, memory_labels.tolist(),
+                                                own.tolist())
+    assert_same(value, expected, batch, 1e-8)                  # softplus leaves out e^-20 = 2e-9

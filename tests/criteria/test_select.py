@@ -1,0 +1,379 @@
+"""From flags to a criterion: miners, sums, cross-batch memory, direction regularisation, pytorch-metric-learning."""
+import copy
+import sys
+
+import pytest
+import torch
+
+import batch_mining
+import criteria
+import main
+from criteria import triplet
+from criteria.cross_batch_memory import CrossBatchMemory
+from tests.criteria import cases, references
+from tests.criteria.cases import LABELS, UNIT
+from utilities.errors import UserError
+
+SMALL = {'n_classes': 3, 'embed_dim': 3, 'bs': 6}
+
+
+def select(namespace):
+    torch.manual_seed(0)
+    return criteria.select(namespace, batch_mining.select(namespace))
+
+
+def refused(namespace, sentence):
+    with pytest.raises(UserError, match=sentence):
+        select(namespace)
+
+
+def value(criterion, batch=UNIT, labels=LABELS):
+    return criterion(batch=batch, labels=labels, batch_features=None, f_embed=None)
+
+
+# Miners
+
+def test_without_a_miner_or_with_the_wrong_one_a_sentence_says_so(opt, monkeypatch):
+    refused(opt(loss='triplet', batch_mining='none'), '--loss triplet needs a miner: set --batch_mining')
+    refused(opt(loss='npair', batch_mining='none'), r'--loss npair needs a miner: set --batch_mining \(npair\)')
+    refused(opt(loss='npair', batch_mining='all'), '--loss npair does not work with --batch_mining all; choose from np')
+    refused(opt(loss='tripel'), '--loss tripel: unknown; choose from angular, arcface')
+    monkeypatch.setattr(triplet, 'ALLOWED_MINING_OPS', ['random'])
+    refused(opt(loss='triplet'), '--loss triplet does not work with --batch_mining distance; choose from random')
+
+
+def test_a_miner_may_return_a_list_of_triples(opt):
+    for loss in ('triplet', 'margin', 'contrastive', 'quadruplet', 'snr', 'dr_triplet'):
+        values = []
+        for mined in ([(0, 1, 2), (1, 0, 3)], torch.tensor([(0, 1, 2), (1, 0, 3)])):
+            criterion = criteria.select(opt(loss=loss, **SMALL), lambda batch, labels, mined=mined: mined)
+            torch.manual_seed(0)
+            values.append(value(criterion).item())
+        assert values[0] == values[1]
+
+
+@pytest.mark.parametrize('loss', ['snr', 'dr_triplet', 'quadruplet'])
+def test_a_loss_of_triplets_gets_those_that_a_miners_pairs_make(loss, opt):
+    values = []
+    for miner in (batch_mining.select(opt(batch_mining='all')), cases.every_triple):
+        torch.manual_seed(0)
+        values.append(value(criteria.select(opt(loss=loss), miner)).item())
+    assert values[0] == pytest.approx(values[1], abs=1e-12)
+
+
+@pytest.mark.parametrize('miner', [name for name in batch_mining.BATCHMINERS if name != 'none'])
+@pytest.mark.parametrize('loss', [name for name, module in criteria.CRITERIA.items() if module.REQUIRES_BATCHMINER])
+def test_every_loss_takes_every_miner_or_refuses_it(loss, miner, opt):
+    namespace, allowed = opt(loss=loss, batch_mining=miner, **SMALL), criteria.CRITERIA[loss].ALLOWED_MINING_OPS
+    if allowed is not None and miner not in allowed:
+        refused(namespace, 'does not work with')
+    else:
+        assert value(select(namespace)).isfinite()
+
+
+# Parameters
+
+def test_margin_has_a_boundary_per_class_one_for_all_or_a_fixed_one(opt):
+    for flags, n, trained in (({}, 8, True), ({'loss_margin_beta_shared': True}, 1, True),
+                              ({'loss_margin_beta_constant': True}, 8, False)):
+        criterion = select(opt(loss='margin', n_classes=8, **flags))
+        assert len(criterion.beta) == n and criterion.beta.requires_grad == trained and criterion.lr == 0.0005
+        assert len(criteria.parameter_groups(criterion)) == trained
+
+
+RATES = {
+    'arcface': .0005, 'cosface': .0005, 'subcenter_arcface': .0005, 'softmax': 1e-5, 'margin': .0005,
+    'proxynca': 50e-4, 'proxynca_pp': 50e-4, 'dr_proxynca': 50e-4, 'proxyanchor': 100e-4, 'softtriplet': 1e-4,
+}
+
+
+@pytest.mark.parametrize('loss', criteria.CRITERIA)
+def test_parameters_train_at_their_own_rate(loss, opt):
+    allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
+    criterion = select(opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all'))
+    groups = criteria.parameter_groups(criterion)
+    assert criteria.CRITERIA[loss].REQUIRES_OPTIM == (loss in RATES)
+    assert [group['lr'] for group in groups] == ([pytest.approx(RATES[loss])] if loss in RATES else [])
+    assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
+    assert all(len(parameter) == 8 for parameter in criterion.parameters())
+
+
+def test_parameters_without_a_rate_are_refused(opt):
+    class Careless(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(UserError, match='Careless has parameters, but neither a rate self.lr nor optimizer groups'):
+        criteria.parameter_groups(Careless())
+
+
+# Sums
+
+def test_a_sum_is_the_weighted_sum_of_its_parts(opt):
+    parts = {'triplet': 'semihard', 'multisimilarity': 'none', 'contrastive': 'all'}
+    expected = []
+    for loss, miner in parts.items():
+        alone = select(opt(loss=loss, batch_mining=miner, **SMALL))
+        torch.manual_seed(1)
+        expected.append(value(alone).item())
+    for weights, factors in (([], [1, 1, 1]), ([.5, 2., -1.], [.5, 2, -1])):
+        criterion = select(opt(loss='+'.join(parts), batch_mining='+'.join(parts.values()), loss_weights=weights,
+                               **SMALL))
+        torch.manual_seed(1)
+        total = value(criterion).item()
+        assert total == pytest.approx(sum(map(float.__mul__, expected, map(float, factors))), abs=1e-12)
+        assert {name: criterion.log[f'{name}_loss'].item() for name in parts} == dict(
+            zip(parts, map(pytest.approx, expected), strict=True))
+        assert criterion.log['triplet_tuples'] == 6
+
+
+def test_one_miner_serves_all_losses_of_a_sum(opt):
+    both = select(opt(loss='triplet+margin', batch_mining='all', **SMALL))
+    alone = [value(select(opt(loss=loss, batch_mining='all', **SMALL))) for loss in ('triplet', 'margin')]
+    assert value(both).item() == pytest.approx(sum(alone).item(), abs=1e-12)
+    assert value(select(opt(loss='triplet', batch_mining='all', loss_weights=[3.]))).item() == pytest.approx(
+        3 * alone[0].item())
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    ({'loss': 'triplet+margin', 'batch_mining': 'all+all+all'},
+     r'--batch_mining all\+all\+all: give one miner, or one for each loss of --loss triplet\+margin'),
+    ({'loss': 'triplet+margin', 'batch_mining': 'all', 'loss_weights': [1.]},
+     r'--loss_weights: expected one for each loss of --loss triplet\+margin, not 1'),
+    ({'loss': 'triplet', 'batch_mining': 'all', 'loss_weights': [1., 2.]}, '--loss_weights: expected one for each'),
+    ({'loss': 'triplet+', 'batch_mining': 'all'}, '--loss : unknown'),
+    ({'loss': 'triplet+npair', 'batch_mining': 'all'}, '--loss npair does not work with --batch_mining all'),
+    ({'loss': 'triplet+supcon', 'batch_mining': 'none+all'}, '--loss triplet needs a miner'),
+])
+def test_sums_that_cannot_be_are_refused(flags, sentence, opt):
+    refused(opt(**flags), sentence)
+
+
+def test_the_parameters_of_all_parts_of_a_sum_reach_the_optimizer_and_the_checkpoint(opt):
+    flags = {'loss': 'margin+proxyanchor+triplet+softmax', 'batch_mining': 'all', 'lr': .01, **SMALL}
+    criterion = select(opt(**flags))
+    model = torch.nn.Module()
+    model.backbone, model.f_embed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer, _ = main.optimization(opt(**flags), model, criterion)
+    groups = {group['name']: group for group in optimizer.param_groups}
+    assert {name: group['lr'] for name, group in groups.items() if 'criterion' in name} == {
+        'criterion_margin': .0005, 'criterion_proxyanchor': 1., 'criterion_softmax': .00001}
+    before = copy.deepcopy(criterion.state_dict())
+    value(criterion, UNIT.float().requires_grad_()).backward()
+    optimizer.step()
+    changed = {name for name, tensor in criterion.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == set(before) and len(before) == 3
+    other = select(opt(**flags))
+    other.load_state_dict(criterion.state_dict())
+    assert value(other).item() == value(criterion).item()
+
+
+# Cross-batch memory
+
+def memory_of(opt, loss='contrastive', **flags):
+    namespace = opt(loss=loss, batch_mining='all', **SMALL | {'xbm_size': 8, 'xbm_start': 0} | flags)
+    return namespace, select(namespace).double()
+
+
+def test_the_known_number_of_the_memorys_term(opt):
+    """Which the other library has alone, without the batch's."""
+    _, criterion = memory_of(opt, bs=2)
+    earlier = torch.tensor([(.6, 0, -.8), (0, 1, 0)], dtype=cases.F64)
+    value(criterion, earlier, torch.tensor([2, 0]))
+    total = value(criterion).item()
+    assert total == pytest.approx(1.139633 + 1.064613, abs=1.1e-6)
+    _, weighted = memory_of(opt, bs=2, xbm_weight=.25)
+    value(weighted, earlier, torch.tensor([2, 0]))
+    assert value(weighted).item() == pytest.approx(.25 * 1.139633 + 1.064613, abs=1.1e-6)
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    from pytorch_metric_learning.reducers import MeanReducer
+    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(0, 1, reducer=MeanReducer()), 3, memory_size=8)
+    theirs(earlier, torch.tensor([2, 0]))
+    assert theirs(UNIT, LABELS).item() == pytest.approx(1.139633, abs=1e-6)
+
+
+@pytest.mark.parametrize('loss', ['contrastive', 'multisimilarity', 'ntxent', 'supcon', 'circle'])
+def test_the_memory_is_a_ring_of_past_batches_and_this_one_without_each_samples_own_entry(loss, opt):
+    """Batches of several sizes around the ring, against a list that drops its oldest entries."""
+    namespace, criterion = memory_of(opt, loss)
+    generator, kept = torch.Generator().manual_seed(0), []
+    for step, size in enumerate((3, 6, 5, 6, 1, 6)):
+        batch = torch.randn(size, 3, dtype=cases.F64, generator=generator).requires_grad_()
+        labels = torch.randint(3, (size,), generator=generator)
+        if step == 3:
+            batch.data[1] = kept[-1][0]                              # a duplicate of an earlier one is an ordinary pair
+        total = value(criterion, batch, labels)
+        kept = (kept + list(zip(batch.detach(), labels.tolist(), strict=True)))[-8:]
+        entries, own = [x for x, _ in kept], list(range(len(kept) - size, len(kept)))
+        entry_labels, listed = [y for _, y in kept], labels.tolist()
+        if loss == 'contrastive':
+            mined = tuple([(i, j) for i in range(size) for j in range(len(kept))
+                           if j != own[i] and (listed[i] == entry_labels[j]) == same] for same in (True, False))
+            expected = (references.contrastive(batch, listed, namespace, references.all_pairs(listed))
+                        + references.contrastive(batch, listed, namespace, mined, entries))
+        else:
+            arguments = (batch, listed, namespace), (batch, listed, namespace, entries, entry_labels, own)
+            expected = sum(getattr(references, loss)(*given) for given in arguments)
+        gradients = [torch.autograd.grad(loss, batch)[0] for loss in (total, expected)]
+        torch.testing.assert_close(total, expected, rtol=0, atol=1e-8)
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-8)
+
+
+def test_the_memory_is_used_after_its_start_and_filled_before(opt):
+    _, late = memory_of(opt, xbm_start=2)
+    _, at_once = memory_of(opt)
+    plain = value(select(opt(loss='contrastive', batch_mining='all', **SMALL))).item()
+    values = [(value(late).item(), value(at_once).item()) for _ in range(3)]
+    assert [one for one, _ in values[:2]] == [plain, plain] and values[2][0] == values[2][1] != plain
+
+
+def test_the_memory_continues_from_its_state(opt):
+    _, criterion = memory_of(opt, 'supcon', xbm_start=1)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(5, 3, dtype=cases.F64, generator=generator) for _ in range(5)]
+    for batch in batches[:3]:
+        value(criterion, batch, LABELS[:5])
+    _, other = memory_of(opt, 'supcon', xbm_start=1)
+    other.load_state_dict(copy.deepcopy(criterion.state_dict()))
+    for batch in batches[3:]:
+        assert value(criterion, batch, LABELS[:5]).item() == value(other, batch, LABELS[:5]).item()
+    assert not list(criterion.parameters())
+
+
+def test_the_memory_takes_half_precision_and_its_gradient_survives_the_next_batch(opt):
+    criterion = select(opt(loss='contrastive', batch_mining='all', xbm_size=6, xbm_start=0, **SMALL))
+    batch = UNIT.to(torch.float16).requires_grad_()
+    first = value(criterion, batch)
+    value(criterion, UNIT.flip(0).float())                           # overwrites the entries
+    first.backward()
+    assert batch.grad.isfinite().all() and batch.grad.abs().sum() > 0
+
+
+def test_each_part_of_a_sum_that_can_has_a_memory(opt):
+    criterion = select(opt(loss='supcon+triplet+margin+contrastive', batch_mining='all', xbm_size=8, **SMALL))
+    assert [isinstance(part, CrossBatchMemory) for part in criterion.criteria] == [True, False, False, True]
+    assert [group['name'] for group in criteria.parameter_groups(criterion)] == ['criterion_margin']
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    ({'loss': 'triplet', 'xbm_size': 512},
+     '--xbm_size does not work with --loss triplet, but with contrastive, multisimilarity, ntxent, circle, supcon'),
+    ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
+    ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory must hold at least a batch, --bs 112'),
+    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with losses that'),
+    ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1}, '--dr_weight needs a loss of triplets'),
+])
+def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
+    refused(opt(**flags), sentence)
+
+
+# Direction regularisation of any loss of triplets
+
+@pytest.mark.parametrize('loss', ['triplet', 'margin', 'contrastive', 'snr'])
+@pytest.mark.parametrize('labels', [[0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 2, 2], [1] * 6])
+def test_dr_weight_subtracts_the_mean_direction(loss, labels, opt):
+    labels, batch = torch.tensor(labels), UNIT.clone()
+    batch[1] = batch[0]                                              # has no direction
+    batch.requires_grad_()
+    namespace = opt(loss=loss, batch_mining='all', dr_weight=.4, **SMALL)
+    triplets = references.all_triplets(labels.tolist())
+    base = criteria.select(opt(loss=loss, batch_mining='all', **SMALL), cases.every_triple)
+    expected = value(base, batch, labels) - .4 * references.average(
+        [references.direction(*batch[[a, p, n]]) for a, p, n in triplets], batch)
+    found = value(select(namespace), batch, labels)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    gradients = [torch.autograd.grad(total, batch)[0] for total in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+    assert found.isfinite() and gradients[0].isfinite().all()
+
+
+def test_dr_weight_0_is_the_loss_itself(opt):
+    criterion = select(opt(loss='triplet', batch_mining='all', dr_weight=0., **SMALL))
+    assert isinstance(criterion, triplet.Criterion)
+
+
+def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
+    flags = {'loss': 'contrastive', 'batch_mining': 'all', 'xbm_size': 8, 'xbm_start': 0, **SMALL}
+    both, memory_only = select(opt(dr_weight=.4, **flags)).double(), select(opt(**flags)).double()
+    directions = [references.direction(*UNIT[[a, p, n]]) for a, p, n in references.all_triplets(LABELS.tolist())]
+    for _ in range(2):
+        assert value(both).item() == pytest.approx(value(memory_only).item() - .4 * float(sum(directions)) / 24)
+
+
+# pytorch-metric-learning by name
+
+def test_a_loss_and_a_miner_of_pytorch_metric_learning_with_nested_arguments(opt):
+    pytest.importorskip('pytorch_metric_learning')
+    from pytorch_metric_learning import distances, losses, miners, reducers
+    squared, batch = {'LpDistance': {'power': 2, 'normalize_embeddings': False}}, UNIT.float() * 1.3
+    criterion = select(opt(loss='pml:TripletMarginLoss', batch_mining='none', **SMALL, loss_pml_args=[
+        {'margin': .3, 'distance': squared, 'reducer': {'MeanReducer': None}}]))
+    theirs = losses.TripletMarginLoss(.3, distance=distances.LpDistance(power=2, normalize_embeddings=False),
+                                      reducer=reducers.MeanReducer())
+    assert value(criterion, batch).item() == theirs(batch, LABELS).item()
+    mined = opt(loss='pml:TripletMarginLoss', batch_mining='pml:TripletMarginMiner', **SMALL,
+                miner_pml_args=[{'margin': .2, 'type_of_triplets': 'semihard'}])
+    theirs = losses.TripletMarginLoss()
+    tuples = miners.TripletMarginMiner(margin=.2, type_of_triplets='semihard')(batch, LABELS)
+    assert value(select(mined), batch).item() == pytest.approx(theirs(batch, LABELS, tuples).item())
+    ours = opt(loss='triplet', batch_mining='pml:TripletMarginMiner', **SMALL,
+               miner_pml_args=[{'margin': .2, 'type_of_triplets': 'semihard', 'distance': squared}])
+    distance = distances.LpDistance(power=2, normalize_embeddings=False)
+    tuples = miners.TripletMarginMiner(.2, type_of_triplets='semihard', distance=distance)(batch, LABELS)
+    assert value(select(ours), batch).item() == pytest.approx(
+        triplet.triplet_loss(batch, torch.stack(tuples, dim=1)).item())
+
+
+@pytest.mark.parametrize('miner', ['all', 'multisimilarity', 'semihard', 'pml:MultiSimilarityMiner'])
+@pytest.mark.parametrize('loss, flags', [
+    ('pml:ContrastiveLoss', {'loss_pml_args': [{'distance': {'LpDistance': {'normalize_embeddings': False}},
+                                                'reducer': {'MeanReducer': {}}}]}), ('contrastive', {})])
+def test_masks_and_triplets_reach_the_library_as_its_own_tuples_would(loss, flags, miner, opt):
+    pytest.importorskip('pytorch_metric_learning')
+    ours = opt(loss=loss, batch_mining=miner, **SMALL, **flags)
+    plain = opt(loss='contrastive', batch_mining=miner, **SMALL)
+    values = []
+    for namespace in (ours, plain):
+        torch.manual_seed(3)
+        values.append(value(criteria.select(namespace, batch_mining.select(namespace))).item())
+    assert values[0] == pytest.approx(values[1], abs=1e-8)
+
+
+def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
+    pytest.importorskip('pytorch_metric_learning')
+    flags = {'loss': 'pml:ArcFaceLoss+pml:ProxyAnchorLoss+triplet', 'batch_mining': 'none+none+all', 'lr': .01, **SMALL,
+             'loss_pml_args': [{'scale': 16}, {'alpha': 8}], 'loss_pml_lr': .5}
+    criterion = select(opt(**flags))
+    assert [tuple(parameter.shape) for parameter in criterion.parameters()] == [(3, 3), (3, 3)]
+    assert criterion.criteria[0].loss.scale == 16 and criterion.criteria[1].loss.alpha == 8
+    groups = criteria.parameter_groups(criterion)
+    assert [(group['name'], group['lr']) for group in groups] == [
+        ('criterion_pml:ArcFaceLoss', .5), ('criterion_pml:ProxyAnchorLoss', .5)]
+    assert criteria.parameter_groups(select(opt(**flags | {'loss_pml_lr': -1.})))[0]['lr'] == .01
+    other = select(opt(**flags))
+    other.load_state_dict(criterion.state_dict())
+    assert value(other, UNIT.float()).item() == value(criterion, UNIT.float()).item()
+    batch = UNIT.to(torch.bfloat16).requires_grad_()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        total = value(criterion, batch)
+    total.backward()
+    assert total.dtype == torch.float32 and batch.grad.isfinite().all()
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    ({'loss': 'pml:Nonsense'}, r'--loss pml:Nonsense: pytorch-metric-learning [\d.]+ has no such one among its losses; '
+                               'choose from .*ContrastiveLoss'),
+    ({'loss': 'triplet', 'batch_mining': 'pml:Nonsense'}, 'has no such one among its miners; choose from .*HardMiner'),
+    ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{'nonsense': 1}]},
+     '--loss pml:TripletMarginLoss: .*nonsense.*; its arguments are set with --loss_pml_args'),
+    ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{}, {}]}, r'--loss_pml_args: expected one .*\(1\), not 2'),
+    ({'loss': 'pml:TripletMarginLoss', 'dr_weight': .1}, '--dr_weight does not work with --loss pml:TripletMargin'),
+])
+def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt):
+    pytest.importorskip('pytorch_metric_learning')
+    refused(opt(**{'batch_mining': 'none'} | flags), sentence)
+
+
+def test_without_the_library_a_sentence_says_how_to_get_it(opt, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
+    refused(opt(loss='pml:TripletMarginLoss', batch_mining='none'), 'pip install pytorch-metric-learning')
