@@ -20,24 +20,21 @@ def npair_tuples(labels, negatives='all'):
     ([[0, 1], [1, 0]], [[0, 2], [1, 2]])
     """
     same = labels[:, None] == labels
-    others = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    has_positive = others.any(dim=1, keepdim=True)
-    keys = torch.rand(len(labels), device=labels.device)           # the larger of two keys is drawn first
-    positive = (others * (1 + keys)).argmax(dim=1, keepdim=True) if negatives == 'pairs' else uniform(others)
-    chosen = torch.zeros_like(same).scatter(1, positive, True) & has_positive
-    if negatives == 'all':
-        return chosen, ~same & has_positive
-    first = (same * (1 + keys)).argmax(dim=1) == torch.arange(len(labels), device=labels.device)
-    is_anchor = has_positive & first[:, None]
-    chosen = chosen & is_anchor
-    return chosen, ~same & chosen.any(dim=0) & is_anchor
+    order = torch.randperm(len(labels), device=labels.device)
+    ordered, place = labels[order].sort(stable=True)
+    order = order[place]                                           # a class stands together, in random order
+    start = torch.searchsorted(ordered, ordered)
+    size = torch.searchsorted(ordered, ordered, right=True) - start
+    step = torch.arange(len(labels), device=labels.device) - start
+    further = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
+    positive = order[start + (step + further) % size]              # itself where it is alone
+    is_anchor = size > 1 if negatives == 'all' else (size > 1) & (step == 0)
 
-
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly: [B, 1]; any column where the mask is empty."""
-    count = mask.cumsum(dim=1, dtype=torch.int32)
-    drawn = (torch.rand(len(mask), 1, device=mask.device) * count[:, -1:]).to(torch.int32)
-    return torch.searchsorted(count, drawn.minimum(count[:, -1:] - 1) + 1).clamp(max=mask.shape[1] - 1)
+    chosen = torch.zeros_like(same)
+    chosen[order, positive] = is_anchor
+    rows = torch.zeros_like(labels, dtype=torch.bool).scatter(0, order, is_anchor)[:, None]
+    negative = ~same & rows
+    return chosen, negative if negatives == 'all' else negative & chosen.any(dim=0)
 
 
 class BatchMiner:

@@ -35,21 +35,20 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
 def mean(terms, mask, active_only):
     if active_only:
         mask = mask & (terms > 0)
-    return (terms * mask).sum() / mask.sum().clamp(min=1)
+    return terms.where(mask, 0).sum() / mask.count_nonzero().clamp(min=1)
 
 
 def distance_matrix(batch, references):
     """‖x_i − y_j‖: [B, R]. What is within rounding of 0 is 0, and there the gradient is 0."""
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
-    squared = torch.addmm(y, batch, references.T, alpha=-2) + x
-    apart = squared > 4 * torch.finfo(batch.dtype).eps * (x + y)
-    return squared.where(apart, 1).sqrt() * apart
+    squared = torch.addmm(y, batch, references.T, alpha=-2).add_(x)
+    apart = squared > 16 * torch.finfo(batch.dtype).eps * y
+    return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def pair_distances(batch, first, second):
     """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
-    return squared.where(squared > 0, 1).sqrt() * (squared > 0)
+    return torch.linalg.vector_norm(batch.index_select(0, first) - batch.index_select(0, second), dim=1)
 
 
 class Criterion(torch.nn.Module):
@@ -80,7 +79,7 @@ class Criterion(torch.nn.Module):
                 return contrastive_loss(distance_matrix(batch, references.to(dtype)), *pairs, *self.arguments)
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):
-                self.log = {'tuples': mined[0].sum() + mined[1].sum()}
+                self.log = {'tuples': mined[0].count_nonzero() + mined[1].count_nonzero()}
                 return contrastive_loss(distance_matrix(batch, batch), *mined, *self.arguments)
             anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
             self.log = {'tuples': len(anchors)}

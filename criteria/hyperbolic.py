@@ -51,7 +51,7 @@ def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
 def slots(labels):
     """Numbers the samples of each class from 0 in the order of the batch: [B]; and the sizes of their classes: [B]."""
     same = labels[:, None] == labels
-    return same.tril(diagonal=-1).sum(dim=1), same.sum(dim=1)
+    return same.tril(diagonal=-1).sum(dim=1, dtype=torch.int32), same.sum(dim=1, dtype=torch.int32)
 
 
 def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
@@ -96,12 +96,12 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         in_other = summed.gather(2, both[:, :, None])[:, :, 0]
         rivals = in_own + in_other
         order = labels.argsort(stable=True)
-        start = (labels[:, None] > labels).sum(dim=1)
+        start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)
         valid = (other < size[:, None]) & (other != slot[:, None])
         partner = order[(start[:, None] + other).where(valid, 0)]
         target = logits.gather(1, partner) - largest
         log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
-        terms = F.softplus(log_rivals - target) * (valid & (rivals > 0))
+        terms = F.softplus(log_rivals - target, threshold=40) * (valid & (rivals > 0))
 
         pair = slot[:, None] * n_slots + other
         sums = terms.new_zeros(n_slots ** 2).index_add(0, pair.flatten(), terms.flatten())

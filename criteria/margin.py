@@ -11,12 +11,14 @@ REQUIRES_OPTIM = True
 ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
 
 
-def distances(batch, first, second):
-    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    if len(first) > 4 * len(batch):
-        return distance_matrix(batch)[first, second]               # cheaper than T x D differences
-    squared = (batch[first] - batch[second]).square().sum(dim=1)
-    return squared.where(squared > 0, 1).sqrt() * (squared > 0)
+def distances(batch, triplets):
+    """‖x_a − x_p‖ and ‖x_a − x_n‖ of triplets [T, 3]: two [T]. The gradient of a zero distance is zero."""
+    anchors, positives, negatives = triplets.T
+    if len(triplets) > 4 * len(batch):
+        matrix = distance_matrix(batch)                            # cheaper than T x D differences
+        return matrix[anchors, positives], matrix[anchors, negatives]
+    own = batch.index_select(0, anchors)
+    return [torch.linalg.vector_norm(own - batch.index_select(0, others), dim=1) for others in (positives, negatives)]
 
 
 def distance_matrix(batch):
@@ -25,15 +27,14 @@ def distance_matrix(batch):
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
     apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
-    return squared.where(apart, 1).sqrt() * apart
+    return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def margin_violations(batch, triplets, beta, margin=0.2):
     """u = [ d_ap − β + margin ]₊ and v = [ β − d_an + margin ]₊ of each triplet: two [T]."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        anchors, positives, negatives = triplets.T
-        d_ap, d_an = distances(batch, anchors, positives), distances(batch, anchors, negatives)
+        d_ap, d_an = distances(batch, triplets)
         return F.relu(d_ap - beta + margin), F.relu(beta - d_an + margin)
 
 
@@ -45,12 +46,13 @@ def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         distances, beta = distance_matrix(batch), beta.expand(len(batch))
-        n_positives, n_negatives = positives.sum(dim=1), negatives.sum(dim=1)
-        too_far = F.relu(distances - (beta - margin)[:, None]) * positives
-        too_near = F.relu((beta + margin)[:, None] - distances) * negatives
+        n_positives, n_negatives = positives.sum(dim=1, dtype=torch.int32), negatives.sum(dim=1, dtype=torch.int32)
+        too_far = F.relu(distances - (beta - margin)[:, None]).where(positives, 0)
+        too_near = F.relu((beta + margin)[:, None] - distances).where(negatives, 0)
         total = (too_far.sum(dim=1) * n_negatives + too_near.sum(dim=1) * n_positives
                  + nu * beta * n_positives * n_negatives).sum()
-        count = ((too_far > 0).sum(dim=1) * n_negatives + (too_near > 0).sum(dim=1) * n_positives).sum()
+        count = ((too_far > 0).sum(dim=1, dtype=torch.int32) * n_negatives
+                 + (too_near > 0).sum(dim=1, dtype=torch.int32) * n_positives).sum()
         return total / count.clamp(min=1) * (count > 0)
 
 
@@ -74,7 +76,7 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0):
 
 def mean(too_far, too_near, beta, nu):
     total = (too_far + too_near).sum() + nu * beta.expand_as(too_far).sum()
-    count = (too_far > 0).sum() + (too_near > 0).sum()
+    count = too_far.count_nonzero() + too_near.count_nonzero()
     return total / count.clamp(min=1) * (count > 0)
 
 

@@ -20,7 +20,7 @@ def distances(batch, first, second):
         squared = norms[:, None] + norms - 2 * gram
         squared = squared.where(squared > 8 * torch.finfo(batch.dtype).eps * norms, 0)[first, second]
     apart = squared > 0
-    return squared.where(apart, 1).sqrt() * apart
+    return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 @torch.no_grad()
@@ -30,8 +30,8 @@ def draw_fourths(labels, triplets):
     none.
     """
     order = labels.argsort()
-    size = (labels[:, None] == labels).sum(dim=1)
-    start = (labels[:, None] > labels).sum(dim=1)                  # a class stands at order[start:start + size]
+    size = (labels[:, None] == labels).sum(dim=1, dtype=torch.int32)
+    start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)       # a class is order[start:start + size]
     anchor, negative = triplets[:, 0], triplets[:, 2]
     lower, upper = torch.where(start[anchor] < start[negative], torch.stack([anchor, negative]),
                                torch.stack([negative, anchor]))

@@ -38,7 +38,7 @@ def class_members(labels):
     """
     order = labels.argsort()
     same = labels[:, None] == labels
-    size, start = same.sum(dim=1), (labels[:, None] > labels).sum(dim=1)
+    size, start = (mask.sum(dim=1, dtype=torch.int32) for mask in (same, labels[:, None] > labels))
     slots = torch.arange(int(size.max()), device=labels.device)
     is_member = slots < size[:, None]
     return order[(start[:, None] + slots).where(is_member, 0)], is_member
@@ -77,8 +77,8 @@ def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
     """Mean of the non-zero [pos_margin − s]₊ over positive pairs plus that of [s − neg_margin]₊ over negative pairs."""
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    pull, push = F.relu(pos_margin - cosines) * positives, F.relu(cosines - neg_margin) * ~same
-    return pull.sum() / (pull > 0).sum().clamp(min=1) + push.sum() / (push > 0).sum().clamp(min=1)
+    pull, push = F.relu(pos_margin - cosines).where(positives, 0), F.relu(cosines - neg_margin).where(~same, 0)
+    return pull.sum() / pull.count_nonzero().clamp(min=1) + push.sum() / push.count_nonzero().clamp(min=1)
 
 
 def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, weight=0.5, pos_margin=0.9,

@@ -33,8 +33,8 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        pull, push = F.relu(ratios - pos_margin) * positives, F.relu(neg_margin - ratios) * ~same
-        loss = pull.sum() / (pull > 0).sum().clamp(min=1) + push.sum() / (push > 0).sum().clamp(min=1)
+        pull, push = F.relu(ratios - pos_margin).where(positives, 0), F.relu(neg_margin - ratios).where(~same, 0)
+        loss = pull.sum() / pull.count_nonzero().clamp(min=1) + push.sum() / push.count_nonzero().clamp(min=1)
         return loss + reg_lambda * batch.sum(dim=1).abs().mean()
 
 

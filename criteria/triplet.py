@@ -12,11 +12,14 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
 
 
-def distances(batch, first, second, power=2):
-    """‖x_i − x_j‖^power of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
-    if len(first) > 4 * len(batch):
-        return distance_matrix(batch, power)[first, second]        # cheaper than T x D differences
-    return root((batch[first] - batch[second]).square().sum(dim=1), power)
+def distances(batch, triplets, power=2):
+    """‖x_a − x_p‖^power and ‖x_a − x_n‖^power of triplets [T, 3]: two [T]. The gradient of a zero distance is zero."""
+    anchors, positives, negatives = triplets.T
+    if len(triplets) > 4 * len(batch):
+        matrix = distance_matrix(batch, power)                     # cheaper than T x D differences
+        return matrix[anchors, positives], matrix[anchors, negatives]
+    own = batch.index_select(0, anchors)
+    return [root((own - batch.index_select(0, others)).square().sum(dim=1), power) for others in (positives, negatives)]
 
 
 def distance_matrix(batch, power=2):
@@ -32,15 +35,14 @@ def root(squared, power):
     if power == 2:
         return squared
     apart = squared > 0
-    return squared.where(apart, 1).pow(power / 2) * apart
+    return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
 def triplet_violations(batch, triplets, margin=0.2, power=2):
     """[ d_ap^power − d_an^power + margin ]₊ of each triplet: [T]. Arguments as in triplet_loss."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        anchors, positives, negatives = triplets.T
-        d_ap, d_an = distances(batch, anchors, positives, power), distances(batch, anchors, negatives, power)
+        d_ap, d_an = distances(batch, triplets, power)
         return F.relu(d_ap - d_an + margin)
 
 
@@ -53,9 +55,11 @@ def pair_violations(batch, positives, negatives, margin=0.2, power=2):
     with torch.autocast(batch.device.type, enabled=False):
         distances = distance_matrix(batch, power)
         anchors, partners = positives.nonzero().T
-        is_negative = negatives.index_select(0, anchors)
-        gaps = (distances[anchors, partners] + margin)[:, None] - distances.index_select(0, anchors)
-        return F.relu(gaps) * is_negative, is_negative.sum()
+        nearness = (-distances).masked_fill(~negatives, -torch.inf)
+        # in place: [P, B] is the largest by far
+        gaps = nearness.index_select(0, anchors).add_((distances[anchors, partners] + margin)[:, None])
+        n_triplets = positives.sum(dim=1, dtype=torch.int32) * negatives.sum(dim=1, dtype=torch.int32)
+        return F.relu(gaps, inplace=True), n_triplets.sum()
 
 
 def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False):
@@ -77,7 +81,7 @@ def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False):
 
 
 def mean(violations, n_triplets, active_only):
-    count = (violations > 0).sum() if active_only else torch.as_tensor(n_triplets)
+    count = violations.count_nonzero() if active_only else torch.as_tensor(n_triplets)
     return violations.sum() / count.clamp(min=1)
 
 
@@ -100,5 +104,5 @@ class Criterion(torch.nn.Module):
         else:
             triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
             violations, n_triplets = triplet_violations(batch, triplets, self.margin, self.power), len(triplets)
-        self.log = {'tuples': n_triplets, 'active_tuples': (violations > 0).sum()}
+        self.log = {'tuples': n_triplets, 'active_tuples': violations.count_nonzero()}
         return mean(violations, n_triplets, self.active_only)

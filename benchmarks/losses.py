@@ -1,0 +1,323 @@
+"""
+Time and memory of every loss, forward and backward, over those of pytorch-metric-learning's counterparts on the CPU.
+
+python -m benchmarks.losses [--losses NAME ...] [--sizes B ...] [--dims D ...] [--json FILE]
+python -m benchmarks.losses --growth          how time and memory of the losses alone grow from 512 to 1,024 samples
+"""
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+import torch
+from tqdm import tqdm
+
+import batch_mining
+import criteria
+import parameters
+from batch_mining.random_triplets import random_triplets
+from benchmarks.measure import median_times, peak_memory
+
+SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
+TABLE = (112, 512, 2048)
+DIMS = (128, 512)
+REPEATS, BUDGET = 15, 4.0
+CRITERIA = criteria.CRITERIA
+
+
+@dataclass
+class Case:
+    """
+    A loss with its flags, and the counterpart that computes the same: a function of the library, n_classes and dim.
+
+    term:     the part of the loss that the counterpart computes, a function of the batch and of what is mined.
+    triplets: whether both are given B random triplets instead of `batch_mining` and what the library does by itself.
+    once:     the batch size from which one call of the counterpart has to do.
+    most:     (batch size, batch size x dimension) up to which it is called at all, and what it would take otherwise.
+    """
+    loss: str
+    batch_mining: str = 'none'
+    flags: dict = field(default_factory=dict)
+    counterpart: object = None
+    term: object = None
+    triplets: bool = False
+    once: float = math.inf
+    most: tuple = (math.inf, math.inf, '')
+
+
+def plain(library, power=1):
+    return library.distances.LpDistance(power=power, normalize_embeddings=False)
+
+
+def mean(library):
+    return library.reducers.MeanReducer()
+
+
+def triplet(library, n_classes, dim):
+    return library.losses.TripletMarginLoss(0.2, distance=plain(library, 2), reducer=mean(library))
+
+
+def margin(library, n_classes, dim):
+    return library.losses.MarginLoss(0.2, 0, 1.2, distance=plain(library), learn_beta=True, num_classes=n_classes)
+
+
+def contrastive(library, n_classes, dim):
+    return library.losses.ContrastiveLoss(0, 1, distance=plain(library), reducer=mean(library))
+
+
+def snr_distance(library):
+    return library.distances.SNRDistance(normalize_embeddings=False)
+
+
+def zero_mean(library, weight):
+    return {'embedding_regularizer': library.regularizers.ZeroMeanRegularizer(), 'embedding_reg_weight': weight}
+
+
+def snr(library, n_classes, dim):
+    return library.losses.TripletMarginLoss(0.2, distance=snr_distance(library), **zero_mean(library, 0.005))
+
+
+def snr_contrastive(library, n_classes, dim):
+    return library.losses.SignalToNoiseRatioContrastiveLoss(distance=snr_distance(library), **zero_mean(library, 0.1))
+
+
+def multisimilarity(library, n_classes, dim):
+    loss, miner = library.losses.MultiSimilarityLoss(2, 40, 0.5), library.miners.MultiSimilarityMiner(0.1)
+    return lambda batch, labels: loss(batch, labels, miner(batch, labels))
+
+
+def softtriplet(library, n_classes, dim):
+    return library.losses.SoftTripleLoss(n_classes, dim, centers_per_class=2, la=8)
+
+
+CUBE = 'B³ memory, beyond 8 GB'
+LISTS = 'minutes: lists of all triplets'
+CASES = {
+    'triplet, given': Case('triplet', counterpart=triplet, triplets=True),
+    'triplet, all': Case('triplet', 'all', counterpart=triplet, once=2048),
+    'margin, given': Case('margin', counterpart=margin, triplets=True),
+    'margin, all': Case('margin', 'all', counterpart=margin, once=2048),
+    'contrastive, given': Case('contrastive', counterpart=contrastive, triplets=True),
+    'contrastive, all': Case('contrastive', 'all', counterpart=contrastive),
+    'snr, given': Case('snr', counterpart=snr, triplets=True, once=512, most=(2048, 2048 * 128, CUBE)),
+    'snr_contrastive': Case('snr_contrastive', flags={'loss_snr_contrastive_reg_lambda': 0.1}, once=512,
+                            counterpart=snr_contrastive, most=(2048, 2048 * 128, CUBE)),
+    'multisimilarity': Case('multisimilarity', counterpart=multisimilarity),
+    'npair, pairs': Case('npair', 'npair', {'loss_npair_negatives': 'pairs', 'loss_npair_l2': 0},
+                         lambda library, n_classes, dim: library.losses.NPairsLoss(
+                             distance=library.distances.DotProductSimilarity(normalize_embeddings=False))),
+    'angular': Case('angular', 'npair'),
+    # the counterpart takes every positive of an anchor, ours a random one
+    'angular, its term': Case('angular', 'npair', term=criteria.angular.angular_terms,
+                              counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
+    'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0},
+                   lambda library, n_classes, dim: library.losses.GeneralizedLiftedStructureLoss(
+                       1, 0, distance=plain(library), reducer=mean(library))),
+    'liftedstructure': Case('liftedstructure', once=512, most=(512, math.inf, CUBE),
+                            counterpart=lambda library, n_classes, dim: library.losses.LiftedStructureLoss(
+                                1, 0, distance=plain(library))),
+    'histogram': Case('histogram', counterpart=lambda library, n_classes, dim: library.losses.HistogramLoss(64),
+                      most=(512, math.inf, LISTS)),
+    'ntxent': Case('ntxent', counterpart=lambda library, n_classes, dim: library.losses.NTXentLoss(0.07), once=512,
+                   most=(512, math.inf, CUBE)),
+    'supcon': Case('supcon', counterpart=lambda library, n_classes, dim: library.losses.SupConLoss(0.1)),
+    'circle': Case('circle', counterpart=lambda library, n_classes, dim: library.losses.CircleLoss(0.4, 80)),
+    'fastap': Case('fastap', counterpart=lambda library, n_classes, dim: library.losses.FastAPLoss(10)),
+    # the library exchanges the number of classes and that of their images, which changes the value, not the work
+    'smoothap': Case('smoothap', counterpart=lambda library, n_classes, dim: library.losses.SmoothAPLoss(), once=512,
+                     most=(512, math.inf, CUBE)),
+    'softmax': Case('softmax', counterpart=lambda library, n_classes, dim: library.losses.NormalizedSoftmaxLoss(
+        n_classes, dim, temperature=0.05)),
+    'arcface': Case('arcface', counterpart=lambda library, n_classes, dim: library.losses.ArcFaceLoss(
+        n_classes, dim, margin=math.degrees(0.5), scale=16)),
+    'cosface': Case('cosface', counterpart=lambda library, n_classes, dim: library.losses.CosFaceLoss(
+        n_classes, dim, margin=0.35, scale=64)),
+    'subcenter_arcface': Case('subcenter_arcface',
+                              counterpart=lambda library, n_classes, dim: library.losses.SubCenterArcFaceLoss(
+                                  num_classes=n_classes, embedding_size=dim, margin=math.degrees(0.5), scale=64,
+                                  sub_centers=3)),
+    'softtriplet': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0}, counterpart=softtriplet),
+    'proxyanchor': Case('proxyanchor', counterpart=lambda library, n_classes, dim: library.losses.ProxyAnchorLoss(
+        n_classes, dim, margin=0.1, alpha=32)),
+    'proxynca_pp': Case('proxynca_pp', counterpart=lambda library, n_classes, dim: library.losses.ProxyNCALoss(
+        n_classes, dim, softmax_scale=9)),
+    'proxynca': Case('proxynca'),
+    'quadruplet, given': Case('quadruplet', triplets=True),
+    'dr_triplet, given': Case('dr_triplet', triplets=True),
+    'dr_proxynca': Case('dr_proxynca'),
+    'dr_multisimilarity': Case('dr_multisimilarity'),
+    'hyperbolic': Case('hyperbolic'),
+    'recallatk': Case('recallatk'),
+    'roadmap': Case('roadmap'),
+}
+
+
+def random_batch(n_samples, n_images, dim, seed=0):
+    """Embeddings [B, D] of norm 1 that lie about the centres of their classes, with gradient, and labels [B]."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n_samples // n_images).repeat_interleave(n_images)
+    centres = torch.randn(n_samples // n_images, dim, generator=generator)
+    batch = centres[labels] + torch.randn(n_samples, dim, generator=generator)
+    return torch.nn.functional.normalize(batch, dim=1).requires_grad_(), labels
+
+
+def step(loss, *arguments):
+    """A function that computes the loss and its gradient."""
+    batch = arguments[0]
+    trained = [parameter for parameter in getattr(loss, 'parameters', list)() if parameter.requires_grad]
+    return lambda: torch.autograd.grad(loss(*arguments), [batch, *trained], allow_unused=True)
+
+
+def ours(case, batch, labels, triplets):
+    opt = parameters.build().parse_args([])
+    vars(opt).update(case.flags, loss=case.loss, batch_mining='random' if case.triplets else case.batch_mining,
+                     n_classes=int(labels.max()) + 1, embed_dim=batch.shape[1], device=batch.device)
+    miner = (lambda batch, labels: triplets) if case.triplets else batch_mining.select(opt)
+    if case.term:
+        return step(lambda batch, labels: case.term(batch, *miner(batch, labels)).mean(), batch, labels)
+    return step(criteria.select(opt, miner), batch, labels)
+
+
+def theirs(case, batch, labels, triplets):
+    """The counterpart's step; None where there is none, or where this batch is too much for it."""
+    n_samples, area, _ = case.most
+    if case.counterpart is None or len(batch) > n_samples or batch.numel() > area:
+        return None
+    import pytorch_metric_learning as library
+    import pytorch_metric_learning.distances
+    import pytorch_metric_learning.losses
+    import pytorch_metric_learning.miners
+    import pytorch_metric_learning.reducers
+    import pytorch_metric_learning.regularizers
+    loss = case.counterpart(library, int(labels.max()) + 1, batch.shape[1])
+    return step(loss, batch, labels, *([tuple(triplets.T)] if case.triplets else []))
+
+
+def single_call(function):
+    """(seconds, peak bytes) of one call, without the usual call before it."""
+    times = []
+
+    def second_call():
+        began = time.process_time()
+        if times:
+            function()
+        times.append(time.process_time() - began)
+
+    peak = peak_memory(second_call)
+    return times[1], peak
+
+
+def compare(name, n_samples, dim):
+    """A row of the table: medians in seconds and peaks in bytes, None where the counterpart was not called."""
+    case = CASES[name]
+    batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
+    torch.manual_seed(0)
+    triplets = random_triplets(labels, n_samples) if case.triplets else None
+    competitors = {'ours': ours(case, batch, labels, triplets)}
+    counterpart = theirs(case, batch, labels, triplets)
+    row = {'loss': name, 'batch': n_samples, 'dim': dim, 'theirs_s': None, 'theirs_bytes': None}
+    if counterpart and n_samples >= case.once:
+        row['theirs_s'], row['theirs_bytes'] = single_call(counterpart)
+    elif counterpart:
+        competitors['theirs'] = counterpart
+    for side, seconds in median_times(competitors, REPEATS, BUDGET).items():
+        row[f'{side}_s'], row[f'{side}_bytes'] = seconds, peak_memory(competitors[side])
+    return row
+
+
+def grow(name, dim=128):
+    """A row of the other table: medians and peaks at 512 and 1,024 samples, and the peak at 2,048."""
+    case, steps = CASES[name], {}
+    for n_samples in (512, 1024, 2048):
+        batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
+        triplets = random_triplets(labels, n_samples) if case.triplets else None
+        steps[n_samples] = ours(case, batch, labels, triplets)
+    row = {'loss': name, 'dim': dim}
+    for n_samples, seconds in median_times({n: steps[n] for n in (512, 1024)}, REPEATS, BUDGET).items():
+        row[f'seconds_{n_samples}'] = seconds
+    return row | {f'bytes_{n_samples}': peak_memory(function) for n_samples, function in steps.items()}
+
+
+def number(value, scale, digits=2):
+    return '-' if value is None else f'{value * scale:,.{digits}f}'
+
+
+def ratio(row, unit, first='ours', second='theirs'):
+    first, second = row[f'{first}_{unit}'], row[f'{second}_{unit}']
+    return None if second is None else first / second
+
+
+def table(heads, rows):
+    """Columns aligned, the first to the left; also Markdown."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [heads, ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]], *rows]
+    return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                                       for i, (cell, width) in enumerate(zip(line, widths, strict=True))) + ' |'
+                     for line in lines)
+
+
+def comparison_table(rows):
+    heads = ['loss', 'batch', 'dim', 'ms', 'counterpart', 'ratio', 'faster', 'MB', 'counterpart', 'ratio']
+    cells = []
+    for row in rows:
+        once = '*' if row['theirs_s'] is not None and row['batch'] >= CASES[row['loss']].once else ''
+        faster = row['theirs_s'] and row['theirs_s'] / row['ours_s']
+        cells.append([row['loss'], f'{row["batch"]:,}', str(row['dim']), number(row['ours_s'], 1e3),
+                      number(row['theirs_s'], 1e3) + once, number(ratio(row, 's'), 1), number(faster, 1, 1),
+                      number(row['ours_bytes'], 1e-6, 1), number(row['theirs_bytes'], 1e-6, 1) + once,
+                      number(ratio(row, 'bytes'), 1)])
+    return table(heads, cells)
+
+
+def growth_table(rows):
+    heads = ['loss', 'ms at 512', 'at 1,024', 'growth', 'MB at 512', 'at 1,024', 'growth', 'at 2,048']
+    return table(heads, [[row['loss'], number(row['seconds_512'], 1e3), number(row['seconds_1024'], 1e3),
+                          number(row['seconds_1024'] / row['seconds_512'], 1), number(row['bytes_512'], 1e-6, 1),
+                          number(row['bytes_1024'], 1e-6, 1), number(row['bytes_1024'] / row['bytes_512'], 1),
+                          number(row['bytes_2048'], 1e-6, 1)] for row in rows])
+
+
+def left_out(names, sizes, dims):
+    """Why counterparts were not called, a line for each reason."""
+    reasons = {}
+    for name in names:
+        n_samples, area, reason = CASES[name].most
+        for size in sizes:
+            missing = [dim for dim in dims if size > n_samples or size * dim > area]
+            if CASES[name].counterpart and missing:
+                where = f'{name} at {size:,}' + (f' x {missing[0]}' if missing != dims else '')
+                reasons.setdefault(reason, []).append(where)
+    return [f'- {reason}: {"; ".join(where)}' for reason, where in reasons.items()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--losses', nargs='+', default=list(CRITERIA), metavar='NAME', choices=list(CRITERIA),
+                        help=', '.join(CRITERIA))
+    parser.add_argument('--sizes', nargs='+', type=int, default=list(TABLE), choices=list(SIZES), help='batch sizes')
+    parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='of the embeddings')
+    parser.add_argument('--growth', action='store_true', help='of the losses alone, from 512 to 1,024 samples')
+    parser.add_argument('--json', metavar='FILE', help='where to write the rows as well')
+    opt = parser.parse_args()
+    torch.set_num_threads(1)
+    names = [name for name, case in CASES.items() if case.loss in opt.losses]
+    print(f'torch {torch.__version__}, pytorch-metric-learning {version("pytorch-metric-learning")}, one thread, '
+          f'{platform.machine()}, {os.cpu_count()} cores; median processor time, forward and backward')
+    if opt.growth:
+        rows = [grow(name) for name in tqdm(names, desc='losses', disable=None)]
+        print(growth_table(rows))
+    else:
+        points = [(name, size, dim) for name in names for size in opt.sizes for dim in opt.dims]
+        rows = [compare(*point) for point in tqdm(points, desc='comparisons', disable=None)]
+        print(comparison_table(rows), '* called once', *left_out(names, opt.sizes, opt.dims), sep='\n')
+    if opt.json:
+        with open(opt.json, 'w') as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == '__main__':
+    main()
