@@ -28,6 +28,7 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     positive = batch.index_select(0, positives.to(torch.uint8).argmax(dim=1))     # of rows that are no anchor: any
     exponents = 4 * tangent2 * (batch + positive) @ batch.T
     push = logsumexp(exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
+    # the default threshold, 20, would leave out what float64 and a sum over pairs can show
     return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1), threshold=40)
 
 
