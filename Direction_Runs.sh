@@ -12,7 +12,7 @@ for data in CUB CARS InShop; do
         InShop) dataset=inshop ;;
     esac
     run() {
-        five_seeds "${data}_$1" --dataset $dataset --arch bninception_normalize --embed_dim 64 --evaluate_on_gpu \
+        every_seed "${data}_$1" --dataset $dataset --arch bninception_normalize --embed_dim 64 --evaluate_on_gpu \
             --evaluation_metrics e_recall@1 e_recall@2 e_recall@4 e_recall@8 nmi map_at_r --project Direction "${@:2}"
     }
     triplet=(--loss dr_triplet --batch_mining all --loss_dr_triplet_margin 0.2781877469005122

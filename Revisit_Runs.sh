@@ -12,7 +12,7 @@ for data in CUB CARS SOP; do
         CARS) flags=(--dataset cars196) nbins=65 softmax_lr=0.00001 p=(0.35 0.35 0.35 0.35 0.35) ;;
         SOP)  flags=(--dataset online_products --n_epochs 100) nbins=11 softmax_lr=0.002 p=(0.15 0.15 0.15 0.15 0.15) ;;
     esac
-    run() { five_seeds "${data}_$1" "${flags[@]}" --evaluate_on_gpu --project RevisitDML "${@:2}"; }
+    run() { every_seed "${data}_$1" "${flags[@]}" --evaluate_on_gpu --project RevisitDML "${@:2}"; }
     regularised() { run "Rho_$1" --batch_mining rho_distance --miner_rho_distance_cp "${@:2}"; }
 
     run Npair                --loss npair           --batch_mining npair    --arch resnet50_frozen

@@ -25,11 +25,12 @@ line() {
     if [ $code -gt 1 ]; then exit $code; fi
 }
 
-# five_seeds GROUP FLAG...: the setting GROUP with the seeds 0 to 4.
-five_seeds() {
+# every_seed GROUP FLAG...: the setting GROUP with each of the seeds.
+seeds=(0 1 2 3 4)
+every_seed() {
     local group=$1 seed
     shift
-    for seed in 0 1 2 3 4; do
-        line "$@" --group "$group" --seed $seed
+    for seed in "${seeds[@]}"; do
+        line "$@" --group "$group" --seed "$seed"
     done
 }

@@ -61,7 +61,8 @@ def test_the_runs_of_direction_regularisation():
 
 def test_a_run_script_runs_its_lines_and_passes_flags_on(tmp_path):
     """With a python that notes its arguments; exit code 1 lets the others run, 2 ends the script."""
-    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" >> $NOTES\necho "$@" | grep -q "seed 1" && exit $CODE\nexit 0\n')
+    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" >> $NOTES\n'
+                                     'echo "$@" | grep -q "seed 1" && exit $CODE\nexit 0\n')
     (tmp_path / 'python').chmod(0o755)
     for code, n_lines in ((0, 90), (1, 90), (2, 2)):
         notes = tmp_path / f'notes{code}'

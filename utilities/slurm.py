@@ -38,8 +38,8 @@ def submit(opt, commands, root):
     try:
         executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=1000)
         executor.update_parameters(
-            job_name='Launch_Runs', time=minutes(opt.time), partition=opt.partition, array_parallelism=opt.at_once, nodes=1,
-            ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None, mem=opt.memory,
+            job_name='Launch_Runs', time=minutes(opt.time), partition=opt.partition, array_parallelism=opt.at_once,
+            nodes=1, ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None, mem=opt.memory,
             setup=[f'export PYTHONPATH={root}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
         with executor.batch():
             jobs = [executor.submit(Job(command)) for command in commands]
