@@ -1,5 +1,6 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import parameters
@@ -55,9 +56,7 @@ def collect(opt):
     where = opt.project or ' '.join(opt.runs)
     if not runs:
         raise UserError(f'{where}: there are no run folders in it, and no offline runs of W&B')
-    kept = [run for run in runs if (not opt.datasets or run.dataset in opt.datasets)
-            and (not opt.only or any(text in run.name for text in opt.only))
-            and not any(text in run.name or text in run.where for text in opt.exclude)]
+    kept = [run for run in runs if is_wanted(opt, run.dataset, run.name, run.where)]
     if not kept:
         raise UserError(f'{where}: {len(runs)} runs, but none is left by --datasets, --only and --exclude')
     return kept
@@ -78,47 +77,71 @@ def below(folders, exclude):
     return runs
 
 
-def expected(script):
-    """(data set, group, seed) of each run of a script, in its order."""
+def is_wanted(opt, dataset, name, where=''):
+    """Whether --datasets, --only and --exclude leave a run in."""
+    return ((not opt.datasets or dataset in opt.datasets) and (not opt.only or any(text in name for text in opt.only))
+            and not any(text in name or text in where for text in opt.exclude))
+
+
+def expected(opt):
+    """(data set, group, seed) of each run of --script, in its order."""
     from Launch_Runs import plan
-    return [(run.settings['dataset'], run.settings['group'], run.settings['seed']) for run in plan(script)]
+    found = [(run.settings['dataset'], run.settings['group'], run.settings['seed']) for run in plan(opt.script)]
+    return [(dataset, group, seed) for dataset, group, seed in found if is_wanted(opt, dataset, f'{group}_s{seed}')]
 
 
-def figures(opt, groups, names, by):
-    """Draws all figures of each data set; returns their files."""
-    from evaluation import figures as draw
+@dataclass
+class Drawing:
+    """What is drawn of one data set. scores: results.scores of its runs; pairs: columns (x, y) to plot as points."""
+    groups: list
+    scores: object
+    matrix: list
+    pairs: list
+    singles: list
+
+
+def drawings(opt, groups, names, by):
+    """{data set: Drawing}. Raises UserError for a metric that a run lacks."""
     from evaluation import results
-    folder = Path(opt.figures)
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    plans = {}
     for dataset in dict.fromkeys(group.dataset for group in groups if group.runs):
         members = [group for group in groups if group.dataset == dataset and group.runs]
-        shared = set.intersection(*(set(run.rows[-1]) for group in members for run in group.runs))
-        wanted = [results.column(metric) for metric in opt.figure_metrics] or [
-            name for name in members[0].runs[0].rows[-1] if name in shared and name.startswith('test_')]
-        spread = [name for split in ('train', 'test') for name in (f'{split}_rho_spectrum@1',)
-                  if name in shared][:1] + [name for name in ('train_dists@intra_over_inter',
-                                                              'test_dists@intra_over_inter') if name in shared][:1]
-        score = results.column(by)
-        pairs = [('test_nmi', score)] * ('test_nmi' in shared) + [(name, score) for name in spread]
-        columns = list(dict.fromkeys([*wanted, score, *names, *(name for pair in pairs for name in pair)]))
-        table = results.scores(members, columns, opt.select, by, opt.per_metric)
+        shared = [name for name in members[0].runs[0].rows[-1]
+                  if all(name in run.rows[-1] for group in members for run in group.runs)]
+        matrix = [results.column(metric) for metric in opt.figure_metrics] or [
+            name for name in shared if name.startswith('test_')]
+        score = f'test_{by}'
+        causes = [next((f'{split}_{metric}' for split in ('train', 'test') if f'{split}_{metric}' in shared), None)
+                  for metric in ('rho_spectrum@1', 'dists@intra_over_inter')]     # on the training classes, if known
+        pairs = [(x, score) for x in ('test_nmi', *causes) if x in shared]
+        singles = list(dict.fromkeys([score, *names, *(matrix if opt.figure_metrics else [])]))
+        columns = dict.fromkeys([*matrix, *singles, *(name for pair in pairs for name in pair)])
+        scores = results.scores(members, list(columns), opt.select, by, opt.per_metric)
+        plans[dataset] = Drawing(members, scores, matrix, pairs, singles)
+    return plans
+
+
+def draw(opt, plans, rule):
+    """Draws the figures, and prints their files."""
+    from evaluation import figures, results
+    folder = Path(opt.figures)
+    folder.mkdir(parents=True, exist_ok=True)
+    for dataset, plan in plans.items():
         title = results.dataset_title(dataset)
 
         def place(what, dataset=dataset):
             return folder / f'{dataset}_{what}.{opt.format}'
 
-        files.append(draw.correlation_matrix(table, wanted, place('correlations'), title))
-        files += [draw.scatter(table, x, y, place(f'{y}_against_{x}'), title) for x, y in pairs]
-        for name in dict.fromkeys([score, *names, *wanted] if opt.figure_metrics else [score, *names]):
-            files.append(draw.curves(members, name, place(f'curves_{name}'), title))
-            files.append(draw.bars(table, name, place(f'bars_{name}'),
-                                   f'{title}, {results.rule_in_words(opt.select, by, opt.per_metric)}'))
-    return files
+        files = [figures.correlation_matrix(plan.scores, plan.matrix, place('correlations'), title)]
+        files += [figures.scatter(plan.scores, x, y, place(f'{y}_against_{x}'), title) for x, y in plan.pairs]
+        for name in plan.singles:
+            files += [figures.curves(plan.groups, name, place(f'curves_{name}'), title),
+                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {rule}')]
+        print('\n'.join(f'figure: {file}' for file in files))
 
 
 def evaluate(opt):
-    """Prints the table and what is missing; writes what is asked for."""
+    """Prints the table and what is missing; writes what is asked for, once all of it is known."""
     from evaluation import results, tables
     for flag in ('latex', 'markdown', 'csv'):
         file = getattr(opt, flag)
@@ -126,23 +149,24 @@ def evaluate(opt):
             raise UserError(f'--{flag} {file}: there is no folder {Path(file).parent}')
     names = [results.column(metric) for metric in opt.metrics]
     by = (opt.select_by or names[0].partition('_')[2]).removeprefix('test_')
-    groups, notes = results.group_runs(collect(opt), expected(opt.script) if opt.script else (), opt.seeds,
+    rule = results.rule_in_words(opt.select, by, opt.per_metric)
+    groups, notes = results.group_runs(collect(opt), expected(opt) if opt.script else (), opt.seeds,
                                        opt.with_unfinished)
     if not any(group.runs for group in groups):
         raise UserError('no run counts:\n' + '\n'.join(f'  {note}' for note in notes))
-    table = results.scores(groups, names, opt.select, by, opt.per_metric)
-    summary, datasets = tables.summarise(groups, table, names, opt.digits)
-    caption = tables.caption(table, results.rule_in_words(opt.select, by, opt.per_metric), names, notes)
-    texts = {'latex': tables.latex(summary, datasets, names, caption), 'csv': tables.csv(summary),
-             'markdown': tables.markdown(summary, datasets, names, caption)}
-    drawn = figures(opt, groups, names, by) if opt.figures else []
+    scores = results.scores(groups, names, opt.select, by, opt.per_metric)
+    table, datasets = tables.summarise(groups, scores, names, opt.digits)
+    caption = tables.caption(scores, rule, names, table)
+    texts = {'latex': tables.latex(table, datasets, names, caption, notes), 'csv': tables.csv(table),
+             'markdown': tables.markdown(table, datasets, names, caption, notes)}
+    plans = drawings(opt, groups, names, by) if opt.figures else {}
     print(texts['markdown'])
     for flag, text in texts.items():
         if getattr(opt, flag):
             write_text(getattr(opt, flag), text)
             print(f'{flag}: {getattr(opt, flag)}')
-    for file in drawn:
-        print(f'figure: {file}')
+    if opt.figures:
+        draw(opt, plans, rule)
 
 
 def main(arguments):

@@ -21,17 +21,15 @@ SPLITS = ('train', 'val', 'test')
 
 @dataclass
 class Group:
-    """The runs of one setting on one data set, as far as they count. expected: the seeds that should be there."""
+    """
+    The runs of one setting on one data set, as far as they count. method: its name without the data set's, where that
+    is not another's. expected: the seeds that should be there.
+    """
     name: str
     dataset: str
     runs: list
+    method: str = ''
     expected: set = field(default_factory=set)
-
-    @property
-    def method(self):
-        """Its name without the data set's."""
-        first, _, rest = self.name.partition('_')
-        return rest if rest and first.casefold() in (self.dataset.casefold(), prefix(self.dataset)) else self.name
 
     @property
     def missing(self):
@@ -40,6 +38,12 @@ class Group:
 
 def prefix(dataset):
     return DATASETS.get(dataset, (dataset, dataset))[1].casefold()
+
+
+def without_dataset(group):
+    """'CUB_Margin' on cub200 -> 'Margin', so that one method has one name on all data sets."""
+    first, _, rest = group.name.partition('_')
+    return rest if rest and first.casefold() in (group.dataset.casefold(), prefix(group.dataset)) else group.name
 
 
 def column(metric):
@@ -117,6 +121,10 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     groups += [Group(name, dataset, []) for dataset, name in order if name not in found]
     for group in groups:
         same = [other for other in groups if other.dataset == group.dataset]
+        methods = [without_dataset(other) for other in same]
+        group.method = without_dataset(group)
+        if methods.count(group.method) > 1:
+            group.method = group.name
         group.expected = (order.get((group.dataset, group.name)) or set(seeds)
                           or {run.seed for other in same for run in other.runs})
         if group.missing:

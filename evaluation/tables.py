@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas
 
 from evaluation import results
+from utilities.errors import UserError
 
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
@@ -33,6 +34,7 @@ def summarise(groups, scores, names, digits=1):
         digits: decimals; shares are printed in percent, everything else with two decimals more.
 
     Returns ({method: {(data set, name): Cell}}, [data sets]): a method that a data set has not has no Cell there.
+    Raises UserError for a value that is not a number.
     """
     datasets = list(dict.fromkeys(group.dataset for group in groups))
     table = {group.method: {} for group in groups}
@@ -40,6 +42,9 @@ def summarise(groups, scores, names, digits=1):
         rows = scores[(scores.group == group.name) & (scores.dataset == group.dataset)]
         for name in names:
             values = rows[name]
+            if values.isna().any():
+                seeds = ', '.join(map(str, rows.seed[values.isna()]))
+                raise UserError(f'group {group.name}, seed(s) {seeds}: {name} is not a number at the epoch that counts')
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = text_of(cell, name, digits)
             table[group.method][group.dataset, name] = cell
@@ -63,17 +68,17 @@ def text_of(cell, name, digits):
     return mean if math.isnan(cell.std) else f'{mean} ± {printed(cell.std, name, digits)}'
 
 
-def caption(scores, rule, names, notes):
+def caption(scores, rule, names, table):
     """What a reader must know of the numbers, in plain text."""
-    seeds = sorted(set(scores.seed))
-    percent = [results.title(name) for name in names if results.is_share(name)]
-    parts = [f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, seeds))}; {rule}']
-    parts += [f'; {", ".join(percent)} in percent' if percent and len(percent) < len(names) else
-              '; in percent' if percent else '', '.']
-    return ''.join(parts) + (f' Not complete: {"; ".join(notes)}.' if notes else '')
+    shares = [name for name in names if results.is_share(name)]
+    percent = '' if not shares else '; in percent' if shares == names else (
+        f'; {", ".join(map(results.title, shares))} in percent')
+    some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
+    return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
+            + percent + ('; n where runs are missing' if some else '') + '.')
 
 
-def markdown(table, datasets, names, caption):
+def markdown(table, datasets, names, caption, notes=()):
     keys = [(dataset, name) for dataset in datasets for name in names]
     heads = [f'{results.dataset_title(dataset)} {results.title(name)}' if len(datasets) > 1 else results.title(name)
              for dataset, name in keys]
@@ -82,30 +87,34 @@ def markdown(table, datasets, names, caption):
         texts = [(f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
                  if key in cells else '' for key in keys]
         lines.append(f'| {method} | ' + ' | '.join(texts) + ' |')
-    return '\n'.join([*lines, '', caption, ''])
+    return '\n'.join([*lines, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
 
 
 def incomplete(cell):
     return f' (n = {cell.n})' if 0 < cell.n < cell.of else ''
 
 
-def latex(table, datasets, names, caption, label='results'):
+def latex(table, datasets, names, caption, notes=(), label='tab:results'):
     """A table environment for booktabs: data sets side by side, each with the columns `names`; the best in bold."""
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [r'\multicolumn{%d}{c}{%s}' % (len(names), escape(results.dataset_title(dataset))) for dataset in datasets]
-    rules = [r'\cmidrule(lr){%d-%d}' % (2 + place * len(names), 1 + (place + 1) * len(names))
+    heads = [tex('multicolumn', len(names), 'c', escape(results.dataset_title(dataset))) for dataset in datasets]
+    rules = [tex('cmidrule(lr)', f'{2 + place * len(names)}-{1 + (place + 1) * len(names)}')
              for place in range(len(datasets))]
-    lines = [r'% \usepackage{booktabs}', r'\begin{table}', r'\centering', r'\caption{%s}' % escape(caption),
-             r'\label{tab:%s}' % label, r'\begin{tabular}{l%s}' % ('c' * len(keys)), r'\toprule',
-             ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
-             ' & '.join(['Method', *(escape(results.title(name)) for _, name in keys)]) + r' \\', r'\midrule']
+    lines = [*(f'% {note}' for note in notes), '% needs the package booktabs', tex('begin', 'table'), tex('centering'),
+             tex('caption', escape(caption)), tex('label', label), tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}',
+             tex('toprule'), ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
+             ' & '.join(['Method', *(escape(results.title(name)) for _, name in keys)]) + r' \\', tex('midrule')]
     for method, cells in table.items():
         texts = []
         for key in keys:
             text = escape(cells[key].text + incomplete(cells[key])) if key in cells else ''
-            texts.append(r'\textbf{%s}' % text if key in cells and cells[key].best else text)
+            texts.append(tex('textbf', text) if key in cells and cells[key].best else text)
         lines.append(' & '.join([escape(method.replace('_', ' ')), *texts]) + r' \\')
-    return '\n'.join([*lines, r'\bottomrule', r'\end{tabular}', r'\end{table}', ''])
+    return '\n'.join([*lines, tex('bottomrule'), tex('end', 'tabular'), tex('end', 'table'), ''])
+
+
+def tex(command, *arguments):
+    return f'\\{command}' + ''.join(f'{{{argument}}}' for argument in arguments)
 
 
 def escape(text):
