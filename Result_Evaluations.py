@@ -71,7 +71,8 @@ def below(folders, exclude):
         found = [path.parent for path in sorted(folder.rglob('config.yaml'))
                  if run_records.is_run_folder(path.parent) and not path.parent.name.startswith('.')]
         runs += [run_records.read(path) for path in found if not any(text in str(path) for text in exclude)]
-        offline = [file for file in wandb_records.offline_files(folder) if not set(file.parents) & set(found)]
+        offline = [file for file in wandb_records.offline_files(folder)
+                   if not set(file.parents) & set(found) and not any(text in str(file) for text in exclude)]
         if offline:
             runs += wandb_records.read_offline(offline)
     return runs

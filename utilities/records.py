@@ -26,6 +26,16 @@ class Records:
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.backends = backends.select(opt, self.folder, settings, start)
+        for row in self.rows:
+            self.pass_on(int(row['epoch']), {slashed(name): float(value) for name, value in row.items() if value != ''},
+                         {f'{spectrum["split"]}/rho_spectrum@0': spectrum_of(spectrum)
+                          for spectrum in self.spectra if spectrum['epoch'] == row['epoch']})
+
+    def pass_on(self, epoch, scalars, spectra):
+        """To the backends that have not got this epoch yet."""
+        for backend in self.backends:
+            if epoch > backend.last:
+                backend.log(epoch, scalars, spectra)
 
     def log(self, epoch, trained, evaluated=None):
         """
@@ -50,8 +60,7 @@ class Records:
             if spectra:
                 write_csv(self.folder / 'spectrum.csv', self.spectra)
             scalars |= {slashed(name): value for name, value in row.items() if value is not None}
-        for backend in self.backends:
-            backend.log(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
+        self.pass_on(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
         return row
 
     def summarise(self, last, best, finished):
@@ -97,6 +106,11 @@ def slashed(name):
     """test_e_recall@1 -> test/e_recall@1, the name at the backends."""
     split, _, metric = name.partition('_')
     return f'{split}/{metric}' if split in ('train', 'val', 'test') and metric else name
+
+
+def spectrum_of(row):
+    """A row of spectrum.csv -> its singular values, an array."""
+    return np.array([float(value) for name, value in row.items() if name.isdigit() and value])
 
 
 def as_text(value):

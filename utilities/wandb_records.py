@@ -76,7 +76,8 @@ def messages(file):
 
 def items(pairs):
     """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
-    return {item.key: json.loads(item.value_json) for item in pairs if item.key}
+    keys = [item.key or (item.nested_key[0] if len(item.nested_key) == 1 else None) for item in pairs]
+    return {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
 
 
 def read_file(file):
@@ -108,12 +109,13 @@ def read_offline(files):
         raise UserError(f'{files[0]}: to read it, W&B must be installed: pip install wandb') from None
     parts = {}
     for file in files:
-        run, config, history, code = read_file(file)
-        if run is None:
-            raise UserError(f'{file}: cut off before anything of a run; remove it, or copy it again')
-        parts.setdefault((run.project, run.run_id), []).append((file, run, config, history, code))
+        parts.setdefault(file.name, []).append((file, *read_file(file)))           # run-<id>.wandb
     runs = []
     for pieces in parts.values():
+        pieces = [piece for piece in pieces if piece[1] is not None] or pieces[-1:]
+        if pieces[0][1] is None:
+            raise UserError(f'{pieces[0][0]}: empty, as W&B leaves it when it is killed; remove its folder, or leave '
+                            'it out with --exclude')
         file, run, config, _, code = pieces[-1]
         rows = rows_of([logged for piece in pieces for logged in piece[3]])
         state = 'unfinished' if code is None else FINISHED if code == 0 else f'crashed with exit code {code}'
