@@ -29,6 +29,7 @@ def run(opt, arguments):
     settings = parameters.settings_of(opt)
     model, data = prepare(opt)
     miner = batch_mining.select(opt)
+    evaluation.check_feedback(miner, data)
     criterion = criteria.select(opt, miner).to(opt.device)
     sampler = datasampler.select(opt, data.train)
     optimizer, scheduler = optimization(opt, model, criterion)
@@ -54,7 +55,7 @@ def run(opt, arguments):
                 if patience_is_over(opt, state):
                     break
                 began = time.perf_counter()
-                trained = train_epoch(opt, epoch, model, criterion, optimizer, loader) if epoch else {}
+                trained = train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader) if epoch else {}
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluation.evaluate(opt, model, data)
@@ -118,13 +119,15 @@ def optimization(opt, model, criterion):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def train_epoch(opt, epoch, model, criterion, optimizer, loader):
+def train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader):
     """One epoch of steps. Returns what is logged of it. Raises RunFailed when a loss or gradient is not finite."""
     seed_everything(derive(opt.seed, epoch))
     model.train()
     model.backbone.requires_grad_(epoch > opt.warmup)
     trace = Trace(epoch)
-    for images, labels, _ in tqdm(loader.epoch(epoch), desc=f'epoch {epoch}', leave=False, disable=None):
+    batches = loader.epoch(epoch)
+    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    for step, (images, labels, _) in enumerate(bar, start=(epoch - 1) * len(batches) + 1):
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
@@ -134,6 +137,7 @@ def train_epoch(opt, epoch, model, criterion, optimizer, loader):
                      if parameter.grad is not None]
         trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
         optimizer.step()
+        evaluation.feedback(opt, model, data, miner, step, opt.n_epochs * len(batches))
     logged = {f'train_{name}': trace.mean(name) for name in trace.names()}
     if 'train_active_tuples' in logged:
         logged['train_active_share'] = trace.total('active_tuples') / max(1, trace.total('tuples'))

@@ -197,18 +197,47 @@ def batch_mining_parameters(parser):
     group.add_argument('--batch_mining', default='distance',
                        help=f'one of {", ".join(BATCHMINERS)}, or pml:NAME, a class of pytorch-metric-learning')
     for miner in ('distance', 'rho_distance'):
-        group.add_argument(f'--miner_{miner}_lower_cutoff', type=NOT_NEGATIVE, default=0.5,
+        group.add_argument(f'--miner_{miner}_lower_cutoff', type=number(float, 0, 2), default=0.5,
                            help='smaller distances weigh as much as this one')
         group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
                            help='without effect, as in the public code')
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
-                       help='probability that a positive takes the place of the negative')
+                       help='probability of a triplet that pushes a positive away')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
                        help="width of the window on squared distances; by default the loss's margin, or 0.2")
     group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
                        help='hard: the nearest; semihard: the nearest of those farther than the positive')
     group.add_argument('--miner_multisimilarity_epsilon', type=REAL, default=0.1, help='in units of cosine')
+    add = group.add_argument
+    add('--miner_parametric_mode', choices=['uniform', 'hards', 'semihards', 'veryhards'], default='uniform',
+        help='distances that negatives are drawn from: all, up to 0.5, 0.3 to 0.7, up to 0.3')
+    add('--miner_parametric_n_support', type=number(int, 2), default=30, help='edges of the bins of distances')
+    add('--miner_parametric_support_lim', nargs=2, type=NOT_NEGATIVE, default=[0.1, 1.4],
+        help='first and last edge; the bins there take all that is beyond')
+    switch(group, '--miner_parametric_adapt',
+           help='PADS: a policy adapts the distribution to what becomes of validation metrics (--use_tv_split)')
+    add('--miner_parametric_init', choices=['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
+        default='uniform_low', help='distribution that PADS starts from; uniform_low: distances from 0.3 to 0.7')
+    add('--miner_parametric_update_every', type=POSITIVE_INT, default=30,
+        help='training steps between two updates of the policy')
+    add('--miner_parametric_actions', nargs='+', type=POSITIVE, default=[0.8, 1.0, 1.25],
+        help="factors of a bin's weight that the policy chooses from")
+    add('--miner_parametric_policy_lr', type=NOT_NEGATIVE, default=0.01, help='learning rate of the policy')
+    add('--miner_parametric_policy_size', nargs='+', type=POSITIVE_INT, default=[128, 128],
+        help="widths of the policy's hidden layers")
+    add('--miner_parametric_history', type=POSITIVE_INT, default=20,
+        help='number of last validations that the policy sees')
+    add('--miner_parametric_reward', choices=['recall_nmi', 'recall'], default='recall_nmi',
+        help='whether recall@1, or its mean with NMI, is better than at the last update')
+    add('--miner_parametric_learning', choices=['ppo', 'reinforce'], default='ppo',
+        help="how the policy learns: PPO with a value head, or REINFORCE with the rewards' moving average as baseline")
+    add('--miner_parametric_ppo_clip', type=FRACTION, default=0.2, help='of the ratio of new and old chances')
+    add('--miner_parametric_old_update', type=POSITIVE_INT, default=5,
+        help="updates of the policy between two of PPO's old policy")
+    add('--miner_parametric_baseline_rate', type=FRACTION, default=0.05, help="of reinforce's moving average")
+    switch(group, '--miner_parametric_no_self_reg',
+           help='PADS: draw negatives from other classes only, and positives other than the anchor')
     group.add_argument('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
                        help="arguments of pml:NAME, as '{epsilon: 0.2}'; one for each such miner, or one for all")
 
@@ -446,6 +475,9 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller share, such as 0.8')
+    low, high = opt.miner_parametric_support_lim
+    if low >= high:
+        raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
     if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
         raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
     for flag in ('group', 'savename'):

@@ -35,7 +35,7 @@ def random_triplets(labels, n_triplets):
 
 def draw(n, k, device):
     """k distinct numbers below n in random order, uniformly; all n if k is not less."""
-    if n <= 16 * k:
+    if n <= max(16 * k, 4096):
         return torch.randperm(n, device=device)[:k]
     numbers = torch.randint(n, (2 * k,), device=device).sort().values
     repeated = torch.cat([numbers.new_zeros(1, dtype=torch.bool), numbers[1:] == numbers[:-1]])

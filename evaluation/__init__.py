@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from evaluation import clustering, geometry, neighbours, retrieval
 from evaluation.embedding import embed, write
 from utilities.errors import UserError
+from utilities.randomness import preserved
 
 
 @dataclass
@@ -103,6 +104,33 @@ def write_embeddings(opt, model, data, file):
         raise UserError(f'--embed {file}: there is no folder {Path(file).parent}')
     write({name: embed(opt, model, data.evaluation[name], name) for name in splits_to_evaluate(opt, data)}, file)
     print(f'Embeddings, labels, class names, paths and splits: {file}')
+
+
+def check_feedback(miner, data):
+    """Raises UserError for a miner that learns from validation metrics where these are not defined."""
+    if getattr(miner, 'update_every', 0):
+        if 'val' not in data.evaluation:
+            raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
+                            '--use_tv_split')
+        sizes = np.bincount(data.evaluation['val'].labels)
+        if len(sizes) < 2 or sizes.max() < 2:
+            raise UserError(f'--miner_parametric_adapt: the validation split has {len(sizes)} classes of at most '
+                            f'{sizes.max()} images; it needs two or more of both: set a smaller --tv_split_perc')
+
+
+def feedback(opt, model, data, miner, step, n_steps):
+    """
+    After a training step, counted from 1 to n_steps over all epochs: every miner.update_every steps, the metrics of the
+    validation split for a miner that learns from them. The training goes on as if there had been no evaluation.
+    """
+    if not getattr(miner, 'update_every', 0) or step % miner.update_every:
+        return
+    with preserved():
+        embedded = embed(opt, model, data.evaluation['val'], 'val')
+        images = embedded.images
+        metrics = compute(miner.validation_metrics, embedded.embeddings, images.labels, images.is_query, opt.seed)
+    model.train()
+    miner.update(metrics | {'progress': step / n_steps})
 
 
 def splits_to_evaluate(opt, data):

@@ -1,5 +1,8 @@
 """What several test files call."""
 import csv
+import json
+import subprocess
+import sys
 
 import torch
 
@@ -36,3 +39,45 @@ def assert_same_end(one, other):
 
     compare(*states, '')
     assert rows_of(one) == rows_of(other)
+
+
+# Imports torch, then refuses to import anything that is neither torch's nor the standard library's; each file stands
+# alone in a folder of its own and runs its examples in a child process. argv: a JSON list of folders.
+ALONE = """
+import doctest, importlib, json, os, sys
+import torch, torch._dynamo
+TORCHS_OWN = {'torch', 'filelock', 'typing_extensions', 'sympy', 'mpmath', 'networkx', 'jinja2', 'markupsafe', 'fsspec'}
+
+class Refuse:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        top = name.partition('.')[0]
+        if top not in TORCHS_OWN | set(sys.stdlib_module_names) and f'{top}.py' not in os.listdir('.'):
+            raise ModuleNotFoundError(f'only torch is here, not {top}')
+
+for folder in json.loads(sys.argv[1]):
+    if not os.fork():
+        os.chdir(folder)
+        sys.path[:0] = ['']
+        sys.meta_path.insert(0, Refuse)
+        name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
+        found = doctest.testmod(importlib.import_module(name))
+        print(name, found.attempted, found.failed, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def examples_alone(files, tmp_path):
+    """Copies each file into an empty folder, with torch alone to import; {name: (examples run, examples failed)}."""
+    folders = []
+    for file in files:
+        folders.append(str(tmp_path / file.stem))
+        (tmp_path / file.stem).mkdir()
+        (tmp_path / file.stem / file.name).write_text(file.read_text())
+    done = subprocess.run([sys.executable, '-c', ALONE, json.dumps(folders)], capture_output=True, text=True,
+                          cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
+    assert len(lines) == len(files), done.stdout + done.stderr
+    return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
