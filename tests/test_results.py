@@ -14,7 +14,7 @@ import pytest
 import Result_Evaluations
 from evaluation import results
 from utilities import run_folder, wandb_records
-from utilities.records import write_csv
+from utilities.files import write_csv
 
 METRICS = ('e_recall@1', 'nmi', 'f1', 'map_at_r', 'rho_spectrum@1', 'dists@intra_over_inter')
 

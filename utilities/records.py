@@ -1,5 +1,4 @@
 """What a run writes down: log.csv, records.sqlite, spectrum.csv, summary.json, and the same to the backends."""
-import csv
 import json
 import math
 import sqlite3
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from utilities import backends
-from utilities.files import atomic, write_text
+from utilities.files import read_csv, write_csv, write_text
 
 
 class Records:
@@ -127,22 +126,3 @@ def plain(value):
 
 def quoted(name):
     return '"' + name.replace('"', '""') + '"'
-
-
-def read_csv(file):
-    if not file.exists():
-        return []
-    with open(file, newline='', encoding='utf-8') as opened:
-        return list(csv.DictReader(opened))
-
-
-def write_csv(file, rows):
-    """Writes all rows anew, with all their columns in the order of first appearance; without rows there is no file."""
-    if not rows:
-        file.unlink(missing_ok=True)
-        return
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:
-        writer = csv.DictWriter(opened, columns, restval='', lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(rows)

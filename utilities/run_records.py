@@ -5,7 +5,7 @@ from pathlib import Path
 
 from utilities import run_folder
 from utilities.errors import UserError
-from utilities.records import read_csv
+from utilities.files import read_csv
 
 FINISHED = 'finished'
 
