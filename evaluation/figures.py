@@ -98,7 +98,7 @@ def bars(scores, name, file, title):
     figure = Figure(figsize=(7, 1.5 + 0.32 * len(table)), layout='constrained')
     axes = figure.add_subplot(xlabel=results.title(name), title=title)
     labels = [f'{method} (n = {count})' for method, count in table['count'].items()]
-    axes.barh(labels, table['mean'], xerr=table['std'].fillna(0), color='C0', alpha=0.8, capsize=3)
+    axes.barh(labels, table['mean'], xerr=table['std'], color='C0', alpha=0.8, capsize=3)
     low, high = (table['mean'] - table['std'].fillna(0)).min(), (table['mean'] + table['std'].fillna(0)).max()
     if np.isfinite([low, high]).all() and low > 0 and high - low < low:
         axes.set_xlim(low - 0.5 * (high - low or low), high + 0.1 * (high - low or low))

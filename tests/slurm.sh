@@ -65,7 +65,7 @@ cat > "$work/runs.sh" <<'RUNS'
 # --list
 for seed in 0 1 2; do
     echo python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --bs 32 --samples_per_class 4 --lr 0.001 \
-        --n_epochs 4 --iterations_per_epoch 10 --no_train_metrics --embed_dim 32 --kernels 0 --device cpu --group slurm \
+        --n_epochs 3 --iterations_per_epoch 5 --no_train_metrics --embed_dim 32 --kernels 0 --device cpu --group slurm \
         --save_path "$SAVE" --seed $seed
 done
 RUNS
@@ -82,7 +82,7 @@ for _ in $(seq 600); do
     [ -f "$log" ] && [ "$(wc -l < "$log")" -ge 3 ] && break
     sleep 0.5
 done
-scancel --signal=USR2 "${job}_0"
+scancel --signal=USR2 "${job}_0" || true          # it also says so when the job is already being requeued
 for _ in $(seq 900); do
     [ -z "$(squeue -h)" ] && break
     sleep 1

@@ -13,7 +13,7 @@ import pytest
 import batch_mining
 import Launch_Runs
 from tests.helpers import assert_same_end, folder_of, rows_of
-from utilities import run_folder, run_script
+from utilities import run_folder, run_script, slurm
 from utilities.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -215,15 +215,21 @@ def test_slots():
     assert slots() == [[]]
 
 
+@pytest.mark.parametrize('text, minutes', [('12:00:00', 720), ('1-12:00:00', 2160), ('00:30', 30), ('0:10:30', 11)])
+def test_times_of_slurm(text, minutes):
+    assert slurm.minutes(text) == minutes
+    with pytest.raises(UserError, match='--time 12h: expected HH:MM:SS'):
+        slurm.minutes('12h')
+
+
 def test_slurm_jobs_go_on_after_a_pre_emption(script, quick, tmp_path, monkeypatch):
     """submitit's own local executor in the place of the cluster: the same job, signals and requeueing."""
     submitit = pytest.importorskip('submitit')
-    from utilities.slurm import Job
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     line = shlex.join([*quick, '--n_epochs', '6', '--iterations_per_epoch', '20'])
     executor = submitit.LocalExecutor(folder=tmp_path / 'logs')
     executor.update_parameters(timeout_min=10)
-    job = executor.submit(Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', line]))
+    job = executor.submit(slurm.Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', line]))
     log = folder_of(tmp_path) / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     job._interrupt()
