@@ -26,6 +26,7 @@ from utilities.errors import UserError, choose
 ROOT = Path(__file__).resolve().parent
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'log_online',
            'online_backend', 'project'}                            # may differ between parts of what is one run
+PATIENCE = 120                                                    # seconds
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
 
 
@@ -273,11 +274,15 @@ def stop(running):
 def run_line(text):
     """One run in the foreground, resumed where it was stopped; returns its exit code. What a job of SLURM executes."""
     run = planned(shlex.split(text))
-    try:
-        process = start(run)
-    except Busy:
-        print(f'{run.name}: another process has it')
-        return 0
+    for attempt in range(PATIENCE + 1):             # a pre-empted job may come back before its process is gone
+        try:
+            process = start(run)
+            break
+        except Busy:
+            if attempt == PATIENCE:
+                print(f'{run.name}: another process has it')
+                return 0
+            time.sleep(1)
     if process is None:
         print(f'{run.name}: had been finished before')
         return 0

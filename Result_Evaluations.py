@@ -52,7 +52,10 @@ def collect(opt):
     """The Runs that the flags name. Raises UserError where there are none."""
     if bool(opt.runs) == bool(opt.project):
         raise UserError('give --runs FOLDER, or --project ENTITY/PROJECT')
-    runs = wandb_records.download(opt.project, opt.cache) if opt.project else below(opt.runs, opt.exclude)
+    if opt.project:
+        runs = wandb_records.download(opt.project, opt.cache, lambda name, where: by_name(opt, name, where))
+    else:
+        runs = below(opt.runs, opt.exclude)
     where = opt.project or ' '.join(opt.runs)
     if not runs:
         raise UserError(f'{where}: there are no run folders in it, and no offline runs of W&B')
@@ -80,7 +83,12 @@ def below(folders, exclude):
 
 def is_wanted(opt, dataset, name, where=''):
     """Whether --datasets, --only and --exclude leave a run in."""
-    return ((not opt.datasets or dataset in opt.datasets) and (not opt.only or any(text in name for text in opt.only))
+    return (not opt.datasets or dataset in opt.datasets) and by_name(opt, name, where)
+
+
+def by_name(opt, name, where=''):
+    """Whether --only and --exclude leave a run in."""
+    return ((not opt.only or any(text in name for text in opt.only))
             and not any(text in name or text in where for text in opt.exclude))
 
 

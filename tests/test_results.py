@@ -316,6 +316,8 @@ def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkey
     shutil.rmtree(tmp_path / 'cache')
     code, _, error = evaluate(source=source)
     assert code == 2 and 'someone/Revisit/id0 (CUB_Margin_s0): its config at W&B has no seed' in error
+    project.runs = runs
+    assert evaluate('--exclude', 'id0', source=source)[0] == 0
 
 
 def test_the_command_line(make, tmp_path):

@@ -135,11 +135,13 @@ def made(name, where, config, rows, state, group):
     return Run(name, where, flags, rows, state)
 
 
-def download(project, cache):
+def download(project, cache, is_wanted=lambda name, where: True):
     """
-    All runs of the project 'ENTITY/PROJECT' at the server, with their full histories.
+    The runs of the project 'ENTITY/PROJECT' at the server, with their full histories.
 
-    cache: a folder with a file per run, so that what was loaded is not loaded again, unless the run has gone on since.
+    is_wanted: of a run's name and path; others are not loaded.
+    cache:     a folder with a file per run; what is there is not loaded again, unless the run has gone on since.
+
     Raises UserError where the project does not exist or is empty, or the server does not answer.
     """
     try:
@@ -159,16 +161,18 @@ def download(project, cache):
     if not n_runs:
         raise UserError(f'--project {project}: there are no runs in it')
     folder.mkdir(parents=True, exist_ok=True)
-    runs = []
+    runs, n_seen = [], 0
     bar = tqdm(total=n_runs, unit='run', desc=project, disable=None)
     try:
         for run in found:
-            loaded = cached(folder / f'{run.id}.json', run)
-            runs.append(made(run.name, f'{project}/{run.id}', loaded['config'], loaded['rows'], loaded['state'],
-                             run.group))
+            where = f'{project}/{run.id}'
+            if is_wanted(run.name, where):
+                loaded = cached(folder / f'{run.id}.json', run)
+                runs.append(made(run.name, where, loaded['config'], loaded['rows'], loaded['state'], run.group))
+            n_seen += 1
             bar.update()
     except problems as error:
-        raise UserError(f'--project {project}: W&B stopped answering after {len(runs)} of {n_runs} runs '
+        raise UserError(f'--project {project}: W&B stopped answering after {n_seen} of {n_runs} runs '
                         f'({first_line(error)}); what was loaded is kept in {folder}: start again') from None
     finally:
         bar.close()
