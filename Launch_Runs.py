@@ -328,7 +328,7 @@ def status_table(runs):
         epoch = f'{"-" if row["epoch"] is None else row["epoch"]}/{row["n_epochs"]}'
         left = '' if row['state'] == 'finished' or row['seconds'] is None else clock(row['seconds'])
         score = '' if row['score'] is None else f'{row["score"]:.4f}'
-        lines.append(f'{row["run"].name:{width}}  {row["state"]:8}  {epoch:>9}  {score:>6}  {left:>9}')
+        lines.append(f'{row["run"].name:{width}}  {row["state"]:8}  {epoch:>9}  {score:>6}  {left:>9}'.rstrip())
     counts = collections.Counter(row['state'] for row in rows)
     total = ''
     if any(row['state'] != 'finished' for row in rows) and all(row['seconds'] is not None for row in rows):
