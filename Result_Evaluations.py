@@ -33,9 +33,9 @@ def build():
             help='on the test split, or with the split in front, as train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
             help='the epoch that counts; best_test chooses on the numbers that it reports')
-    numbers('--select_by', metavar='METRIC', help='what best means; by default the first of --metrics')
-    parameters.switch(parser.add_argument_group('which numbers, as in Roth et al.'), '--per_metric',
-                      help='with best_test or best_val: each metric on test at its own best epoch')
+    numbers('--select_by', metavar='METRIC', help='what best means; by default the first of --metrics of which more is better')
+    numbers('--per_metric', action='store_true',
+            help='with best_test or best_val: each metric on test at its own best epoch, as in Roth et al.')
     numbers('--digits', type=parameters.COUNT, default=1, help='decimals of percentages; other numbers have two more')
     output = parser.add_argument_group('what to write').add_argument
     output('--latex', metavar='FILE', help='the table, for booktabs')
@@ -157,7 +157,10 @@ def evaluate(opt):
         if file and not Path(file).parent.is_dir():
             raise UserError(f'--{flag} {file}: there is no folder {Path(file).parent}')
     names = [results.column(metric) for metric in opt.metrics]
-    by = (opt.select_by or names[0].partition('_')[2]).removeprefix('test_')
+    by = (opt.select_by or next((name.partition('_')[2] for name in names if results.is_share(name)), 'e_recall@1')
+          ).removeprefix('test_')
+    if not results.is_share(f'test_{by}'):
+        raise UserError(f'--select_by {by}: no metric of which more is better; choose one as e_recall@1 or nmi')
     rule = results.rule_in_words(opt.select, by, opt.per_metric)
     groups, notes = results.group_runs(collect(opt), expected(opt) if opt.script else (), opt.seeds,
                                        opt.with_unfinished)

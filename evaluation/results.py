@@ -184,11 +184,10 @@ def selected(run, names, rule, by, per_metric):
     return values
 
 
-def scores(groups, names, rule='last', by=None, per_metric=False):
+def scores(groups, names, rule='last', by='e_recall@1', per_metric=False):
     """A table with a row per run that counts: dataset, group, method, seed, epoch, and the columns `names`."""
     if per_metric and rule == 'last':
         raise UserError('--per_metric goes with --select best_val or best_test')
-    by = by or names[0].partition('_')[2]
     rows = [{'dataset': group.dataset, 'group': group.name, 'method': group.method, 'seed': run.seed}
             | selected(run, names, rule, by, per_metric) for group in groups for run in group.runs]
     return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', 'epoch', *names])

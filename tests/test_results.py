@@ -194,6 +194,7 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
     (['--metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_dists@intra_over_inter'),
     (['--metrics', 'f1'], 'A_s1: it has no test_f1 in epoch 4'),
     (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it has not; it was run without'),
+    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: no metric of which more is better'),
     (['--per_metric'], '--per_metric goes with --select best_val or best_test'),
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
