@@ -33,7 +33,8 @@ def build():
             help='on the test split, or with the split in front, as train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
             help='the epoch that counts; best_test chooses on the numbers that it reports')
-    numbers('--select_by', metavar='METRIC', help='what best means; by default the first of --metrics of which more is better')
+    numbers('--select_by', metavar='METRIC',
+            help='what best means; by default the first of --metrics of which more is better')
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: each metric on test at its own best epoch, as in Roth et al.')
     numbers('--digits', type=parameters.COUNT, default=1, help='decimals of percentages; other numbers have two more')
