@@ -146,7 +146,7 @@ def draw(opt, plans, rule):
         files += [figures.scatter(plan.scores, x, y, place(f'{y}_against_{x}'), title) for x, y in plan.pairs]
         for name in plan.singles:
             files += [figures.curves(plan.groups, name, place(f'curves_{name}'), title),
-                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {rule}')]
+                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {rule.removeprefix("all metrics ")}')]
         print('\n'.join(f'figure: {file}' for file in files))
 
 
