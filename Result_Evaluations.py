@@ -143,10 +143,11 @@ def draw(opt, plans, rule):
             return folder / f'{dataset}_{what}.{opt.format}'
 
         files = [figures.correlation_matrix(plan.scores, plan.matrix, place('correlations'), title)]
+        at = rule.removeprefix('all metrics ')
         files += [figures.scatter(plan.scores, x, y, place(f'{y}_against_{x}'), title) for x, y in plan.pairs]
         for name in plan.singles:
             files += [figures.curves(plan.groups, name, place(f'curves_{name}'), title),
-                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {rule.removeprefix("all metrics ")}')]
+                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {at}')]
         print('\n'.join(f'figure: {file}' for file in files))
 
 
