@@ -133,7 +133,7 @@ def drawings(opt, groups, names, by):
 
 def draw(opt, plans, rule):
     """Draws the figures, and prints their files."""
-    from evaluation import figures, results
+    from evaluation import comparison, results
     folder = Path(opt.figures)
     folder.mkdir(parents=True, exist_ok=True)
     for dataset, plan in plans.items():
@@ -142,12 +142,12 @@ def draw(opt, plans, rule):
         def place(what, dataset=dataset):
             return folder / f'{dataset}_{what}.{opt.format}'
 
-        files = [figures.correlation_matrix(plan.scores, plan.matrix, place('correlations'), title)]
+        files = [comparison.correlation_matrix(plan.scores, plan.matrix, place('correlations'), title)]
         at = rule.removeprefix('all metrics ')
-        files += [figures.scatter(plan.scores, x, y, place(f'{y}_against_{x}'), title) for x, y in plan.pairs]
+        files += [comparison.scatter(plan.scores, x, y, place(f'{y}_against_{x}'), title) for x, y in plan.pairs]
         for name in plan.singles:
-            files += [figures.curves(plan.groups, name, place(f'curves_{name}'), title),
-                      figures.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {at}')]
+            files += [comparison.curves(plan.groups, name, place(f'curves_{name}'), title),
+                      comparison.bars(plan.scores, name, place(f'bars_{name}'), f'{title}, {at}')]
         print('\n'.join(f'figure: {file}' for file in files))
 
 

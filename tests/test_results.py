@@ -245,12 +245,12 @@ def test_figures(make, evaluate, tmp_path):
 
 
 def test_the_correlation_is_pearsons():
-    from evaluation import figures
+    from evaluation import comparison
     x, y = np.random.default_rng(0).normal(size=(2, 20))
     from scipy.stats import pearsonr
-    assert figures.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
-    assert figures.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
-    assert np.isnan(figures.correlation([1, 1, 1], [1, 2, 3])[0])
+    assert comparison.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
+    assert comparison.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
+    assert np.isnan(comparison.correlation([1, 1, 1], [1, 2, 3])[0])
 
 
 def test_key_names():
