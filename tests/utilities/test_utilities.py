@@ -277,17 +277,3 @@ def test_wandb_offline_has_the_same_numbers_and_no_secret(opt, tmp_path, monkeyp
         for name in names:
             assert b'k' * 40 not in open(os.path.join(path, name), 'rb').read(), name
     os.environ.pop('WANDB_API_KEY', None)
-
-
-def test_comet_offline(opt, tmp_path, monkeypatch):
-    pytest.importorskip('comet_ml')
-    import zipfile
-    monkeypatch.delenv('COMET_API_KEY', raising=False)
-    flags = opt(save_path=str(tmp_path), log_online=True, online_backend='comet_ml')
-    folder = run_folder.create(flags, {'lr': 1}, [], {'hash': 'x', 'splits': {}})
-    with Records(flags, folder, {'lr': 1}, 0) as records:
-        log(records, 0, .25)
-    archive, = (folder / 'comet').glob('*.zip')
-    with zipfile.ZipFile(archive) as opened:
-        messages = opened.read('messages.json').decode()
-    assert 'test/e_recall@1' in messages
