@@ -29,6 +29,7 @@ def run(opt, arguments):
     settings = parameters.settings_of(opt)
     model, data = prepare(opt)
     miner = batch_mining.select(opt)
+    evaluation.check_feedback(miner, data)
     criterion = criteria.select(opt, miner).to(opt.device)
     sampler = datasampler.select(opt, data.train)
     optimizer, scheduler = optimization(opt, model, criterion)
@@ -41,7 +42,8 @@ def run(opt, arguments):
     if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
         print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
     state = Checkpoint(folder, settings, opt.storage_metrics, model=model, criterion=criterion, miner=miner,
-                       optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+                       optimizer=optimizer, scheduler=scheduler, sampler=sampler,
+                       storage=getattr(sampler, 'storage', None))
     start = state.resume()
     if opt.resume:
         run_folder.note_resumption(folder, settings, arguments, start)
@@ -54,16 +56,19 @@ def run(opt, arguments):
                 if patience_is_over(opt, state):
                     break
                 began = time.perf_counter()
-                trained = train_epoch(opt, epoch, model, criterion, optimizer, loader) if epoch else {}
+                if epoch:
+                    datasampler.fill_storage(sampler, lambda: evaluation.embed(opt, model, data.evaluation['train'],
+                                                                               'train').embeddings)
+                trained = train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader) if epoch else {}
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                    evaluated, embedded = evaluation.evaluate(opt, model, data)
+                    evaluated, embedded = evaluation.evaluate(opt, model, data, criterion, epoch)
                 if epoch:
                     scheduler.step()
                 row = records.log(epoch, trained | {'seconds': time.perf_counter() - began}, evaluated)
                 state.save(epoch, row)
                 records.summarise(state.row, state.best, finished=False)
-            finish(opt, model, data, embedded, records, state)
+            finish(opt, model, data, criterion, embedded, records, state)
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {folder}')
         raise
@@ -84,11 +89,12 @@ def prepare(opt):
     device.set_arithmetic(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
+    if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint brings them
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)
     opt.n_classes = data.train.n_classes
+    evaluation.check_data(opt, data)
     if 'val' not in evaluation.splits_to_evaluate(opt, data) and opt.patience:
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split')
     if opt.device.type == 'cpu':
@@ -118,13 +124,15 @@ def optimization(opt, model, criterion):
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def train_epoch(opt, epoch, model, criterion, optimizer, loader):
+def train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader):
     """One epoch of steps. Returns what is logged of it. Raises RunFailed when a loss or gradient is not finite."""
     seed_everything(derive(opt.seed, epoch))
     model.train()
     model.backbone.requires_grad_(epoch > opt.warmup)
     trace = Trace(epoch)
-    for images, labels, _ in tqdm(loader.epoch(epoch), desc=f'epoch {epoch}', leave=False, disable=None):
+    batches = loader.epoch(epoch)
+    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    for step, (images, labels, indices) in enumerate(bar, start=(epoch - 1) * len(batches) + 1):
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
@@ -134,6 +142,8 @@ def train_epoch(opt, epoch, model, criterion, optimizer, loader):
                      if parameter.grad is not None]
         trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
         optimizer.step()
+        datasampler.update_storage(loader.sampler, embeddings, indices)
+        evaluation.feedback(opt, model, data, miner, step, opt.n_epochs * len(batches))
     logged = {f'train_{name}': trace.mean(name) for name in trace.names()}
     if 'train_active_tuples' in logged:
         logged['train_active_share'] = trace.total('active_tuples') / max(1, trace.total('tuples'))
@@ -158,29 +168,33 @@ def summary(opt, folder, model, data, start):
                       f'{opt.dataset}: ' + '; '.join(splits)])
 
 
-def finish(opt, model, data, embedded, records, state):
+def finish(opt, model, data, criterion, embedded, records, state):
     """Draws the figures and closes the books."""
-    from evaluation import plots
-    embedded = embedded.get('test') or evaluation.embed(opt, model, data.evaluation['test'], 'test')
+    from evaluation import figures, plots
+    embedded = embedded.get('test') or evaluation.embed_splits(opt, model, data, ['test'], criterion)['test']
     plots.retrieval_panel(embedded, state.folder / 'retrieval_test.png', opt.seed)
     plots.curves(records.rows, state.folder / 'plots')
+    figures.draw(opt, embedded, state.folder / 'plots', 'test')
     if opt.projector:
         plots.projector(embedded, state.folder / 'tensorboard')
     records.summarise(state.row, state.best, finished=True)
-    print(f'Done.\n  run folder:       {state.folder}\n  metric curves:    {state.folder / "plots"}\n'
+    print(f'Done.\n  run folder:       {state.folder}\n  plots:            {state.folder / "plots"}\n'
           f'  retrieved images: {state.folder / "retrieval_test.png"}')
 
 
 def restored(opt, place):
-    """The network of a run folder or checkpoint, and its data; for --evaluate and --embed."""
+    """The network of a run folder or checkpoint, its data, its criterion; for --evaluate, --embed and --draw."""
     states = checkpoint.load(checkpoint.find(place))
     model, data = prepare(opt)
     try:
         model.load_state_dict(states['model'])
     except RuntimeError as error:
         raise UserError(f'{place}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
+    criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
+    if hasattr(criterion, 'ranking_embeddings'):               # else it has no say in an evaluation
+        criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(place)}, epoch {states["epoch"]}')
-    return model, data
+    return model, data, criterion
 
 
 def main(arguments):
@@ -192,7 +206,9 @@ def main(arguments):
             for name, value in evaluation.evaluate(opt, *restored(opt, opt.evaluate))[0].items():
                 print(f'{name}: {value if isinstance(value, float) else " ".join(map(repr, value.tolist()))}')
         elif opt.embed:
-            evaluation.write_embeddings(opt, *restored(opt, opt.embed[0]), opt.embed[1])
+            evaluation.write_embeddings(opt, *restored(opt, opt.embed[0])[:2], opt.embed[1])
+        elif opt.draw:
+            evaluation.draw(opt, *restored(opt, opt.draw[0]), opt.draw[1])
         else:
             run(opt, sys.argv[1:])
     except UserError as error:

@@ -19,12 +19,13 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS
 from datasets.transforms import AUGMENTATIONS
-from evaluation import METRICS
+from evaluation import METRICS, ranking
+from evaluation.figures import PICTURES
 from utilities import checkpoint, run_folder
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
-MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed')      # what to do, not part of a run's settings
+MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw')      # what to do, not part of a run's settings
 
 
 class Parser(argparse.ArgumentParser):
@@ -107,6 +108,8 @@ def run_parameters(parser):
                        help='train nothing; print the metrics of a trained network (of a folder: the last one)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
                        help='train nothing; write embeddings, labels and paths of a trained network')
+    group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
+                       help='train nothing; draw the --pictures of a trained network into a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='all that is random is a function of it')
     switch(group, '--deterministic', help='repeatable arithmetic also on a GPU, at a cost; on the CPU it always is')
     switch(group, '--tf32', help='faster, less exact float32 products on NVIDIA GPUs')
@@ -178,18 +181,25 @@ def batch_creation_parameters(parser):
     group = parser.add_argument_group('batch creation')
     group.add_argument('--data_sampler', default='class_random', help=f'one of {", ".join(SAMPLERS)}')
     group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2, help='images of each class in a batch')
+    switch(group, '--data_cover_epoch', help='class_random: an epoch visits every class once')
+    group.add_argument('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
+                       help='super-classes in a batch; more, where these have too few classes')
     group.add_argument('--data_batchmatch_bigbs', type=POSITIVE_INT, default=512,
                        help='size of the big batch that is summarised')
     group.add_argument('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10, help='number of candidate batches')
     switch(group, '--data_storage_no_update', help='do not update the stored embeddings from the training batches')
-    group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0, help='exponent of the distances')
-    group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9, help='least distance of the greedy coreset')
+    group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0,
+                       help='exponent of the distances, against the density')
+    group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9,
+                       help='greedy coreset: images no farther than this from an anchor are covered')
     group.add_argument('--data_sampler_lowproj_dim', type=WHOLE, default=-1, help='of a random projection; -1: none')
-    group.add_argument('--data_sim_measure', default='euclidean', help='distance of the stored embeddings')
+    group.add_argument('--data_sim_measure', choices=['euclidean', 'cosine'], default='euclidean',
+                       help='distance of the stored embeddings; cosine: after normalising them')
     switch(group, '--data_gc_softened', help='greedy coreset: random among the farthest 3 percent')
-    switch(group, '--data_idx_full_prec', help='embed all training images anew at each epoch')
-    group.add_argument('--data_mb_mom', type=REAL, default=-1.0, help='momentum of the stored embeddings; -1: none')
-    group.add_argument('--data_mb_lr', type=REAL, default=1.0, help='step size of that momentum')
+    switch(group, '--data_idx_full_prec', help='embed all training images anew before each epoch')
+    group.add_argument('--data_mb_mom', type=REAL, default=-1.0, help="of the stored embeddings' changes; -1: none")
+    group.add_argument('--data_mb_lr', type=REAL, default=1.0,
+                       help='how far the stored embeddings run ahead with that momentum')
 
 
 def batch_mining_parameters(parser):
@@ -197,18 +207,47 @@ def batch_mining_parameters(parser):
     group.add_argument('--batch_mining', default='distance',
                        help=f'one of {", ".join(BATCHMINERS)}, or pml:NAME, a class of pytorch-metric-learning')
     for miner in ('distance', 'rho_distance'):
-        group.add_argument(f'--miner_{miner}_lower_cutoff', type=NOT_NEGATIVE, default=0.5,
+        group.add_argument(f'--miner_{miner}_lower_cutoff', type=number(float, 0, 2), default=0.5,
                            help='smaller distances weigh as much as this one')
         group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
                            help='without effect, as in the public code')
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
-                       help='probability that a positive takes the place of the negative')
+                       help='probability of a triplet that pushes a positive away')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
                        help="width of the window on squared distances; by default the loss's margin, or 0.2")
     group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
                        help='hard: the nearest; semihard: the nearest of those farther than the positive')
     group.add_argument('--miner_multisimilarity_epsilon', type=REAL, default=0.1, help='in units of cosine')
+    add = group.add_argument
+    add('--miner_parametric_mode', choices=['uniform', 'hards', 'semihards', 'veryhards'], default='uniform',
+        help='distances that negatives are drawn from: all, up to 0.5, 0.3 to 0.7, up to 0.3')
+    add('--miner_parametric_n_support', type=number(int, 2), default=30, help='edges of the bins of distances')
+    add('--miner_parametric_support_lim', nargs=2, type=NOT_NEGATIVE, default=[0.1, 1.4],
+        help='first and last edge; the bins there take all that is beyond')
+    switch(group, '--miner_parametric_adapt',
+           help='PADS: a policy adapts the distribution to what becomes of validation metrics (--use_tv_split)')
+    add('--miner_parametric_init', choices=['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
+        default='uniform_low', help='distribution that PADS starts from; uniform_low: distances from 0.3 to 0.7')
+    add('--miner_parametric_update_every', type=POSITIVE_INT, default=30,
+        help='training steps between two updates of the policy')
+    add('--miner_parametric_actions', nargs='+', type=POSITIVE, default=[0.8, 1.0, 1.25],
+        help="factors of a bin's weight that the policy chooses from")
+    add('--miner_parametric_policy_lr', type=NOT_NEGATIVE, default=0.01, help='learning rate of the policy')
+    add('--miner_parametric_policy_size', nargs='+', type=POSITIVE_INT, default=[128, 128],
+        help="widths of the policy's hidden layers")
+    add('--miner_parametric_history', type=POSITIVE_INT, default=20,
+        help='number of last validations that the policy sees')
+    add('--miner_parametric_reward', choices=['recall_nmi', 'recall'], default='recall_nmi',
+        help='whether recall@1, or its mean with NMI, is better than at the last update')
+    add('--miner_parametric_learning', choices=['ppo', 'reinforce'], default='ppo',
+        help="how the policy learns: PPO with a value head, or REINFORCE with the rewards' moving average as baseline")
+    add('--miner_parametric_ppo_clip', type=FRACTION, default=0.2, help='of the ratio of new and old chances')
+    add('--miner_parametric_old_update', type=POSITIVE_INT, default=5,
+        help="updates of the policy between two of PPO's old policy")
+    add('--miner_parametric_baseline_rate', type=FRACTION, default=0.05, help="of reinforce's moving average")
+    switch(group, '--miner_parametric_no_self_reg',
+           help='PADS: draw negatives from other classes only, and positives other than the anchor')
     group.add_argument('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
                        help="arguments of pml:NAME, as '{epsilon: 0.2}'; one for each such miner, or one for all")
 
@@ -334,8 +373,31 @@ def evaluation_parameters(parser):
     switch(group, '--no_train_metrics', help='do not evaluate the training split')
     group.add_argument('--eval_every', type=POSITIVE_INT, default=1, help='in epochs; the last one always is')
     switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU as well, where there is one')
+    group.add_argument('--cluster_every', type=POSITIVE_INT, default=1,
+                       help='in epochs: nmi, ami and f1 in these and in the last one only')
+    group.add_argument('--bootstrap', metavar='N', type=COUNT, default=0,
+                       help='95 percent intervals of the retrieval metrics, from N resamples of the classes')
+    group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
+                       help='how to rank; the quickest by default, all with equal results')
+    switch(group, '--knn_approx', help='rank by an approximate search, where an exact one takes too long')
+    switch(group, '--eval_normalize', help='evaluate L2-normalised embeddings')
+    switch(group, '--eval_features', help="evaluate the backbone's pooled features instead of the embeddings")
+    group.add_argument('--pca', metavar='D', type=COUNT, default=0,
+                       help='evaluate the first D principal components; 0: all dimensions')
+    group.add_argument('--eval_autocast', choices=['bfloat16', 'float16'],
+                       help='embed in mixed precision when evaluating; the metrics are computed in float32')
+    group.add_argument('--eval_reference', choices=['self', 'train', 'all'], default='self',
+                       help='where test and validation queries are searched for: in their own split, in the training '
+                            'split, or in both')
+    group.add_argument('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
+                       help='class: as labelled; parent: super-classes; within: classes, searched for in their '
+                            'super-class only')
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
                        help='which of the embeddings to evaluate; networks here have one')
+    group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
+                       default=['retrieval', 'spectrum', 'distances', 'classes'],
+                       help='of the test split after the last epoch, for papers, into plots/: none, '
+                            f'{", ".join(PICTURES)}')
     switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
 
 
@@ -372,15 +434,15 @@ def parse(arguments):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The settings of a run folder (--resume, --reproduce, --evaluate, --embed) come first, then those of the --config
-    files, and the command line wins. Raises UserError for whatever the user must change.
+    The settings of a run folder (--resume, --reproduce, --evaluate, --embed, --draw) come first, then those of the
+    --config files, and the command line wins. Raises UserError for whatever the user must change.
     """
     parser = build()
     given = parser.parse_args(arguments)
-    folders = [given.resume, given.reproduce, given.evaluate, given.embed and given.embed[0]]
+    folders = [given.resume, given.reproduce, given.evaluate, *(given.embed or [])[:1], *(given.draw or [])[:1]]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate and --embed: give one of them')
+        raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
     settings = {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder)
@@ -446,6 +508,9 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller share, such as 0.8')
+    low, high = opt.miner_parametric_support_lim
+    if low >= high:
+        raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
     if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
         raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
     for flag in ('group', 'savename'):

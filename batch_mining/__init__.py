@@ -8,7 +8,10 @@ from batch_mining import (
     lifted,
     multisimilarity,
     npair,
+    parametric,
+    random_distance,
     random_triplets,
+    rho_distance,
     semihard,
     softhard,
 )
@@ -24,10 +27,13 @@ BATCHMINERS = {
     'hard': hard,
     'easyhard': easyhard,
     'distance': distance,
+    'rho_distance': rho_distance,
     'multisimilarity': multisimilarity,
     'npair': npair,
     'lifted': lifted,
+    'parametric': parametric,
     'intra_random': intra_random,
+    'random_distance': random_distance,
     'none': None,
 }
 
@@ -55,7 +61,15 @@ class Miners(list):
         for place, state in states.items():
             self[place].load_state_dict(state)
 
+    @property
+    def update_every(self):
+        return max(getattr(miner, 'update_every', 0) for miner in self)          # the flags are the same for all
+
+    @property
+    def validation_metrics(self):
+        return {name: None for miner in self for name in getattr(miner, 'validation_metrics', ())}.keys()
+
     def update(self, validation_metrics):
         for miner in self:
-            if hasattr(miner, 'update'):
+            if getattr(miner, 'update_every', 0):
                 miner.update(validation_metrics)

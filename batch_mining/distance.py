@@ -25,9 +25,9 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
     """
     same = labels[:, None] == labels
     negative = draw(negative_weights(batch, same, lower_cutoff))
-    positive, n_positives = random_positives(labels)
-    anchor = ((n_positives > 0) & (n_positives + 1 < len(labels))).nonzero()[:, 0]
-    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+    positive, n_positives = uniform(same.fill_diagonal_(False))
+    anchor = (n_positives * (len(labels) - 1 - n_positives)).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
 def negative_weights(batch, same, lower_cutoff=0.5):
@@ -38,38 +38,34 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     u^(−(D − 3)/2) / √s.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        norms = batch.square().sum(dim=1)
-        squared = torch.addmm(norms, batch, batch.T, alpha=-2).add_(norms[:, None])
-        squared.clamp_(lower_cutoff ** 2, (2 - 1e-3) ** 2)
-        weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
-        weights.masked_fill_(same, -torch.inf)
-        weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
-        return weights.mul_(squared.rsqrt_())
+    squared = batch.new_empty(len(batch), len(batch))
+    squared.addmm_(batch, batch.T, beta=0, alpha=-2)                # in place, where autocast has no effect
+    norms = squared.diagonal() / -2
+    squared.add_(norms).add_(norms[:, None]).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
+    weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
+    weights.masked_fill_(same, -torch.inf)
+    weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
+    return weights.mul_(squared.rsqrt_())
 
 
 def draw(weights):
     """
-    A column of each row of `weights` [B, N] with probability in proportion to it: [B]; the last one of a row of zeros.
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
+
+    In float64, so that rounding makes no weight of 0 a chance.
     """
-    weights = weights.cumsum(dim=1)
-    total = weights[:, -1:].contiguous()
-    drawn = torch.rand(len(weights), 1, device=weights.device, dtype=weights.dtype) * total
-    drawn = drawn.minimum(total.nextafter(torch.zeros_like(total)))          # the product may round up to the total
-    return torch.searchsorted(weights, drawn, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    cumulated = weights.cumsum(dim=1, dtype=exact)
+    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
+    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
 
 
-def random_positives(labels):
-    """
-    A random other sample of each sample's class, [B], itself where there is none; and how many others there are, [B].
-    """
-    ordered, order = labels.sort(stable=True)                      # a class stands at order[start:start + size]
-    start = torch.searchsorted(ordered, labels)
-    size = torch.searchsorted(ordered, labels, right=True) - start
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device)
-    step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long()       # 1 ... size − 1, or 1
-    return order[start + (place - start + step.minimum((size - 1).clamp(min=1))) % size], size - 1
+def uniform(mask):
+    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k), total
 
 
 class BatchMiner:

@@ -19,30 +19,30 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
     >>> batch = torch.tensor([[0.], [1.], [4.], [0.5], [2.]])
     >>> easyhard_triplets(batch, torch.tensor([0, 0, 0, 1, 1]))
     tensor([[0, 1, 4],
-            [1, 0, 4],
             [2, 1, 3],
             [3, 4, 2],
             [4, 3, 0]])
     """
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    squared = squared_distances(batch)
+    nearness = nearer(batch)
     if pos == 'easy':
-        d_ap, positive = squared.masked_fill(~positives, torch.inf).min(dim=1)
+        of_positive, positive = nearness.masked_fill(~positives, -torch.inf).max(dim=1, keepdim=True)
     else:
-        d_ap, positive = squared.masked_fill(~positives, -torch.inf).max(dim=1)
-    negatives = ~same if neg == 'hard' else ~same & (squared > d_ap[:, None])
-    negative = squared.masked_fill(~negatives, torch.inf).argmin(dim=1)
+        of_positive, positive = nearness.masked_fill(~positives, torch.inf).min(dim=1, keepdim=True)
+    negatives = ~same if neg == 'hard' else ~same & (nearness < of_positive)
+    negative = nearness.masked_fill(~negatives, -torch.inf).argmax(dim=1)
     anchor = (positives.any(dim=1) & negatives.any(dim=1)).nonzero()[:, 0]
-    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+    return torch.stack([anchor, positive[anchor, 0], negative[anchor]], dim=1)
 
 
-def squared_distances(batch):
+def nearer(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        norms = gram.diagonal()
-        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+        return gram.sub_(gram.diagonal() / 2)
 
 
 class BatchMiner:

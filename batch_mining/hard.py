@@ -21,19 +21,20 @@ def hard_triplets(batch, labels):
     """
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    squared = squared_distances(batch)
-    positive = squared.masked_fill(~positives, -torch.inf).argmax(dim=1)
-    negative = squared.masked_fill(same, torch.inf).argmin(dim=1)
+    nearness = nearer(batch)
+    positive = nearness.masked_fill(~positives, torch.inf).argmin(dim=1)
+    negative = nearness.masked_fill(same, -torch.inf).argmax(dim=1)
     anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
     return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
 
 
-def squared_distances(batch):
+def nearer(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        norms = gram.diagonal()
-        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+        return gram.sub_(gram.diagonal() / 2)
 
 
 class BatchMiner:

@@ -17,13 +17,13 @@ def intra_random_triplets(labels, n_triplets):
     >>> bool((labels[triplets] == labels[triplets[:, :1]]).all())
     True
     """
-    same = labels[:, None] == labels
-    size = same.sum(dim=1)
+    ordered, order = labels.sort()
+    start = torch.searchsorted(ordered, labels)                     # the class of each sample stands at
+    size = torch.searchsorted(ordered, labels, right=True) - start       # order[start:start + size]
     # a sample of a uniform class is as likely as its class is small
     cumulated = (1 / size).cumsum(dim=0)
     drawn = torch.rand(n_triplets, device=labels.device) * cumulated[-1]
     anchor = torch.searchsorted(cumulated, drawn, right=True).clamp(max=len(labels) - 1)
-    order, start = labels.argsort(), (labels[:, None] > labels).sum(dim=1)
     size = size[anchor, None]
     place = (torch.rand(n_triplets, 2, device=labels.device) * size).long().minimum(size - 1)
     return torch.cat([anchor[:, None], order[start[anchor, None] + place]], dim=1)

@@ -15,11 +15,10 @@ def random_triplets(labels, n_triplets):
     tensor([[0, 0, 2],
             [1, 1, 2]])
     """
-    order = labels.argsort(stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    size = (labels[:, None] == labels).sum(dim=1)                   # of each sample's class,
-    start = (labels[:, None] > labels).sum(dim=1)                   # which stands at order[start:start + size]
+    ordered, order = labels.sort(stable=True)
+    rank = order.argsort()
+    start = torch.searchsorted(ordered, labels)                     # the class of each sample stands at
+    size = torch.searchsorted(ordered, labels, right=True) - start       # order[start:start + size]
     n_valid = (size - 1) * (len(labels) - size)                     # triplets of each anchor
     ends = n_valid.cumsum(0)
     chosen = draw(int(ends[-1]), n_triplets, labels.device)         # numbers of triplets, counted anchor by anchor
@@ -35,7 +34,7 @@ def random_triplets(labels, n_triplets):
 
 def draw(n, k, device):
     """k distinct numbers below n in random order, uniformly; all n if k is not less."""
-    if n <= 16 * k:
+    if n <= max(16 * k, 4096):
         return torch.randperm(n, device=device)[:k]
     numbers = torch.randint(n, (2 * k,), device=device).sort().values
     repeated = torch.cat([numbers.new_zeros(1, dtype=torch.bool), numbers[1:] == numbers[:-1]])

@@ -20,29 +20,34 @@ def semihard_triplets(batch, labels, margin=0.2):
     tensor([[0, 1, 2],
             [1, 0, 2]])
     """
-    same = labels[:, None] == labels
-    positive, has_positive = uniform(same.clone().fill_diagonal_(False))
+    different = labels[:, None] != labels
+    positive, n_positives = uniform((~different).fill_diagonal_(False))
     nearness = nearer(batch)
-    gap = nearness.gather(1, positive) - nearness                  # d_an² − d_ap²
-    window = (gap > 0).logical_and_(gap < margin).masked_fill_(same, False)
-    negative, has_negative = uniform(torch.where(window.any(dim=1, keepdim=True), window, ~same))
-    anchor = (has_positive & has_negative).nonzero()[:, :1]
+    gap = nearness.gather(1, positive.clamp(max=len(labels) - 1)) - nearness         # ½ (d_an² − d_ap²)
+    window = (gap > 0).logical_and_(gap < margin / 2).logical_and_(different)
+    negative, n_negatives = uniform(window, otherwise=different)
+    anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
 def nearer(batch):
-    """2 x_i·x_j − ‖x_j‖²: [B, B], in a row the negative squared distance up to a constant."""
+    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        return torch.addmm(-batch.square().sum(dim=1), batch, batch.T, alpha=2)
+    gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
+    return gram.sub_(gram.diagonal() / 2)
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly: [B, 1]; and whether there is one: [B, 1]."""
+def uniform(mask, otherwise=None):
+    """
+    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
+    [B, 1]; and of how many: [B, 1].
+    """
     count = mask.cumsum(dim=1, dtype=torch.int32)
+    if otherwise is not None:
+        count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k).clamp_(max=mask.shape[1] - 1), total > 0
+    return torch.searchsorted(count, k), total
 
 
 class BatchMiner:

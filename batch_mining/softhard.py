@@ -2,11 +2,6 @@
 import torch
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly; any column where the mask is empty: [B]."""
-    return ((1 - torch.rand(mask.shape, device=mask.device)) * mask).argmax(dim=1)       # 1 - rand is never 0
-
-
 @torch.no_grad()
 def softhard_triplets(batch, labels):
     """
@@ -24,24 +19,37 @@ def softhard_triplets(batch, labels):
     tensor([[0, 2, 3],
             [1, 2, 3]])
     """
-    same = labels[:, None] == labels
-    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    squared = squared_distances(batch)
-    farthest_positive = squared.masked_fill(~positives, -torch.inf).amax(dim=1, keepdim=True)
-    nearest_negative = squared.masked_fill(same, torch.inf).amin(dim=1, keepdim=True)
-    hard_positives, hard_negatives = positives & (squared > nearest_negative), ~same & (squared < farthest_positive)
-    positive = uniform(torch.where(hard_positives.any(dim=1, keepdim=True), hard_positives, positives))
-    negative = uniform(torch.where(hard_negatives.any(dim=1, keepdim=True), hard_negatives, ~same))
-    anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
-    return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
+    different = labels[:, None] != labels
+    positives = (~different).fill_diagonal_(False)
+    nearness = nearer(batch)
+    farthest_positive = nearness.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
+    nearest_negative = nearness.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
+    positive, n_positives = uniform((nearness < nearest_negative).logical_and_(positives), otherwise=positives)
+    negative, n_negatives = uniform((nearness > farthest_positive).logical_and_(different), otherwise=different)
+    anchor = (n_positives * n_negatives).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
 
 
-def squared_distances(batch):
+def nearer(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        norms = gram.diagonal()
-        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
+        return gram.sub_(gram.diagonal() / 2)
+
+
+def uniform(mask, otherwise=None):
+    """
+    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
+    [B, 1]; and of how many: [B, 1].
+    """
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    if otherwise is not None:
+        count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k), total
 
 
 class BatchMiner:

@@ -13,21 +13,21 @@ def median_times(competitors, repeats=9, budget=30.0):
     """
     Args:
         competitors: {name: a function without arguments}.
-        repeats:     calls of each that are timed, after one that is not.
+        repeats:     calls of each that are timed.
         budget:      seconds of processor time after which no other round begins; three rounds are always made.
 
-    Returns: {name: the median processor time of a call, in seconds}. The calls are interleaved: each round calls every
-    competitor once, so that all of them meet the same disturbances. Processor time does not count what other processes
-    take away, but adds up threads: torch should use one.
+    Returns: {name: the median processor time of a call, in seconds}. The calls are interleaved: each round times every
+    competitor once, so that all of them meet the same disturbances, and right after a call that is not timed, so that
+    none finds the caches and the allocator as another one left them. Processor time does not count what other
+    processes take away, but adds up threads: torch should use one.
     """
-    for function in competitors.values():
-        function()
     times = {name: [] for name in competitors}
     started = time.process_time()
     for done in range(repeats):
         if done >= 3 and time.process_time() - started > budget:
             break
         for name, function in competitors.items():
+            function()
             began = time.process_time()
             function()
             times[name].append(time.process_time() - began)

@@ -1,13 +1,49 @@
 """Batch samplers: which images stand together in a training batch."""
-from datasampler import class_random_sampler, full_random_sampler
+from datasampler import (
+    balanced_sampler,
+    class_random_sampler,
+    d2_coreset_sampler,
+    disthist_batchmatch_sampler,
+    fid_batchmatch_sampler,
+    full_random_sampler,
+    greedy_coreset_sampler,
+    hierarchical_sampler,
+    image_random_sampler,
+)
+from datasampler.storage import Storage
 from utilities.errors import choose
 
 SAMPLERS = {
     'class_random': class_random_sampler,
     'full_random': full_random_sampler,
+    'image_random': image_random_sampler,
+    'balanced': balanced_sampler,
+    'hierarchical': hierarchical_sampler,
+    'greedy_coreset': greedy_coreset_sampler,
+    'd2_coreset': d2_coreset_sampler,
+    'fid_batchmatch': fid_batchmatch_sampler,
+    'disthist_batchmatch': disthist_batchmatch_sampler,
 }
 
 
 def select(opt, images):
     """The sampler --data_sampler over the training images. Raises UserError where the batch cannot be made."""
-    return choose(SAMPLERS, opt.data_sampler, '--data_sampler').Sampler(opt, images.image_dict, images.image_list)
+    module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
+    required = []
+    if getattr(module, 'REQUIRES_STORAGE', False):
+        required.append(Storage(opt, len(images.image_list)))
+    if getattr(module, 'REQUIRES_HIERARCHY', False):
+        required.append(images.superclasses)
+    return module.Sampler(opt, images.image_dict, images.image_list, *required)
+
+
+def fill_storage(sampler, embed):
+    """Before an epoch, for a sampler with a storage; embed() -> embeddings [N, D] of the training images."""
+    if hasattr(sampler, 'storage'):
+        sampler.storage.fill(embed)
+
+
+def update_storage(sampler, embeddings, indices):
+    """After a step, for a sampler with a storage: the batch's embeddings [B, D] and image indices [B]."""
+    if hasattr(sampler, 'storage'):
+        sampler.storage.update(embeddings, indices)

@@ -1,6 +1,7 @@
 """SPC-R of Roth et al., ICML 2020: random images of random classes, and one image that makes a positive pair."""
 import torch
 
+from datasampler.draws import ClassImages, below
 from utilities.errors import UserError
 from utilities.randomness import derive
 
@@ -18,8 +19,7 @@ class Sampler(torch.utils.data.Sampler):
         if opt.bs < 2:
             raise UserError(f'--bs {opt.bs}: full_random needs at least 2 images a batch, a positive pair')
         self.bs, self.seed, self.epoch = opt.bs, opt.seed, 0
-        self.indices = [torch.tensor([index for _, index in images]) for images in image_dict.values()]
-        self.sizes = torch.tensor([len(indices) for indices in self.indices])
+        self.of_class = ClassImages(image_dict)
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
     def set_epoch(self, epoch):
@@ -30,16 +30,13 @@ class Sampler(torch.utils.data.Sampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
-
-        def below(limits):
-            """A uniform integer under each limit."""
-            return (torch.rand(limits.shape, generator=generator, dtype=torch.float64) * limits).long()
-
+        sizes, starts, images = self.of_class.sizes, self.of_class.starts, self.of_class.images
         for _ in range(self.sampler_length):
-            classes = below(torch.full((self.bs - 1,), len(self.indices)))
-            places = below(self.sizes[classes])
-            anchor = below(torch.tensor(self.bs - 1))
-            size = self.sizes[classes[anchor]]
-            positive = (places[anchor] + 1 + below(size - 1)) % size      # any place of the class but the anchor's
+            classes = below(torch.full((self.bs - 1,), len(sizes)), generator)
+            places = below(sizes[classes], generator)
+            anchor = below(torch.tensor(self.bs - 1), generator)
+            size = sizes[classes[anchor]]
+            # Any place of the class but the anchor's.
+            positive = (places[anchor] + 1 + below(size - 1, generator)) % size
             classes, places = torch.cat([classes, classes[anchor, None]]), torch.cat([places, positive[None]])
-            yield [int(self.indices[c][p]) for c, p in zip(classes.tolist(), places.tolist(), strict=True)]
+            yield images[starts[classes] + places].tolist()

@@ -16,4 +16,5 @@ def load(opt):
     images = root / 'Img' if (root / 'Img').exists() else root
     rows = listed_rows(partition, n_header=2, n_columns=3)
     return ImageTable([images / path for path, _, _ in rows], [item for _, item, _ in rows],
-                      [part for _, _, part in rows])
+                      [part for _, _, part in rows],
+                      {item: '/'.join(path.split('/')[-4:-2]) for path, item, _ in rows})        # WOMEN/Dresses

@@ -18,11 +18,17 @@ def load(opt):
     place = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
                                    'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
     if place.name == 'images':
-        return class_folders(place, characters=True)
+        table = class_folders(place, characters=True)
+        table.superclasses = alphabets(table.classes)
+        return table
     paths, classes = [], []
     for part in ('images_background', 'images_evaluation'):
         for character in sorted((place.parent / part).glob('*/*/')):
             files = image_files(character)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)
-    return ImageTable(paths, classes, characters=True)
+    return ImageTable(paths, classes, superclasses=alphabets(classes), characters=True)
+
+
+def alphabets(classes):
+    return {name: name.split('.')[0] for name in classes}

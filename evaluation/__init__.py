@@ -1,49 +1,55 @@
-"""Metrics: one pass embeds, one search ranks, one clustering and one decomposition serve all that need them."""
+"""Metrics: one pass embeds, one ranking, one clustering and one decomposition serve all that need them."""
+import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 
-from evaluation import clustering, geometry, neighbours, retrieval
+from evaluation import clustering, figures, geometry, neighbours, ranking, retrieval
 from evaluation.embedding import embed, write
 from utilities.errors import UserError
+from utilities.randomness import preserved
 
 
 @dataclass
 class Metric:
     """
     needs:    what evaluate() computes once and hands to the function: 'ranks' (of the positives, and their numbers; the
-              function gives a value per query), 'clusters' (labels and clusters), 'distances' or 'spectrum'.
+              function gives a value per query), 'clusters' (their contingency table), 'distances' or 'spectrum'.
     argument: of what follows the @: int, or the allowed words; None where nothing does.
+    depth:    of metrics of ranks, the last rank that matters, from the largest number of positives and the argument.
     select:   whether a higher value means a better network, so that it can choose one.
     """
     needs: str
     function: Callable
     argument: type | tuple | None = None
+    depth: Callable = lambda n_positives, *argument: np.inf
     select: bool = True
 
 
 METRICS = {
-    'e_recall': Metric('ranks', retrieval.recall_at, int),
-    'precision_at_1': Metric('ranks', retrieval.precision_at_1),
-    'r_precision': Metric('ranks', retrieval.r_precision),
-    'map_at_r': Metric('ranks', retrieval.map_at_r),
+    'e_recall': Metric('ranks', retrieval.recall_at, int, depth=lambda n_positives, k: k),
+    'precision_at_1': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1),
+    'r_precision': Metric('ranks', retrieval.r_precision, depth=lambda n_positives: n_positives),
+    'map_at_r': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
     'mAP': Metric('ranks', retrieval.mean_average_precision(np.inf)),
-    'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000)),
-    'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023)),
-    'mAP_c': Metric('ranks', retrieval.map_at_r),
+    'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
+    'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
+    'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
     'nmi': Metric('clusters', clustering.nmi),
     'ami': Metric('clusters', clustering.ami),
     'f1': Metric('clusters', clustering.f1),
     'dists': Metric('distances', dict.__getitem__, ('intra', 'inter', 'intra_over_inter'), select=False),
     'rho_spectrum': Metric('spectrum', geometry.rho_spectrum, int, select=False),
 }
+LEVELS = ('class', 'parent', 'within')
 
 
 def parse(name):
-    """'c_recall@4' -> (cosine or not, Metric, 4). Raises UserError for a metric that does not exist."""
+    """'c_recall@4' -> (cosine or not, Metric, (4,)). Raises UserError for a metric that does not exist."""
     base, at, argument = name.partition('@')
     cosine = base.startswith('c_')
     base = base.removeprefix('c_') if cosine else base
@@ -71,38 +77,151 @@ def number_after_at(base, argument):
 
 
 def check_metrics(opt):
-    """Refuses metrics that do not exist, and storage metrics that are not computed or do not tell good from bad."""
+    """Refuses metrics that do not exist, storage metrics that do not tell good from bad, and flags in their way."""
     for name in opt.evaluation_metrics:
-        parse(name)
+        _, metric, argument = parse(name)
+        if opt.knn_approx and metric.needs == 'ranks' and np.isinf(metric.depth(1, *argument)):
+            raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
     for name in opt.storage_metrics:
         if name not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
+    figures.check(opt)
+    if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
+        raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
+    if opt.ranking_backend == 'search' and not ranking.has_faiss():
+        raise UserError('--ranking_backend search needs faiss: pip install faiss-cpu, or leave the flag out')
 
 
-def evaluate(opt, model, data):
+def evaluate(opt, model, data, criterion=None, epoch=None):
     """
     Embeds the splits that are asked for and computes --evaluation_metrics on each.
 
+    criterion: may have a method ranking_embeddings(embeddings [N, D]) -> (queries [N, K], gallery [N, K]). Then the
+               image of the larger inner product is the nearer one, in all retrieval metrics but those on cosines.
+    epoch:     None, or the epoch, of which --cluster_every leaves the clustering out.
+
     Returns ({'<split>_<metric>': float; for rho_spectrum@0 an array}, {split: Embedded}).
     """
-    row, embedded = {}, {}
-    for name in splits_to_evaluate(opt, data):
-        embedded[name] = embed(opt, model, data.evaluation[name], name)
-        images = embedded[name].images
-        values = compute(opt.evaluation_metrics, embedded[name].embeddings, images.labels, images.is_query, opt.seed)
-        row |= {f'{name}_{metric}': value for metric, value in values.items()}
+    metrics, row = opt.evaluation_metrics, {}
+    if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
+        metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
+    wanted = splits_to_evaluate(opt, data)
+    embedded = embed_splits(opt, model, data, wanted, criterion)
+    for split in wanted:
+        for level in opt.eval_level:
+            # within super-classes there are other neighbours, but no other classes or embeddings
+            needs = {'class': SHARED, 'parent': ('ranks', 'clusters'), 'within': ('ranks',)}[level]
+            some = [name for name in metrics if parse(name)[1].needs in needs]
+            images = embedded[split].images
+            labels = class_of(images, level)
+            values = compute(some, embedded[split].embeddings, labels, seed=opt.seed, ranking=embedded[split].ranking,
+                             pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
+                             approximate=opt.knn_approx, n_bootstrap=opt.bootstrap)
+            prefix = f'{split}_' if level == 'class' else f'{split}_{level}_'
+            row |= {f'{prefix}{name}': value for name, value in values.items()}
     return row, embedded
+
+
+def embed_splits(opt, model, data, names, criterion=None):
+    """{split: Embedded} of `names`, and of the training split where it is searched in or gives the --pca."""
+    needed = [name for name in data.evaluation
+              if name in names or (name == 'train' and (opt.eval_reference != 'self' or opt.pca))]
+    embedded = {name: embed(opt, model, data.evaluation[name], name, opt.eval_features) for name in needed}
+    if opt.pca:
+        reduce = geometry.principal_components(embedded['train'].embeddings.cpu().numpy(), opt.pca)
+        for part in embedded.values():
+            part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
+    for part in embedded.values():
+        if opt.eval_normalize:
+            part.embeddings = F.normalize(part.embeddings, dim=1)
+        if not (opt.eval_features or opt.pca):                # else they are not what the criterion knows
+            part.ranking = getattr(criterion, 'ranking_embeddings', None)
+    return embedded
+
+
+def class_of(images, level):
+    """The class of each image, or its super-class (level parent), numbered from 0 in the order of the names: [N]."""
+    return np.unique(names_of(images, level), return_inverse=True)[1]
+
+
+def names_of(images, level):
+    return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
+
+
+def check_data(opt, data):
+    """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
+    if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
+        raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if opt.eval_reference == 'train' and not any(
+            set(data.evaluation[name].class_names) & set(data.train.class_names)
+            for name in splits_to_evaluate(opt, data) if name != 'train'):
+        raise UserError('--eval_reference train: no evaluated class is a training class, so that there is nothing to '
+                        'find; choose all, or cut a validation split by --tv_split_by_samples')
+
+
+def pool_of(opt, embedded, split, level):
+    """The images that the queries of a split are searched for in, after --eval_reference and --eval_level."""
+    own, other = embedded[split], embedded['train'] if opt.eval_reference != 'self' and split != 'train' else None
+    sets = [part for part in (own, other) if part is not None]
+    is_query, in_gallery = own.images.is_query, None
+    if other is not None:
+        is_query = np.ones(len(own.images), bool) if is_query is None else is_query
+        in_gallery = np.ones_like(is_query) if own.images.is_query is None else ~is_query
+        in_gallery &= opt.eval_reference == 'all'
+        is_query, in_gallery = (np.concatenate([some, np.full(len(other.images), value)])
+                                for some, value in ((is_query, False), (in_gallery, True)))
+    names, parents = (np.concatenate([names_of(part.images, which) for part in sets])
+                      for which in ('parent' if level == 'parent' else 'class', 'parent'))
+    return Pool(torch.cat([part.embeddings for part in sets]) if other else own.embeddings,
+                np.unique(names, return_inverse=True)[1], is_query, in_gallery, parents if level == 'within' else None)
 
 
 def write_embeddings(opt, model, data, file):
     """Embeds the splits that are asked for into the .npz file. Raises UserError where it cannot be written."""
     if not Path(file).parent.is_dir():
         raise UserError(f'--embed {file}: there is no folder {Path(file).parent}')
-    write({name: embed(opt, model, data.evaluation[name], name) for name in splits_to_evaluate(opt, data)}, file)
+    names = splits_to_evaluate(opt, data)
+    embedded = embed_splits(opt, model, data, names)
+    write({name: embedded[name] for name in names}, file)
     print(f'Embeddings, labels, class names, paths and splits: {file}')
+
+
+def check_feedback(miner, data):
+    """Raises UserError for a miner that learns from validation metrics where these are not defined."""
+    if getattr(miner, 'update_every', 0):
+        if 'val' not in data.evaluation:
+            raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
+                            '--use_tv_split')
+        sizes = np.bincount(data.evaluation['val'].labels)
+        if len(sizes) < 2 or sizes.max() < 2:
+            raise UserError(f'--miner_parametric_adapt: the validation split has {len(sizes)} classes of at most '
+                            f'{sizes.max()} images; it needs two or more of both: set a smaller --tv_split_perc')
+
+
+def feedback(opt, model, data, miner, step, n_steps):
+    """
+    After a training step, counted from 1 to n_steps over all epochs: every miner.update_every steps, the metrics of the
+    validation split for a miner that learns from them. The training goes on as if there had been no evaluation.
+    """
+    if not getattr(miner, 'update_every', 0) or step % miner.update_every:
+        return
+    with preserved():
+        embedded = embed(opt, model, data.evaluation['val'], 'val')
+        images = embedded.images
+        metrics = compute(miner.validation_metrics, embedded.embeddings, images.labels, images.is_query, opt.seed)
+    model.train()
+    miner.update(metrics | {'progress': step / n_steps})
+
+
+def draw(opt, model, data, criterion, folder):
+    """Draws the --pictures of the test split into `folder`. Raises UserError where there is no place for it."""
+    if not Path(folder).parent.is_dir():
+        raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
+    for file in figures.draw(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], folder, 'test'):
+        print(file)
 
 
 def splits_to_evaluate(opt, data):
@@ -114,54 +233,142 @@ def splits_to_evaluate(opt, data):
     return [name for name in data.evaluation if name in wanted]
 
 
-def compute(metrics, embeddings, labels, is_query=None, seed=0):
+@dataclass
+class Pool:
+    """
+    Images of which some are searched for in others; see neighbours.Search.
+
+    groups: None, or [N]: each query is searched for among the images of its group only.
+    """
+    embeddings: torch.Tensor
+    labels: np.ndarray
+    is_query: np.ndarray | None = None
+    in_gallery: np.ndarray | None = None
+    groups: np.ndarray | None = None
+
+    def parts(self):
+        """Yields (indices of the images, neighbours.Search's first four arguments) per group."""
+        index = np.arange(len(self.labels))
+        for group in [None] if self.groups is None else np.unique(self.groups):
+            some = index if group is None else np.flatnonzero(self.groups == group)
+            arrays = (None if array is None else array[some] for array in (self.is_query, self.in_gallery))
+            yield some, (neighbours.rows_of(self.embeddings, some), self.labels[some], *arrays)
+
+
+@dataclass
+class Job:
+    """What the shared parts are computed from; compute() describes its arguments."""
+    embeddings: torch.Tensor
+    labels: np.ndarray
+    pool: Pool
+    seed: int = 0
+    ranking: Callable | None = None
+    backend: str = 'auto'
+    approximate: bool = False
+    n_bootstrap: int = 0
+
+    def on_cosines(self):
+        unit = F.normalize(self.embeddings, dim=1)
+        pool = unit if self.pool.embeddings is self.embeddings else F.normalize(self.pool.embeddings, dim=1)
+        return replace(self, embeddings=unit, pool=replace(self.pool, embeddings=pool), ranking=None)
+
+
+def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **options):
     """
     Args:
-        metrics:    names, as in --evaluation_metrics.
-        embeddings: [N, D] float32 tensor, on the device to compute on.
-        labels:     [N] int64 array, from 0.
-        is_query:   None, or [N] bool: queries, which are searched for among the others.
-        seed:       of the clustering.
+        metrics:     names, as in --evaluation_metrics.
+        embeddings:  [N, D] floating-point tensor, on the device to compute on.
+        labels:      [N] int64 array, from 0.
+        is_query:    None, or [N] bool: queries, which are searched for among the others.
+        seed:        of clustering, bootstrap and approximate search.
+        pool:        None, or a Pool that is searched in instead of these images.
+        ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]) whose inner product ranks.
+        backend:     how to rank, one of ranking.BACKENDS.
+        approximate: whether to search approximately (--knn_approx).
+        n_bootstrap: resamples of the classes for an interval of each retrieval metric; 0: no intervals.
 
-    Returns: {metric: float, or array for rho_spectrum@0}. Queries without a positive are left out of the retrieval
-    metrics; a metric that nothing is left for is nan.
+    Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap {metric}_low and _high. Queries without
+    a positive are left out of the retrieval metrics; a metric that nothing is left for is nan. Raises UserError for
+    embeddings that are not finite, or too large for float32 distances.
     """
-    values = {}
+    embeddings = finite(embeddings.float())
+    if pool is None:
+        pool = Pool(embeddings, labels, is_query)
+    else:
+        others = pool.embeddings
+        pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))
+    job, values = Job(embeddings, labels, pool, seed, **options), {}
     parsed = {name: parse(name) for name in metrics}
-    for cosine in (False, True):
-        wanted = {name: rest for name, (in_cosine, *rest) in parsed.items() if in_cosine == cosine}
-        points = F.normalize(embeddings, dim=1) if cosine else embeddings
-        for needs in {metric.needs: None for metric, _ in wanted.values()}:
-            functions = {name: lambda *shared, metric=metric, argument=argument: metric.function(*shared, *argument)
-                         for name, (metric, argument) in wanted.items() if metric.needs == needs}
-            values |= SHARED[needs](functions, points, labels, is_query, seed)
-    return {name: values[name] for name in metrics}
+    with full_precision():
+        for cosine in (False, True):
+            wanted = {name: rest for name, (in_cosine, *rest) in parsed.items() if in_cosine == cosine}
+            space = job.on_cosines() if cosine and wanted else job
+            for needs in {metric.needs: None for metric, _ in wanted.values()}:
+                values |= SHARED[needs]({name: rest for name, rest in wanted.items() if rest[0].needs == needs}, space)
+    return {name: values[name] for metric in metrics for name in (metric, f'{metric}_low', f'{metric}_high')
+            if name in values}
 
 
-def from_ranks(functions, embeddings, labels, is_query, seed):
-    """The functions' means over the queries that have a positive."""
-    chunks = {name: [] for name in functions}
-    for ranks, n_positives in neighbours.Search(embeddings, labels, is_query).positive_ranks():
-        some = n_positives > 0
-        for name, function in functions.items():
-            chunks[name].append(function(ranks[some], n_positives[some]))
-    per_query = {name: np.concatenate(parts) for name, parts in chunks.items()}
-    return {name: float(found.mean()) if len(found) else np.nan for name, found in per_query.items()}
+def finite(embeddings):
+    low, high = torch.aminmax(embeddings)
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise UserError('The embeddings hold values that are not finite (NaN or infinite): there is nothing to rank.')
+    if max(-low, high) * embeddings.shape[1] ** 0.5 > 1e18:
+        raise UserError(f'The embeddings hold values up to {max(-low, high):.1e}, whose squares float32 cannot hold; '
+                        'scale them down, or evaluate with --eval_normalize.')
+    return embeddings
 
 
-def from_clusters(functions, embeddings, labels, is_query, seed):
-    clusters = clustering.kmeans(embeddings, len(np.unique(labels)), seed)
-    return {name: float(function(labels, clusters)) for name, function in functions.items()}
+@contextlib.contextmanager
+def full_precision():
+    """Float32 products of float32 digits: neither --tf32 nor autocast reaches the metrics."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.autocast('cuda', enabled=False), torch.autocast('cpu', enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def from_distances(functions, embeddings, labels, is_query, seed):
-    distances = geometry.class_distances(embeddings.cpu().double().numpy(), labels)
-    return {name: float(function(distances)) for name, function in functions.items()}
+def from_ranks(metrics, job):
+    """The metrics' means over the queries that have a positive, and with n_bootstrap their intervals."""
+    per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
+    for images, arguments in job.pool.parts():
+        transformed = job.ranking(arguments[0]) if job.ranking else None
+        search = neighbours.Search(*arguments, transformed)
+        if not search.n_positives.any():
+            continue
+        depth = max(metric.depth(int(search.n_positives.max()), *argument) for metric, argument in metrics.values())
+        index = neighbours.approximate_index(search, job.seed) if job.approximate else None
+        for rows, ranks in ranking.positive_ranks(search, depth, job.backend, index):
+            for name, (metric, argument) in metrics.items():
+                per_image[name][images[search.query_index[rows]]] = metric.function(
+                    ranks, search.n_positives[rows], *argument)
+    values = {}
+    for name, found in per_image.items():
+        judged = ~np.isnan(found)
+        values[name] = float(found[judged].mean()) if judged.any() else np.nan
+        if job.n_bootstrap:
+            values[f'{name}_low'], values[f'{name}_high'] = retrieval.interval(
+                found[judged], job.pool.labels[judged], job.n_bootstrap, job.seed)
+    return values
 
 
-def from_spectrum(functions, embeddings, labels, is_query, seed):
-    values = geometry.singular_values(embeddings.cpu().double().numpy())
-    return {name: function(values) for name, function in functions.items()}
+def from_clusters(metrics, job):
+    clusters = clustering.kmeans(job.embeddings, len(np.unique(job.labels)), job.seed)
+    table = clustering.Contingency(job.labels, clusters)
+    return {name: float(metric.function(table)) for name, (metric, _) in metrics.items()}
+
+
+def from_distances(metrics, job):
+    distances = geometry.class_distances(job.embeddings.cpu().numpy(), job.labels)
+    return {name: float(metric.function(distances, *argument)) for name, (metric, argument) in metrics.items()}
+
+
+def from_spectrum(metrics, job):
+    values = geometry.singular_values(job.embeddings.cpu().numpy())
+    return {name: metric.function(values, *argument) for name, (metric, argument) in metrics.items()}
 
 
 SHARED = {'ranks': from_ranks, 'clusters': from_clusters, 'distances': from_distances, 'spectrum': from_spectrum}

@@ -50,24 +50,59 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
     return assign()[1].cpu().numpy()
 
 
-def nmi(labels, clusters):
-    """Normalised mutual information, with the arithmetic mean of the entropies as normaliser."""
-    from sklearn.metrics import normalized_mutual_info_score
-    return normalized_mutual_info_score(labels, clusters, average_method='arithmetic')
+class Contingency:
+    """How many images each class and cluster share, without the pairs that share none; labels, clusters: [N] from 0."""
+
+    def __init__(self, labels, clusters):
+        self.n = len(labels)
+        self.classes, self.clusters = np.bincount(labels), np.bincount(clusters)
+        pairs, self.shared = np.unique(labels * len(self.clusters) + clusters, return_counts=True)
+        self.expected = (self.classes[pairs // len(self.clusters)] * self.clusters[pairs % len(self.clusters)]
+                         / self.n)                                             # images, were the two independent
+
+    def information(self):
+        """Of a class about a cluster, in nats."""
+        return max(0.0, float((self.shared * np.log(self.shared / self.expected)).sum() / self.n))
+
+    def mean_entropy(self):
+        return float(entropy(self.classes) + entropy(self.clusters)) / 2
 
 
-def ami(labels, clusters):
-    """Adjusted mutual information, with the arithmetic mean as normaliser."""
-    from sklearn.metrics import adjusted_mutual_info_score
-    return adjusted_mutual_info_score(labels, clusters, average_method='arithmetic')
+def entropy(sizes):
+    shares = sizes[sizes > 0] / sizes.sum()
+    return -(shares * np.log(shares)).sum()
 
 
-def f1(labels, clusters):
+def nmi(table):
+    """Normalised mutual information, with the arithmetic mean of the entropies as normaliser; 1 where both are 0."""
+    return table.information() / table.mean_entropy() if table.mean_entropy() > 0 else 1.0
+
+
+def ami(table):
+    """
+    Adjusted mutual information, with the arithmetic mean as normaliser. Vinh et al., Information Theoretic Measures for
+    Clusterings Comparison, JMLR 2010, Eq. 24a. The expectation is summed over the distinct sizes.
+    """
+    if table.mean_entropy() == 0:
+        return 1.0
+    log_factorial = np.concatenate([[0], np.log(np.arange(1, table.n + 1)).cumsum()])
+    expected = 0.0
+    for a, n_a in zip(*np.unique(table.classes[table.classes > 0], return_counts=True), strict=True):
+        for b, n_b in zip(*np.unique(table.clusters[table.clusters > 0], return_counts=True), strict=True):
+            both = np.arange(max(1, a + b - table.n), min(a, b) + 1)
+            fixed = (log_factorial[[a, b, table.n - a, table.n - b]]).sum() - log_factorial[table.n]
+            chance = np.exp(fixed - log_factorial[both] - log_factorial[a - both] - log_factorial[b - both]
+                            - log_factorial[table.n - a - b + both])
+            expected += n_a * n_b * (both / table.n * np.log(table.n * both / (a * b)) * chance).sum()
+    span = table.mean_entropy() - expected
+    # 0/0 where every image is a class and a cluster of its own
+    return (table.information() - expected) / span if abs(span) > 1e-12 * table.mean_entropy() else 1.0
+
+
+def f1(table):
     """F1 of the pairs of images in one cluster as a guess at the pairs in one class; nan where there are none."""
-    def n_pairs(groups):
-        sizes = np.unique(groups, return_counts=True)[1]
+    def n_pairs(sizes):
         return int((sizes * (sizes - 1) // 2).sum())
 
-    both = n_pairs(labels.astype(np.int64) * (int(clusters.max()) + 1) + clusters)
-    guessed, true = n_pairs(clusters), n_pairs(labels)
+    both, guessed, true = map(n_pairs, (table.shared, table.clusters, table.classes))
     return 2 * both / (guessed + true) if guessed + true else np.nan

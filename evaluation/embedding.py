@@ -1,10 +1,12 @@
 """The pass of all images of a split through the network."""
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from evaluation.neighbours import Search
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.loading import evaluation_loader
@@ -15,20 +17,35 @@ class Embedded:
     """
     embeddings: [N, D] float32 tensor, in the order of images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
+    ranking:    None, or embeddings -> (queries, gallery) whose inner product ranks instead of the distance.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
+    ranking: Callable | None = None
+
+    def search(self):
+        ranking = self.ranking(self.embeddings) if self.ranking else None
+        return Search(self.embeddings, self.images.labels, self.images.is_query, ranking=ranking)
 
 
 @torch.inference_mode()
-def embed(opt, model, images, name):
-    """Embeds an ImageSet in evaluation mode. Raises RunFailed where an embedding is not finite."""
+def embed(opt, model, images, name, features=False):
+    """
+    Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features.
+
+    Raises RunFailed where one is not finite.
+    """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
-    embeddings = torch.empty(len(images), opt.embed_dim, device=device)
+    embeddings = None
+    precision = torch.autocast(opt.device.type, getattr(torch, opt.eval_autocast or 'float32'),
+                               enabled=opt.eval_autocast is not None)
     for batch, _, indices in tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None):
-        start = int(indices[0])
-        embeddings[start:start + len(batch)] = model(batch.to(opt.device, non_blocking=True))[0].float()
+        with precision:
+            embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]
+        if embeddings is None:
+            embeddings = torch.empty(len(images), embedded.shape[1], device=device)
+        embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite, the first that '

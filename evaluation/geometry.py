@@ -1,39 +1,76 @@
 """The shape of the embedding space: class distances and spectrum. Roth et al., ICML 2020, section 5."""
 import numpy as np
 
+from utilities.errors import UserError
+
+ROWS = 4096                  # embeddings that are held in float64 at a time
+
 
 def class_distances(embeddings, labels):
     """
-    Mean cosine distances of [N, D] float64 embeddings, in closed form from the sums of the normalised embeddings.
+    Mean cosine distances of [N, D] embeddings, in closed form from the sums of the normalised embeddings, in float64.
+
+    labels: [N] int64, each class from 0 on at least once.
 
     Returns {'intra': the mean over classes of at least two images of the distance of two of them,
              'inter': the mean distance of the normalised means of two classes,
              'intra_over_inter'}; nan where there are no two to compare.
     """
-    unit = normalised(embeddings)
     sizes = np.bincount(labels)
-    sums = np.zeros((len(sizes), embeddings.shape[1]))
-    np.add.at(sums, labels, unit)
+    sums, own = np.zeros((len(sizes), embeddings.shape[1])), np.zeros(len(sizes))
+    order = np.argsort(labels, kind='stable')
+    for start in range(0, len(order), ROWS):
+        part = order[start:start + ROWS]
+        unit = normalised(embeddings[part].astype(float))
+        classes, first = np.unique(labels[part], return_index=True)
+        sums[classes] += np.add.reduceat(unit, first)
+        own[classes] += np.add.reduceat(squared_norms(unit), first)
     several = sizes > 1
     n = sizes[several].astype(float)
     # Σ over i ≠ j of x_i·x_j is ‖Σ x_i‖² − Σ ‖x_i‖²
-    own = np.bincount(labels, weights=(unit * unit).sum(axis=1))[several]
-    intra = (1 - ((sums[several] ** 2).sum(axis=1) - own) / (n * n - n)).mean() if several.any() else np.nan
+    intra = (1 - (squared_norms(sums[several]) - own[several]) / (n * n - n)).mean() if several.any() else np.nan
     means = normalised(sums)
     n = len(means)
     inter = 1 - ((means.sum(axis=0) ** 2).sum() - (means * means).sum()) / (n * n - n) if n > 1 else np.nan
     return {'intra': intra, 'inter': inter, 'intra_over_inter': intra / inter if inter else np.nan}
 
 
+def squared_norms(vectors):
+    return np.einsum('nd,nd->n', vectors, vectors)
+
+
 def normalised(vectors):
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return vectors / np.maximum(np.sqrt(squared_norms(vectors)), 1e-12)[:, None]
 
 
 def singular_values(embeddings):
-    """Of the uncentred [N, D] float64 embeddings: [min(N, D)], descending, from the D x D Gram matrix."""
-    eigenvalues = np.linalg.eigvalsh(embeddings.T @ embeddings)[::-1][:min(embeddings.shape)]
+    """Of the uncentred [N, D] embeddings: [min(N, D)], descending, from the D x D Gram matrix in float64."""
+    eigenvalues = np.linalg.eigvalsh(gram(embeddings))[::-1][:min(embeddings.shape)]
     noise = eigenvalues[0] * len(eigenvalues) * np.finfo(float).eps
     return np.sqrt(np.where(eigenvalues > noise, eigenvalues, 0))
+
+
+def gram(embeddings, centre=0):
+    """[D, D] float64: the products of the columns of [N, D] embeddings, less `centre`."""
+    products = np.zeros((embeddings.shape[1],) * 2)
+    for start in range(0, len(embeddings), ROWS):
+        part = embeddings[start:start + ROWS].astype(float) - centre
+        products += part.T @ part
+    return products
+
+
+def principal_components(embeddings, dim):
+    """
+    A function that projects [N, D] embeddings on the `dim` directions of the largest variance of those given here,
+    less their mean: [N, dim] float32. Raises UserError where there are fewer dimensions.
+    """
+    if dim > embeddings.shape[1]:
+        raise UserError(f'--pca {dim}: the embeddings have {embeddings.shape[1]} dimensions')
+    mean = embeddings.mean(axis=0, dtype=float)
+    directions = np.linalg.eigh(gram(embeddings, mean))[1][:, ::-1][:, :dim]
+    # the sign of an eigenvector is arbitrary: the largest entry of each is made positive
+    directions = directions * np.sign(np.take_along_axis(directions, abs(directions).argmax(axis=0)[None], axis=0))
+    return lambda points: (points @ directions - mean @ directions).astype(np.float32)
 
 
 def rho_spectrum(values, k):

@@ -1,92 +1,110 @@
-"""Who is near whom: exact, in chunks of queries, a query itself left out by index, ties in the order of the index."""
+"""What is searched for in what, and who is nearest: exact, a query itself left out by index, ties in index order."""
+import functools
+
 import numpy as np
 import torch
 
-CHUNK = 1 << 24              # scores that are held at a time: 64 MB
+from utilities.errors import UserError
 
 
 class Search:
     """
-    Queries and the gallery they are searched for in.
+    Queries and the gallery they are searched for in. The score of a pair is −½‖q − g‖²: the larger, the nearer.
 
-    embeddings: [N, D] float32, on the device to compute on.
+    embeddings: [N, D] float32 tensor, on the device to compute on.
     labels:     [N] int64 array.
-    is_query:   None: each image is searched for among all others; else [N] bool: queries, the others are the gallery.
+    is_query:   None: each image is searched for among all others; else [N] bool: the queries.
+    in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
+                gallery too does not find itself.
+    ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery in place of their embeddings; then the
+                score is their inner product.
     """
 
-    def __init__(self, embeddings, labels, is_query=None):
-        self.among_others = is_query is None
-        queries, gallery = (slice(None), slice(None)) if is_query is None else (is_query, ~is_query)
-        self.query_index, self.gallery_index = np.arange(len(labels))[queries], np.arange(len(labels))[gallery]
-        self.queries, self.gallery = embeddings[queries], embeddings[gallery]
-        self.query_labels, self.gallery_labels = labels[queries], labels[gallery]
+    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None):
+        everyone = np.ones(len(labels), bool)
+        if in_gallery is None:
+            in_gallery = everyone if is_query is None else ~is_query
+        self.symmetric = ranking is None and is_query is None and in_gallery.all()
+        self.query_index = np.flatnonzero(everyone if is_query is None else is_query)
+        self.gallery_index = np.flatnonzero(in_gallery)
+        place = np.full(len(labels), -1)
+        place[self.gallery_index] = np.arange(len(self.gallery_index))
+        self.own = place[self.query_index]                         # of each query in the gallery; −1: not there
+        self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
+        self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
+        self.n_positives = self.sizes[self.query_labels] - (self.own >= 0)
+        self.euclidean = ranking is None
+        as_query, as_gallery = ranking or (embeddings, embeddings)
+        self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
 
-    def chunks(self):
-        """
-        Yields (slice of the queries, scores [q, G] float32): the larger, the nearer; a query's own score is −inf.
+    def half_norms(self, points):
+        """What a pair's inner product is lessened by, for each of its points: ½‖x‖², or nothing."""
+        return (points * points).sum(dim=1) / 2 if self.euclidean else points.new_zeros(len(points))
 
-        q·g − ½‖g‖² orders a row as −‖q − g‖ does: half of −‖q − g‖², plus what depends on the query alone.
-        """
-        half_norms = (self.gallery * self.gallery).sum(dim=1) / 2
-        size = max(1, CHUNK // len(self.gallery))
-        for start in range(0, len(self.queries), size):
-            part = slice(start, min(start + size, len(self.queries)))
-            scores = torch.addmm(-half_norms, self.queries[part], self.gallery.T)
-            if self.among_others:
-                scores[torch.arange(len(scores)), torch.arange(part.start, part.stop)] = -torch.inf
-            yield part, scores
+    @functools.cached_property
+    def gallery_half_norms(self):
+        return self.half_norms(self.gallery)
 
-    def positive_ranks(self):
+    def scores(self, rows):
         """
-        Yields, for the queries chunk by chunk, the ranks of their positives, [q, R] float64, ascending and padded with
-        inf, and the numbers of their positives, [q]. The nearest image has rank 1.
+        [q, G] float32 scores of some queries, an index array; −inf for the query itself.
+
+        On the CPU numpy multiplies: its BLAS is the faster one there, and the same on every machine with that wheel.
         """
-        n_classes = int(max(self.query_labels.max(), self.gallery_labels.max())) + 1
-        members = np.split(np.argsort(self.gallery_labels, kind='stable'),
-                           np.cumsum(np.bincount(self.gallery_labels, minlength=n_classes))[:-1])
-        for part, scores in self.chunks():
-            positives = [members[label] for label in self.query_labels[part]]
-            if self.among_others:
-                positives = [found[found != query]
-                             for found, query in zip(positives, range(part.start, part.stop), strict=True)]
-            n_positives = np.array([len(found) for found in positives])
-            padded = np.zeros((len(positives), max(1, n_positives.max())), np.int64)
-            is_positive = np.arange(padded.shape[1]) < n_positives[:, None]
-            padded[is_positive] = np.concatenate(positives)
-            ranks = ranks_numpy if scores.device.type == 'cpu' else ranks_torch
-            yield np.sort(np.where(is_positive, ranks(scores, padded, is_positive), np.inf), axis=1), n_positives
+        queries, own = rows_of(self.queries, rows), torch.as_tensor(self.own[rows], device=self.queries.device)
+        if queries.device.type == 'cpu':
+            scores = torch.from_numpy(queries.numpy() @ self.gallery.numpy().T)
+        else:
+            scores = queries @ self.gallery.T
+        if self.euclidean:
+            scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
+        selves = (own >= 0).nonzero()[:, 0]
+        scores[selves, own[selves]] = -torch.inf
+        return scores
 
     def nearest(self, queries, k):
         """The k nearest gallery images of some queries: [q, k]; both are indices among all N images."""
-        place = np.full(len(self.query_index) + len(self.gallery_index), -1)
-        place[self.query_index] = np.arange(len(self.query_index))
-        scores = self.queries[place[queries]] @ self.gallery.T - (self.gallery * self.gallery).sum(dim=1) / 2
-        if self.among_others:
-            scores[np.arange(len(queries)), queries] = -torch.inf
-        order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
-        return self.gallery_index[order[:, :min(k, len(self.gallery) - self.among_others)]]
+        rows = np.searchsorted(self.query_index, queries)
+        order = self.scores(rows).sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
+        return self.gallery_index[order[:, :min(k, len(self.gallery_index) - bool((self.own[rows] >= 0).any()))]]
 
 
-def ranks_numpy(scores, positives, is_positive):
+def rows_of(points, index):
+    """Some rows of a tensor, on whatever device; without a copy where they are all."""
+    everything = np.array_equal(index, np.arange(len(points)))
+    return points if everything else points[torch.as_tensor(index, device=points.device)]
+
+
+def flat_index(search):
+    """faiss's exact index of the gallery."""
+    import faiss
+    kind = faiss.IndexFlatL2 if search.euclidean else faiss.IndexFlatIP
+    index = kind(search.gallery.shape[1])
+    index.add(search.gallery.cpu().numpy())
+    return index
+
+
+def approximate_index(search, seed):
     """
-    The rank of each positive: 1 + the number of images that score more, or as much and stand before it.
-
-    scores: [q, G] float32; positives: [q, R] columns of it; is_positive: [q, R], where there is one. Returns [q, R].
+    faiss's inverted file of the gallery: √G cells, of which a query visits 1 in 16. Prints the share of the exact ten
+    nearest that it finds for 1,000 queries.
     """
-    scores = scores.numpy()
-    ranks = np.ones(positives.shape, np.int64)
-    for row, slot in np.argwhere(is_positive):
-        column, line = positives[row, slot], scores[row]
-        ranks[row, slot] += np.count_nonzero(line[:column] >= line[column])
-        ranks[row, slot] += np.count_nonzero(line[column:] > line[column])
-    return ranks
-
-
-def ranks_torch(scores, positives, is_positive):
-    """As ranks_numpy, one slot of all queries at a time, for GPUs."""
-    columns = torch.arange(scores.shape[1], device=scores.device)
-    ranks = []
-    for slot in torch.as_tensor(positives, device=scores.device).T[:, :, None]:
-        own = scores.gather(1, slot)
-        ranks.append(((scores > own) | ((scores == own) & (columns < slot))).sum(dim=1) + 1)
-    return torch.stack(ranks, dim=1).cpu().numpy()
+    try:
+        import faiss
+    except ImportError:
+        raise UserError('--knn_approx needs faiss: pip install faiss-cpu, or leave the flag out') from None
+    dim, n = search.gallery.shape[1], len(search.gallery)
+    kind = (faiss.IndexFlatL2, faiss.METRIC_L2) if search.euclidean else (faiss.IndexFlatIP, faiss.METRIC_INNER_PRODUCT)
+    n_cells = max(1, int(n ** 0.5))
+    index = faiss.IndexIVFFlat(kind[0](dim), dim, n_cells, kind[1])
+    index.cp.seed, index.cp.min_points_per_centroid = seed % 2 ** 31, 1
+    index.train(search.gallery.cpu().numpy())
+    index.add(search.gallery.cpu().numpy())
+    index.nprobe = max(1, n_cells // 16)
+    sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
+    queries, k = search.queries[np.sort(sample)].cpu().numpy(), min(10, n)
+    exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
+    share = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
+    print(f'--knn_approx: finds {share:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '
+          f'{index.nprobe} visited)')
+    return index

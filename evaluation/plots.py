@@ -1,4 +1,4 @@
-"""Figures of one run: metric curves, and a panel of queries with what they retrieve."""
+"""Figures every run makes: metric curves, and a panel of queries with what they retrieve."""
 import math
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageOps
 
-from evaluation.neighbours import Search
+from evaluation.figures import draw_queries
 from utilities.files import atomic
 
 GREEN, RED, BLACK = (44, 160, 44), (214, 39, 40), (60, 60, 60)
@@ -20,7 +20,7 @@ def curves(rows, folder):
     folder.mkdir(exist_ok=True)
     families = {'loss': ['train_loss']}
     for name in (name for name in (rows[0] if rows else {}) if name.startswith(('train_', 'val_', 'test_'))):
-        if name != 'train_loss':
+        if name != 'train_loss' and not name.endswith(('_low', '_high')):
             families.setdefault(name.partition('_')[2].partition('@')[0], []).append(name)
     for family, names in families.items():
         figure = Figure(figsize=(6, 4), layout='constrained')
@@ -32,6 +32,9 @@ def curves(rows, folder):
             style = styles.setdefault(metric, ('-', '--', ':', '-.')[len(styles) % 4])
             axes.plot(*np.array(points).reshape(-1, 2).T, color=COLOURS[split], linestyle=style, marker='.',
                       label=f'{split} {metric}')
+            band = [[float(row[column]) for column in ('epoch', f'{name}_low', f'{name}_high')]
+                    for row in rows if row.get(f'{name}_low')]
+            axes.fill_between(*np.array(band).reshape(-1, 3).T, color=COLOURS[split], alpha=0.15, linewidth=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize='small')
         with atomic(folder / f'{family}.png') as temporary:
@@ -45,17 +48,9 @@ def retrieval_panel(embedded, file, seed, n_queries=10, n_neighbours=8, side=96,
     The queries are drawn with `seed` among those that have something to find, one per class as far as they go.
     """
     images = embedded.images
-    search = Search(embedded.embeddings, images.labels, images.is_query)
-    random = np.random.default_rng(seed)
-    candidates = random.permutation(search.query_index)
-    found = np.bincount(search.gallery_labels, minlength=images.n_classes) - search.among_others
-    candidates = candidates[found[images.labels[candidates]] > 0]
-    if not len(candidates):
+    queries, neighbours = draw_queries(embedded, seed, n_queries, n_neighbours)
+    if not len(queries):
         return
-    _, first = np.unique(images.labels[candidates], return_index=True)
-    queries = candidates[random.permutation(first)[:n_queries]]
-    neighbours = search.nearest(queries, n_neighbours)
-
     cell = side + 2 * border + 4
     panel = Image.new('RGB', ((neighbours.shape[1] + 1) * cell + 12, len(queries) * cell), 'white')
     for row, (query, others) in enumerate(zip(queries, neighbours, strict=True)):

@@ -35,3 +35,21 @@ def map_at_r(ranks, n_positives):
 
 def mean_average_precision(cut):
     return lambda ranks, n_positives: average_precision(ranks, n_positives, cut)
+
+
+def interval(values, labels, n_resamples, seed):
+    """
+    95 % percentile interval of the mean over queries, from resamples of the classes with replacement: queries of one
+    class stand and fall together. Field et al., Bootstrapping Clustered Data, JRSS B 2007.
+
+    values: [Q]; labels: [Q] int64. Returns (low, high); nan without queries.
+    """
+    if not len(values):
+        return np.nan, np.nan
+    labels = np.unique(labels, return_inverse=True)[1]
+    sums, sizes = np.bincount(labels, values), np.bincount(labels)
+    random, means = np.random.default_rng(seed), np.empty(n_resamples)
+    for i in range(n_resamples):
+        drawn = random.integers(0, len(sums), len(sums))
+        means[i] = sums[drawn].sum() / sizes[drawn].sum()
+    return tuple(map(float, np.quantile(means, [0.025, 0.975])))

@@ -1,8 +1,13 @@
 """What several test files call."""
+import argparse
 import csv
+import json
+import subprocess
+import sys
 
 import torch
 
+import datasampler
 from utilities import checkpoint
 
 
@@ -36,3 +41,68 @@ def assert_same_end(one, other):
 
     compare(*states, '')
     assert rows_of(one) == rows_of(other)
+
+
+# Imports torch, then refuses to import anything that is neither torch's nor the standard library's; each file stands
+# alone in a folder of its own and runs its examples in a child process. argv: a JSON list of folders.
+ALONE = """
+import doctest, importlib, json, os, sys
+import torch, torch._dynamo
+TORCHS_OWN = {'torch', 'filelock', 'typing_extensions', 'sympy', 'mpmath', 'networkx', 'jinja2', 'markupsafe', 'fsspec'}
+
+class Refuse:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        top = name.partition('.')[0]
+        if top not in TORCHS_OWN | set(sys.stdlib_module_names) and f'{top}.py' not in os.listdir('.'):
+            raise ModuleNotFoundError(f'only torch is here, not {top}')
+
+for folder in json.loads(sys.argv[1]):
+    if not os.fork():
+        os.chdir(folder)
+        sys.path[:0] = ['']
+        sys.meta_path.insert(0, Refuse)
+        name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
+        found = doctest.testmod(importlib.import_module(name))
+        print(name, found.attempted, found.failed, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def examples_alone(files, tmp_path):
+    """Copies each file into an empty folder, with torch alone to import; {name: (examples run, examples failed)}."""
+    folders = []
+    for file in files:
+        folders.append(str(tmp_path / file.stem))
+        (tmp_path / file.stem).mkdir()
+        (tmp_path / file.stem / file.name).write_text(file.read_text())
+    done = subprocess.run([sys.executable, '-c', ALONE, json.dumps(folders)], capture_output=True, text=True,
+                          cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
+    assert len(lines) == len(files), done.stdout + done.stderr
+    return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
+
+
+def images_of(sizes, superclasses=None):
+    """What datasampler.select takes, for classes with so many images each; by default of 3 super-classes in turn."""
+    image_list = [(f'{label}_{i}.png', label) for label, size in enumerate(sizes) for i in range(size)]
+    image_dict = {label: [] for label in range(len(sizes))}
+    for index, (path, label) in enumerate(image_list):
+        image_dict[label].append((path, index))
+    superclasses = superclasses or [f'super_{label % 3}' for label in range(len(sizes))]
+    return argparse.Namespace(image_dict=image_dict, image_list=image_list, superclasses=superclasses)
+
+
+def sampler_of(opt, images, embeddings=None):
+    """The sampler opt.data_sampler over images_of; if it stores embeddings, by default random ones around classes."""
+    sampler = datasampler.select(opt, images)
+    if embeddings is None:
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.tensor([label for _, label in images.image_list])
+        centres = torch.randn(len(images.image_dict), opt.embed_dim, generator=generator)
+        noise = torch.randn(len(labels), opt.embed_dim, generator=generator)
+        embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
+    datasampler.fill_storage(sampler, lambda: embeddings)
+    return sampler

@@ -67,9 +67,9 @@ def test_every_miner(miner, quick, run):
     assert run(*quick, '--loss', 'triplet', '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
 
 
-def test_every_sampler_and_optimizer(quick, run, tmp_path):
-    for sampler, optim, scheduler in (('full_random', 'adamw', 'none'), ('class_random', 'sgd', 'step'),
-                                      ('full_random', 'rmsprop', 'cosine')):
+def test_samplers_and_optimizers(quick, run, tmp_path):
+    for sampler, optim, scheduler in (('full_random', 'adamw', 'none'), ('image_random', 'sgd', 'step'),
+                                      ('balanced', 'rmsprop', 'cosine')):
         assert run(*quick, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler, '--no_train_metrics',
                    '--tau', '1', '--gamma', '0.5', '--group', optim) == 0
     rates = {optim: [float(row['lr']) for row in rows_of(folder_of(tmp_path, f'{optim}_s1'))[1:]]
@@ -100,7 +100,9 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--bs', '14'], 'takes 7 classes a batch, but 6 train'),
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
     (['--loss', 'tripel'], '--loss tripel: unknown'), (['--batch_mining', 'x'], '--batch_mining x: unknown'),
-    (['--data_sampler', 'x'], '--data_sampler x: unknown'), (['--arch', 'x'], '--arch x: unknown'),
+    (['--data_sampler', 'x'], '--data_sampler x: unknown'),
+    (['--data_sampler', 'hierarchical'], '--dataset folder has no super-classes'),
+    (['--arch', 'x'], '--arch x: unknown'),
     (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),
     (['--patience', '3'], '--patience needs a validation split'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),

@@ -62,7 +62,8 @@ def test_the_commands_of_the_docs_parse(page):
         arguments = shlex.split(command, comments=True)[2:]
         flags = {argument[2:] for argument in arguments if argument.startswith('--')} - {'loss_softmargin_scale'}
         assert flags <= set(parameters.known_flags(parameters.build()))
-        if not flags & {'resume', 'evaluate', 'embed', 'reproduce', 'config', 'help'} and 'softmargin' not in arguments:
+        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'reproduce', 'config', 'help'}
+        if not flags & elsewhere and 'softmargin' not in arguments:
             parameters.parse(arguments)                    # the others need a folder or a file of the reader's
 
 

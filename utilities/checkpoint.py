@@ -15,7 +15,7 @@ class Checkpoint:
     folder:   of the run.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    what has a state: model, criterion, optimizer, scheduler, and miner and sampler if they have a state_dict.
+    parts:    what has a state: model, criterion, optimizer, scheduler, and miner, sampler, storage where they have one.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     """
 

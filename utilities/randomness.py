@@ -5,6 +5,7 @@ an epoch does not depend on what was drawn, imported or resumed before.
 """
 import hashlib
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,3 +21,15 @@ def seed_everything(seed):
     random.seed(seed)
     np.random.seed(seed % 2 ** 32)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def preserved():
+    """Afterwards, the global generators of Python, numpy and torch are as they were before."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

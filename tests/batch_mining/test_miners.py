@@ -1,189 +1,293 @@
-"""Each miner: its rule holds for every triplet, its frequencies are those it promises, its randomness is torch's."""
-import doctest
-import subprocess
-import sys
+"""What all miners of the registry have in common, and the miners of pairs, which give masks."""
+import collections
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import batch_mining
-from batch_mining import distance, random_triplets, semihard, softhard
+import criteria
+from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair
+from tests.batch_mining import references
+from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
+from tests.batch_mining.test_triplets import agrees
+from tests.helpers import examples_alone
+from utilities.combination import triplets_of
 
-LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
-BATCH = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)],
-                     dtype=torch.float64)
-UNEVEN = torch.tensor([5, 0, 5, 2, 0, 5, 9, 2, 5, 0])       # not contiguous; class 9 is alone
-MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
-
-
-def unit(n, dim=8, seed=0):
-    return torch.nn.functional.normalize(torch.randn(n, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
+MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
+MASKS = {name for name, module in MINERS.items() if getattr(module, 'RETURNS', '') == 'masks'}
+DETERMINISTIC = ['all', 'lifted', 'hard', 'easyhard', 'multisimilarity']
+LAWLESS = {'intra_random', 'random_distance', 'rho_distance'}           # which mean to give triplets that are not valid
+UNEVEN = SHAPES['uneven, not contiguous, one class alone']
 
 
 @pytest.fixture(params=MINERS)
-def miner(request, opt):
-    return batch_mining.select(opt(batch_mining=request.param, loss='triplet'))
+def name(request):
+    return request.param
 
 
-def test_triplets_are_valid_and_anchors_without_partners_left_out(miner):
-    for seed in range(20):
-        torch.manual_seed(seed)
-        triplets = miner(unit(10, seed=seed), UNEVEN)
-        anchors, positives, negatives = triplets.T
-        assert triplets.dtype == torch.int64 and len(triplets) <= 10
-        assert (UNEVEN[anchors] == UNEVEN[positives]).all() and (anchors != positives).all()
-        assert (UNEVEN[anchors] != UNEVEN[negatives]).all() and 6 not in anchors
+@pytest.fixture
+def miner(name, opt):
+    return batch_mining.select(opt(batch_mining=name, loss='triplet'))
 
 
-@pytest.mark.parametrize('labels', [[1, 1, 1], [0, 1, 2], [4]])
-def test_no_valid_triplet_gives_none(miner, labels):
-    assert miner(unit(len(labels)), torch.tensor(labels)).shape == (0, 3)
+def mined(miner, batch, labels, seed=0):
+    """What the miner gives, as one tensor."""
+    torch.manual_seed(seed)
+    found = miner(batch, labels)
+    return torch.stack(found) if isinstance(found, tuple) else found
 
 
-def test_the_same_seed_gives_the_same_triplets_and_another_other_ones(miner):
+def test_masks_or_triplets_as_declared(name, miner):
+    for labels in SHAPES.values():
+        found = mined(miner, unit(len(labels)), labels)
+        if name in MASKS:
+            assert found.dtype == torch.bool and found.shape == (2, len(labels), len(labels))
+            same = labels[:, None] == labels
+            assert not (found[0] & (~same | torch.eye(len(labels), dtype=torch.bool))).any()
+            assert not (found[1] & same).any()
+        else:
+            assert found.dtype == torch.int64 and found.shape[1:] == (3,)
+            assert ((found >= 0) & (found < len(labels))).all()
+        assert not found.requires_grad
+
+
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize('make', [unit, grid, collapsed])
+def test_triplets_are_valid(name, miner, labels, make):
+    if name in LAWLESS:
+        return
+    for seed in range(3):
+        found = miner(make(len(labels), seed=seed), labels)
+        triplets = triplets_of(*found) if name in MASKS else found
+        anchors, positives, negatives = labels[triplets].T
+        assert (anchors == positives).all() and (anchors != negatives).all()
+        assert (triplets[:, 0] != triplets[:, 1]).all()
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_something_else(name, miner):
     labels = torch.arange(8).repeat_interleave(4)
-    drawn = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        drawn.append(miner(unit(32), labels))
-    assert drawn[0].equal(drawn[1]) and not drawn[0].equal(drawn[2])
+    one, again, other = (mined(miner, unit(32), labels, seed) for seed in (0, 0, 1))
+    assert one.equal(again)
+    assert one.equal(other) == (name in DETERMINISTIC)
 
 
-def test_half_precision_and_gradients(miner):
-    torch.manual_seed(0)
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        triplets = miner(unit(10).to(dtype).requires_grad_(), UNEVEN)
-        assert len(triplets) and not triplets.requires_grad
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2 ** 30), n=st.integers(1, 24), n_classes=st.integers(1, 8))
+@pytest.mark.parametrize('deterministic', DETERMINISTIC)
+def test_a_permuted_batch_gives_the_permuted_triplets(deterministic, seed, n, n_classes):
+    generator = torch.Generator().manual_seed(seed)
+    labels, order = torch.randint(n_classes, (n,), generator=generator), torch.randperm(n, generator=generator)
+    batch = unit(n, seed=seed)
+    miner = build(deterministic)
+    found, permuted = mined(miner, batch, labels), mined(miner, batch[order], labels[order])
+    if deterministic in MASKS:
+        assert permuted.equal(found[:, order][:, :, order])
+    else:
+        assert sorted(order[permuted].tolist()) == sorted(found.tolist())
 
 
-def test_random_triplets_are_distinct_and_uniform():
-    torch.manual_seed(0)
-    seen = {}
-    n_draws = 4000
-    for _ in range(n_draws):
-        triplets = [tuple(row) for row in random_triplets.random_triplets(LABELS, 6).tolist()]
-        assert len(set(triplets)) == 6
-        for row in triplets:
-            seen[row] = seen.get(row, 0) + 1
-    assert len(seen) == 24                                             # 6 anchors, 1 positive, 4 negatives
-    expected = n_draws * 6 / 24
-    assert all(abs(count - expected) < 5 * expected ** .5 for count in seen.values())
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2 ** 30), n=st.integers(1, 24), factor=st.sampled_from([.25, 2, 64]),
+       names=st.lists(st.integers(-2 ** 40, 2 ** 40), min_size=6, max_size=6, unique=True))
+@pytest.mark.parametrize('name', MINERS)
+def test_names_of_classes_and_scales_do_not_matter(name, seed, n, factor, names):
+    labels = torch.randint(6, (n,), generator=torch.Generator().manual_seed(seed))
+    batch, miner = unit(n, seed=seed), build(name)
+    found = mined(miner, batch, labels)
+    in_order = torch.tensor(sorted(names))[labels]
+    assert mined(miner, batch, in_order).equal(found)
+    if name in DETERMINISTIC:
+        assert mined(miner, batch, torch.tensor(names)[labels]).equal(found)
+    if name in (*DETERMINISTIC, 'softhard'):
+        assert mined(miner, batch * factor, labels).equal(found)
 
 
-def test_random_triplets_of_many_are_distinct_and_uniform():
-    """Where the valid triplets are many more than those asked for, they are drawn in another way."""
-    labels = torch.arange(16).repeat_interleave(4)                     # 64 * 3 * 60 = 11,520 valid triplets
-    torch.manual_seed(0)
-    counts = torch.zeros(64, 64)
-    for _ in range(600):
-        triplets = random_triplets.random_triplets(labels, 64)
-        assert len(triplets.unique(dim=0)) == 64
-        assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all() and (triplets[:, 0] != triplets[:, 1]).all()
-        counts.index_put_((triplets[:, 0], triplets[:, 2]), torch.ones(64), accumulate=True)
-    negatives = counts[labels[:, None] != labels]
-    expected = 600 * 64 / (64 * 60)
-    assert counts[labels[:, None] == labels].sum() == 0
-    assert abs(negatives.var() / expected - 1) < .15                   # as for counts of independent draws
-    assert abs(negatives - expected).max() < 6 * expected ** .5
+def build(name):
+    import parameters
+    flags = parameters.build().parse_args(['--batch_mining', name, '--loss', 'triplet'])
+    return batch_mining.select(flags)
 
 
-def test_all_valid_triplets_where_there_are_fewer_than_asked_for():
-    drawn = random_triplets.random_triplets(torch.tensor([0, 0, 1]), 5)
-    assert sorted(map(tuple, drawn.tolist())) == [(0, 1, 2), (1, 0, 2)]
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2 ** 30), dtype=st.sampled_from([torch.float16, torch.bfloat16]))
+@pytest.mark.parametrize('name', MINERS)
+def test_half_precision_is_upcast_and_autocast_is_off(name, seed, dtype):
+    miner, batch = build(name), unit(16, seed=seed).to(dtype)
+    labels = torch.arange(8).repeat_interleave(2)
+    expected = mined(miner, batch.float(), labels)
+    assert mined(miner, batch, labels).equal(expected)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert mined(miner, batch.float(), labels).equal(expected)
 
 
-def test_semihard_takes_the_window_on_squared_distances_or_any_negative():
-    """Known values: with a window of .2, only anchor 1 has a semi-hard negative, 2."""
-    torch.manual_seed(0)
-    seen = {}
-    for _ in range(300):
-        for a, p, n in semihard.semihard_triplets(BATCH, LABELS, .2).tolist():
-            assert p == a ^ 1
-            seen.setdefault(a, set()).add(n)
-    assert seen.pop(1) == {2}
-    assert all(found == {n for n in range(6) if LABELS[n] != LABELS[a]} for a, found in seen.items())
+def test_gradients_are_neither_needed_nor_kept(miner):
+    batch = unit(10).requires_grad_()
+    assert mined(miner, batch, UNEVEN).equal(mined(miner, batch.detach(), UNEVEN)) and batch.grad is None
 
 
-@pytest.mark.parametrize('margin', [.05, .2, .5])
-def test_semihard_negatives_lie_in_the_window_where_it_is_not_empty(margin):
-    for seed in range(10):
-        batch, labels = unit(24, 4, seed).double(), torch.arange(6).repeat_interleave(4)
-        squared = torch.cdist(batch, batch) ** 2
-        torch.manual_seed(seed)
-        for a, p, n in semihard.semihard_triplets(batch, labels, margin).tolist():
-            window = [k for k in range(24) if labels[k] != labels[a] and 0 < squared[a, k] - squared[a, p] < margin]
-            assert n in window or not window
+@pytest.mark.parametrize('value', [0., 1e-20, 1e15])
+def test_embeddings_that_are_all_equal(name, miner, value):
+    labels = torch.arange(4).repeat_interleave(2)
+    found = mined(miner, torch.full((8, 16), value), labels)
+    if name not in {'easyhard', 'multisimilarity'}:
+        assert len(found)                                  # for these two no negative may be farther, or as near
+
+
+def test_inputs_are_left_as_they_are(miner):
+    batch, labels = unit(10), UNEVEN.clone()
+    mined(miner, batch, labels)
+    assert batch.equal(unit(10)) and labels.equal(UNEVEN)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')
+def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
+    batch, labels = unit(32, dtype=torch.float32).cuda(), torch.arange(8).repeat_interleave(4).cuda()
+    mined(miner, batch, labels)                            # what is set up at the first call does not count
+    torch.cuda.set_sync_debug_mode('warn')
+    try:
+        recwarn.clear()
+        mined(miner, batch, labels)
+        found = [warning for warning in recwarn if 'synchronizing' in str(warning.message)]
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    assert len(found) <= 1, [str(warning.message) for warning in found]
+
+
+def test_copied_alone_each_file_runs_its_examples(tmp_path):
+    files = [Path(module.__file__) for module in MINERS.values()]
+    results = examples_alone(files, tmp_path)
+    assert all(attempted and not failed for attempted, failed in results.values()), results
+
+
+def test_an_unknown_miner_is_refused_with_the_choices(opt):
+    with pytest.raises(criteria.UserError, match='--batch_mining semihrad: unknown; choose from random, all,'):
+        batch_mining.select(opt(batch_mining='semihrad'))
+    assert batch_mining.select(opt(batch_mining='none')) is None
 
 
 def test_semihards_window_is_the_losss_margin_unless_its_own_flag_says_else(opt):
     def margin(**flags):
-        return semihard.BatchMiner(opt(**flags)).margin
+        return batch_mining.select(opt(batch_mining='semihard', **flags)).margin
     assert margin(loss='triplet', loss_triplet_margin=.3) == .3
     assert margin(loss='contrastive') == .2
     assert margin(loss='triplet', miner_semihard_margin=.7) == .7
 
 
-def test_softhard_takes_what_is_out_of_order():
-    """Known values: for anchors 0 to 3 nothing is; for 4 and 5 every negative is nearer than the positive."""
-    batch, labels = torch.tensor([[0.], [1.], [5.], [2.], [9.]], dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1])
+def test_flags_reach_the_miners(opt):
+    labels = torch.arange(8).repeat_interleave(2)
+    batch = unit(16)
+    one = mined(batch_mining.select(opt(batch_mining='easyhard', miner_easyhard_pos='hard', miner_easyhard_neg='hard')),
+                batch, labels)
+    assert one.equal(hard.hard_triplets(batch, labels))
+    pushing = batch_mining.select(opt(batch_mining='rho_distance', miner_rho_distance_cp=1))
+    assert (labels[mined(pushing, batch, labels)] == labels[:, None]).all()
+    everything = batch_mining.select(opt(batch_mining='multisimilarity', miner_multisimilarity_epsilon=2))
+    assert mined(everything, batch, labels).equal(torch.stack(all_pairs.all_pairs(labels)))
+    assert batch_mining.select(opt(batch_mining='distance', miner_distance_lower_cutoff=.9)).lower_cutoff == .9
+    paper = batch_mining.select(opt(batch_mining='npair', loss='npair', loss_npair_negatives='pairs'))
+    assert (mined(paper, batch, labels).sum(dim=2) > 0).sum() == 2 * 8
+    assert easyhard.BatchMiner(opt()).pos == 'easy'
+
+
+# Masks.
+
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+def test_all_and_lifted_are_every_pair_and_every_pair_of_anchors_with_both(labels):
+    both = {a: (positives, negatives) for a, positives, negatives in references.anchors(labels)}
+    positives, negatives = all_pairs.all_pairs(labels)
+    of_anchors = lifted.lifted_pairs(labels)
+    for i in range(len(labels)):
+        expected = ([j for j in range(len(labels)) if labels[j] == labels[i] and j != i],
+                    [j for j in range(len(labels)) if labels[j] != labels[i]])
+        assert (positives[i].nonzero()[:, 0].tolist(), negatives[i].nonzero()[:, 0].tolist()) == expected
+        assert tuple(mask[i].nonzero()[:, 0].tolist() for mask in of_anchors) == both.get(i, ([], []))
+
+
+def multisimilarity_reference(batch, labels, epsilon):
+    unit_rows = (batch / batch.norm(dim=1, keepdim=True)).tolist()
+    pairs = set(), set()
+    for a, positives, negatives in references.anchors(labels):
+        s = [sum(x * y for x, y in zip(unit_rows[a], row, strict=True)) for row in unit_rows]
+        pairs[0].update((a, p) for p in positives if s[p] - epsilon < max(s[n] for n in negatives))
+        pairs[1].update((a, n) for n in negatives if s[n] + epsilon > min(s[p] for p in positives))
+    return pairs
+
+
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize('epsilon', [0, .1, .5])
+def test_multisimilarity_keeps_what_its_rule_says(labels, epsilon):
+    for seed in range(5):
+        batch = 3 * unit(len(labels), 4, seed)
+        masks = multisimilarity.multisimilarity_pairs(batch, labels, epsilon)
+        assert tuple(set(map(tuple, mask.nonzero().tolist())) for mask in masks) == multisimilarity_reference(
+            batch, labels, epsilon)
+
+
+def test_multisimilaritys_known_pairs():
+    positives, negatives = multisimilarity.multisimilarity_pairs(BATCH, LABELS, .1)
+    assert positives.nonzero().tolist() == [[1, 0], [4, 5], [5, 4]]
+    assert negatives.nonzero().tolist() == [[1, 2], *([a, n] for a in (4, 5) for n in range(4))]
+
+
+def test_multisimilarity_agrees_with_pytorch_metric_learning():
+    miners = pytest.importorskip('pytorch_metric_learning.miners')
+    for seed in range(5):
+        batch = unit(10, seed=seed)
+        a1, p, a2, n = miners.MultiSimilarityMiner(epsilon=.1)(batch, UNEVEN)
+        positives, negatives = multisimilarity.multisimilarity_pairs(batch, UNEVEN, .1)
+        assert positives.nonzero().tolist() == sorted(torch.stack([a1, p], dim=1).tolist())
+        assert negatives.nonzero().tolist() == sorted(torch.stack([a2, n], dim=1).tolist())
+
+
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+def test_npair_gives_every_anchor_one_positive_and_all_negatives(labels):
+    positives, negatives = npair.npair_tuples(labels)
+    same = labels[:, None] == labels
+    has_positive = same.sum(dim=1) > 1
+    assert positives.sum(dim=1).equal(has_positive.long())
+    assert negatives.equal(~same & has_positive[:, None])
+
+
+def test_npairs_positives_are_uniform():
+    labels, n_draws = torch.tensor([0, 1, 0, 0, 1, 0]), 1000
+    counts = collections.defaultdict(collections.Counter)
     torch.manual_seed(0)
-    seen = {}
-    for _ in range(300):
-        for a, p, n in softhard.softhard_triplets(batch, labels).tolist():
-            seen.setdefault(a, set()).add((p, n))
-    assert seen == {0: {(2, 3)}, 1: {(2, 3)}, 2: {(0, 3), (0, 4), (1, 3), (1, 4)},
-                    3: {(4, 0), (4, 1), (4, 2)}, 4: {(3, 2)}}
-    assert {a: {n for _, n in found} for a, found in softhard_partners(BATCH, LABELS).items()} == {
-        a: {n for n in range(6) if LABELS[n] != LABELS[a]} for a in range(6)}
-
-
-def softhard_partners(batch, labels):
-    seen = {}
-    for _ in range(300):
-        for a, p, n in softhard.softhard_triplets(batch, labels).tolist():
-            seen.setdefault(a, set()).add((p, n))
-    return seen
-
-
-def test_distance_weights_are_the_known_ones():
-    same = LABELS[:, None] == LABELS
-    weights = distance.negative_weights(BATCH, same, .5)[0]
-    torch.testing.assert_close(weights / weights.sum(), torch.tensor([0, 0, .313226, .225870, .178566, .282338],
-                                                                    dtype=torch.float64), atol=5.1e-7, rtol=0)
-
-
-def test_distance_negatives_are_drawn_with_these_probabilities():
-    torch.manual_seed(0)
-    n_draws, counts = 4000, torch.zeros(6)
     for _ in range(n_draws):
-        counts[distance.distance_triplets(BATCH, LABELS)[0, 2]] += 1
-    expected = torch.tensor([0, 0, .313226, .225870, .178566, .282338])
-    assert (counts[:2] == 0).all()
-    assert ((counts / n_draws - expected).abs() < 5 * (expected / n_draws) ** .5 + 1e-9).all()
+        for a, p in npair.npair_tuples(labels)[0].nonzero().tolist():
+            counts[a][p] += 1
+    for a, positives, _ in references.anchors(labels):
+        assert counts[a].keys() == set(positives)
+        assert agrees(counts[a], references.uniform(positives), n_draws)
 
 
-def test_distance_of_antipodes_and_duplicates_is_finite():
-    batch = torch.tensor([[1., 0, 0], [1, 0, 0], [-1, 0, 0], [-1, 0, 0]]).repeat(1, 40) / 40 ** .5
-    weights = distance.negative_weights(batch, torch.tensor([[1, 1, 0, 0]] * 2 + [[0, 0, 1, 1]] * 2).bool(), .5)
-    assert weights.isfinite().all() and (weights.amax(dim=1) == 1).all()
-
-
-def test_positives_are_uniform():
+def test_npairs_of_the_paper_are_one_pair_of_each_class_and_the_others_positives():
+    labels, n_draws = torch.tensor([0, 1, 0, 2, 0, 1]), 1200
+    counts = collections.Counter()
     torch.manual_seed(0)
-    labels = torch.tensor([0, 0, 0, 0, 1])
-    counts = torch.zeros(5)
-    for _ in range(3000):
-        counts[distance.distance_triplets(unit(5), labels)[0, 1]] += 1
-    assert counts[0] == counts[4] == 0 and (counts[1:4] - 1000).abs().max() < 5 * 1000 ** .5
+    for _ in range(n_draws):
+        positives, negatives = npair.npair_tuples(labels, 'pairs')
+        pairs = positives.nonzero().tolist()
+        assert sorted(int(labels[a]) for a, _ in pairs) == [0, 1]      # class 2 has no pair
+        for a, _ in pairs:
+            assert negatives[a].nonzero()[:, 0].tolist() == [p for _, p in pairs if labels[p] != labels[a]]
+        counts.update(tuple(pair) for pair in pairs if labels[pair[0]] == 0)
+    chances = references.uniform([(a, p) for a in (0, 2, 4) for p in (0, 2, 4) if a != p])
+    assert counts.keys() == chances.keys() and agrees(counts, chances, n_draws)
 
 
-@pytest.mark.parametrize('name', MINERS)
-def test_copied_alone_it_runs_its_example(name, tmp_path):
-    source = Path(batch_mining.BATCHMINERS[name].__file__)
-    (tmp_path / source.name).write_text(source.read_text())
-    script = (f'import sys; sys.modules["numpy"] = None\nimport doctest, {source.stem}\n'
-              f'results = doctest.testmod({source.stem})\nassert results.attempted and not results.failed')
-    done = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert doctest.testmod(batch_mining.BATCHMINERS[name]).failed == 0
+@pytest.mark.parametrize('name', ['rho_distance', 'random_distance', 'intra_random', 'parametric'])
+def test_losses_of_triplets_take_what_the_unusual_miners_give(name, opt):
+    """Triplets with an anchor as its own positive, or with positive and negative of one class."""
+    labels = torch.arange(8).repeat_interleave(2)
+    for loss, module in criteria.CRITERIA.items():
+        if not module.REQUIRES_BATCHMINER or module.ALLOWED_MINING_OPS is not None:
+            continue
+        flags = opt(loss=loss, batch_mining=name, miner_rho_distance_cp=.5, miner_parametric_adapt=True, n_classes=8)
+        batch = unit(16, dtype=torch.float32).requires_grad_()
+        criterion = criteria.select(flags, batch_mining.select(flags))
+        value = criterion(batch=batch, labels=labels, batch_features=None, f_embed=None)
+        value.backward()
+        assert value.isfinite() and batch.grad.isfinite().all(), loss

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, geometry, neighbours
+from evaluation import clustering, geometry, neighbours, ranking, retrieval
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
              'mAP', 'mAP_1000', 'mAP_lim', 'mAP_c']
+EXACT = ['count', 'sort', 'torch'] + ['search'] * ranking.has_faiss()
 
 
 def brute_force(name, points, labels, is_query, cosine=False):
@@ -57,17 +58,144 @@ def cases(draw):
     return points, labels, None if is_query is None else np.array(is_query)
 
 
-@settings(max_examples=150, deadline=None)
-@given(case=cases(), chunk=st.sampled_from([1, 30, 1 << 24]), torch_ranks=st.booleans())
-def test_retrieval_metrics_equal_brute_force(case, chunk, torch_ranks):
+def small_blocks(patch, strip):
+    """Several blocks even where there are few images."""
+    patch.setattr(ranking, 'STRIP', strip)
+    patch.setattr(ranking, 'WIDTH', 32)
+    patch.setattr(ranking, 'CHUNK', 40 * strip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(['auto', *EXACT]))
+def test_retrieval_metrics_equal_brute_force(case, strip, backend):
     points, labels, is_query = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, 'CHUNK', chunk)
-        if torch_ranks:
-            patch.setattr(neighbours, 'ranks_numpy', neighbours.ranks_torch)
-        values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query)
+        small_blocks(patch, strip)
+        values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
+        few = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
     for name in RETRIEVAL:
         assert values[name] == pytest.approx(brute_force(name, points, labels, is_query), abs=1e-12, nan_ok=True), name
+    assert few == pytest.approx({name: values[name] for name in few}, abs=1e-12, nan_ok=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), seed=st.integers(0, 99))
+def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, seed):
+    points, labels, _ = case
+    random = np.random.default_rng(seed)
+    is_query, in_gallery = random.random((2, len(points))) < .7
+    is_query[0], in_gallery[-1] = True, True
+    with pytest.MonkeyPatch.context() as patch:
+        small_blocks(patch, strip)
+        pool = evaluation.Pool(torch.from_numpy(points), labels, is_query, in_gallery)
+        found = evaluation.compute(['mAP'], torch.from_numpy(points), labels, pool=pool, backend=backend)['mAP']
+    values = []
+    for q in np.flatnonzero(is_query):
+        gallery = [j for j in np.flatnonzero(in_gallery) if j != q]
+        gallery.sort(key=lambda j: (float(((points[q] - points[j]) ** 2).sum()), j))
+        hits = np.array([labels[j] == labels[q] for j in gallery])
+        if hits.any():
+            values.append((hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean())
+    assert found == pytest.approx(np.mean(values) if values else math.nan, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize('n_queries', [0, 700])
+@pytest.mark.parametrize('threads', [1, 3])
+def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads):
+    """Blocks and chunks of the usual sizes; embeddings on a grid, so that float32 adds them up exactly."""
+    random = np.random.default_rng(0)
+    labels = np.unique(random.integers(0, 300, 1900) * (random.random(1900) < .9), return_inverse=True)[1]
+    points = torch.from_numpy((random.integers(-3, 4, (300, 24))[labels] + random.integers(-2, 3, (1900, 24))) / 4)
+    is_query = np.arange(1900) < n_queries if n_queries else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = {backend: evaluation.compute(RETRIEVAL, points, labels, is_query, backend=backend) for backend in EXACT}
+    finally:
+        torch.set_num_threads(before)
+    for values in found.values():
+        assert values == pytest.approx(found['count'], abs=1e-12) and .1 < values['mAP'] < .9
+
+
+def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():
+    points, labels = torch.rand(9, 4), np.arange(9) % 3
+    half = evaluation.compute(RETRIEVAL, points.half(), labels)
+    assert half == evaluation.compute(RETRIEVAL, points.half().float(), labels)
+    for value, sentence in ((math.nan, 'not finite'), (math.inf, 'not finite'), (1e19, 'float32 cannot hold')):
+        points[3, 2] = value
+        with pytest.raises(UserError, match=sentence):
+            evaluation.compute(['e_recall@1'], points, labels)
+
+
+def test_collapsed_embeddings_rank_by_index():
+    points, labels = torch.ones(40, 3), np.arange(40) % 4
+    for backend in EXACT:
+        values = evaluation.compute(RETRIEVAL, points, labels, backend=backend)
+        for name in RETRIEVAL:
+            assert values[name] == pytest.approx(brute_force(name, points.numpy(), labels, None), abs=1e-12), name
+
+
+def test_a_criterion_may_rank_by_inner_products_of_its_own():
+    """−‖q − g‖² + 2 q_0 − 6 g_0: not symmetric, and not the Euclidean order."""
+    def transform(points):
+        half = (points ** 2).sum(dim=1, keepdim=True)
+        return (torch.cat([2 * points, torch.ones(len(points), 1)], dim=1),
+                torch.cat([points, -half - 6 * points[:, :1]], dim=1))
+
+    random = np.random.default_rng(0)
+    points, labels = random.integers(-3, 4, (60, 3)).astype(np.float32), random.integers(0, 9, 60)
+    hits = []
+    for q in range(60):
+        gallery = [j for j in range(60) if j != q]
+        gallery.sort(key=lambda j: (((points[q] - points[j]) ** 2).sum() + 6 * points[j, 0], j))
+        hits.append(labels[gallery[0]] == labels[q])
+    for backend in EXACT:
+        values = evaluation.compute(['e_recall@1', 'c_recall@1'], torch.from_numpy(points), labels, ranking=transform,
+                                    backend=backend)
+        assert values['e_recall@1'] == pytest.approx(np.mean(hits))
+        assert values['c_recall@1'] == evaluation.compute(values, torch.from_numpy(points), labels)['c_recall@1']
+
+
+def test_within_groups_only_images_of_the_group_are_found():
+    points = torch.tensor([[0.], [1.], [2.], [2.5], [0.1], [9.]])
+    labels, groups = np.array([0, 1, 0, 1, 2, 2]), np.array([0, 0, 0, 0, 1, 1])
+    pool = evaluation.Pool(points, labels, groups=groups)
+    alone = evaluation.compute(['e_recall@1', 'mAP'], points[:4], labels[:4])
+    values = evaluation.compute(['e_recall@1', 'mAP'], points, labels, pool=pool)
+    for name in values:
+        assert values[name] == pytest.approx((4 * alone[name] + 2) / 6)
+
+
+def test_the_interval_resamples_classes():
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(50), 20)
+    values = np.repeat(random.random(50), 20)                     # the same within a class
+    low, high = retrieval.interval(values, labels, 2000, seed=0)
+    expected = 1.96 * values.std() / 50 ** .5                     # of 50 independent classes, not 1,000 queries
+    assert high - low == pytest.approx(2 * expected, rel=.1) and low < values.mean() < high
+    assert (low, high) == retrieval.interval(values, labels, 2000, seed=0)
+    found = evaluation.compute(['map_at_r', 'nmi'], torch.rand(30, 4), np.arange(30) % 5, n_bootstrap=50)
+    assert list(found) == ['map_at_r', 'map_at_r_low', 'map_at_r_high', 'nmi']
+    assert found['map_at_r_low'] <= found['map_at_r'] <= found['map_at_r_high']
+
+
+def test_an_approximate_search_says_how_much_it_finds(capsys):
+    pytest.importorskip('faiss')
+    generator = torch.Generator().manual_seed(0)
+    labels = np.arange(600) % 60
+    points = torch.randn(60, 8, generator=generator)[labels] * 4 + torch.randn(600, 8, generator=generator)
+    exact, found = (evaluation.compute(['map_at_r'], points, labels, approximate=approximate)['map_at_r']
+                    for approximate in (False, True))
+    assert 'of the exact 10 nearest' in capsys.readouterr().out and exact / 2 < found <= exact + .01
+
+
+def test_principal_components_are_those_of_the_centred_svd():
+    points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * np.arange(1, 7) + 5
+    found = geometry.principal_components(points, 3)(points)
+    left, values, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    np.testing.assert_allclose(abs(found), abs(left * values)[:, :3], atol=1e-4)
+    with pytest.raises(UserError, match='--pca 7: the embeddings have 6 dimensions'):
+        geometry.principal_components(points, 7)
 
 
 def test_the_cosine_variants_rank_by_angle():
@@ -80,6 +208,18 @@ def test_the_cosine_variants_rank_by_angle():
         expected = brute_force(name if '@' in name else name.removeprefix('c_'), points, labels, None, cosine=True)
         assert values[name] == pytest.approx(expected, abs=1e-12), name
     assert values['e_recall@1'] != values['c_recall@1']
+
+
+def test_the_values_are_those_of_pytorch_metric_learning():
+    module = pytest.importorskip('pytorch_metric_learning.utils.accuracy_calculator')
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 40, 300)
+    points = torch.from_numpy((random.normal(size=(40, 8))[labels] + random.normal(size=(300, 8))).astype(np.float32))
+    names = ('precision_at_1', 'r_precision', 'mean_average_precision_at_r')
+    calculator = module.AccuracyCalculator(names, k='max_bin_count', device=torch.device('cpu'))
+    expected = calculator.get_accuracy(points, torch.from_numpy(labels))
+    found = evaluation.compute(['precision_at_1', 'r_precision', 'map_at_r'], points, labels)
+    assert list(found.values()) == pytest.approx([expected[name] for name in names], abs=1e-6)
 
 
 def test_perfect_retrieval_scores_1_and_duplicates_of_the_query_are_neighbours():
@@ -99,7 +239,7 @@ def test_lone_queries_are_left_out_and_nothing_left_is_nan():
 def test_the_nearest_images_leave_the_query_out_by_index():
     points = torch.tensor([[0.], [0.], [3.], [1.]])
     search = neighbours.Search(points, np.zeros(4, int))
-    assert search.nearest(np.array([0, 1]), 5).tolist() == [[1, 3, 2], [0, 3, 2]]
+    assert search.symmetric and search.nearest(np.array([0, 1]), 5).tolist() == [[1, 3, 2], [0, 3, 2]]
     search = neighbours.Search(points, np.zeros(4, int), np.array([True, False, False, True]))
     assert search.nearest(np.array([3, 0]), 2).tolist() == [[1, 2], [1, 2]]
 
@@ -120,19 +260,38 @@ def entropy(counts):
 def test_f1_and_nmi_equal_their_definitions(n, seed):
     random = np.random.default_rng(seed)
     labels, clusters = random.integers(0, 5, n), random.integers(0, 4, n)
+    table = clustering.Contingency(labels, clusters)
     guessed, true = pairs(clusters), pairs(labels)
     if guessed or true:
         precision = len(guessed & true) / len(guessed) if guessed else 0
         recall = len(guessed & true) / len(true) if true else 0
         expected = 2 * precision * recall / (precision + recall) if precision + recall else 0
-        assert clustering.f1(labels, clusters) == pytest.approx(expected)
+        assert clustering.f1(table) == pytest.approx(expected)
     else:
-        assert math.isnan(clustering.f1(labels, clusters))
+        assert math.isnan(clustering.f1(table))
     joint = [np.sum((labels == a) & (clusters == b)) for a in range(5) for b in range(4)]
     parts = [entropy([np.sum(labels == a) for a in range(5)]), entropy([np.sum(clusters == b) for b in range(4)])]
     if sum(parts):
         expected = (sum(parts) - entropy(joint)) / (sum(parts) / 2)
-        assert clustering.nmi(labels, clusters) == pytest.approx(expected, abs=1e-9)
+        assert clustering.nmi(table) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 60), n_classes=st.integers(1, 9), n_clusters=st.integers(1, 60), seed=st.integers(0, 10 ** 6))
+def test_nmi_and_ami_equal_scikit_learns(n, n_classes, n_clusters, seed):
+    from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
+    random = np.random.default_rng(seed)
+    labels, clusters = random.integers(0, n_classes, n), random.integers(0, n_clusters, n)
+    table = clustering.Contingency(labels, clusters)
+    assert clustering.nmi(table) == pytest.approx(normalized_mutual_info_score(labels, clusters), abs=1e-9)
+    if len(np.unique(labels)) < n or len(np.unique(clusters)) < n:             # else 0/0
+        assert clustering.ami(table) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-7)
+
+
+def test_clusters_that_are_the_classes_are_perfect():
+    for labels in (np.arange(6) // 2, np.zeros(6, int), np.arange(6)):
+        table = clustering.Contingency(labels, labels)
+        assert clustering.nmi(table) == pytest.approx(1) and clustering.ami(table) == pytest.approx(1)
 
 
 def test_clusters_are_as_many_as_evaluated_classes(monkeypatch):
@@ -152,7 +311,8 @@ def test_kmeans_finds_clear_clusters_and_repeats_itself(kmeans):
     points = centres[labels] + torch.randn(240, 8, generator=generator)
     found = kmeans(points, 8, seed=1)
     assert np.array_equal(found, kmeans(points, 8, seed=1)) and found.min() >= 0 and found.max() < 8
-    assert clustering.nmi(labels.numpy(), found) > .85          # random starts may merge two of the eight
+    # random starts may merge two of the eight
+    assert clustering.nmi(clustering.Contingency(labels.numpy(), found)) > .85
 
 
 def test_without_faiss_kmeans_runs_in_torch(monkeypatch):

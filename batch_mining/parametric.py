@@ -1,0 +1,236 @@
+"""
+Negatives by a distribution over distances in bins: fixed, or adapted during training by a policy, PADS. Roth, Milbich
+and Ommer, PADS: Policy-Adapted Sampling for Visual Similarity Learning, CVPR 2020, https://arxiv.org/abs/2003.11113.
+"""
+import torch
+
+# The distances whose bins weigh 1, by the bins' centres; the others weigh 1e-15, so that a draw is always possible.
+FIXED = {'uniform': (0, torch.inf), 'hards': (0, 0.5), 'semihards': (0.3, 0.7), 'veryhards': (0, 0.3)}
+INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
+
+
+def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):
+    """
+    Args:
+        distances:   (least, largest) of the bins that weigh 1.
+        n_support:   number of edges.
+        support_lim: the first and the last edge.
+
+    Returns: [n_support − 1] float32: 1 or 1e-15.
+
+    >>> bin_weights((0.3, 0.7), n_support=5, support_lim=(0, 1))
+    tensor([1.0000e-15, 1.0000e+00, 1.0000e+00, 1.0000e-15])
+    """
+    edges = torch.linspace(*support_lim, n_support, dtype=torch.float64)
+    centres = (edges[:-1] + edges[1:]) / 2
+    inside = (centres >= distances[0]) & (centres <= distances[1])
+    return torch.where(inside, 1.0, 1e-15).float()
+
+
+@torch.no_grad()
+def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_all=False):
+    """
+    For each anchor a random positive, and a negative with probability in proportion to the weight of its distance.
+
+    Args:
+        batch:       [B, D] embeddings.
+        labels:      [B].
+        weights:     [K], positive, of K equal bins between the limits; the first and the last one are open.
+        support_lim: the limits, distances.
+        among_all:   the positive may be the anchor itself, and the negative any sample: of the anchor's class, too, or
+                     itself.
+
+    Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
+
+    >>> batch = torch.tensor([[0.], [1.5], [0.5], [1.]])
+    >>> parametric_triplets(batch, torch.tensor([0, 0, 1, 2]), torch.tensor([0., 0., 1.]), (0.2, 1.1))
+    tensor([[0, 1, 3],
+            [1, 0, 2]])
+    """
+    squared = squared_distances(batch)
+    edges = torch.linspace(*support_lim, len(weights) + 1, device=batch.device, dtype=squared.dtype)
+    chances = weights[torch.bucketize(squared, edges[1:-1].square())]
+    same = labels[:, None] == labels
+    size = same.sum(dim=1, keepdim=True)
+    negative = draw(chances if among_all else chances.masked_fill_(same, 0))
+    positive, _ = uniform(same if among_all else same.fill_diagonal_(False))
+    anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+
+
+def squared_distances(batch):
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
+    with torch.autocast(batch.device.type, enabled=False):
+        gram = batch @ batch.T
+        norms = gram.diagonal()
+        return (norms[:, None] + norms - 2 * gram).clamp_(min=0)
+
+
+def draw(weights):
+    """
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
+
+    In float64, so that rounding makes no weight of 0 a chance.
+    """
+    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    cumulated = weights.cumsum(dim=1, dtype=exact)
+    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
+    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
+
+
+def uniform(mask):
+    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k), total
+
+
+class Policy(torch.nn.Module):
+    """
+    State [S] -> log-probabilities of the actions of each bin, [A, K], and the value of the state, a scalar.
+    """
+
+    def __init__(self, n_state, n_actions, n_bins, hidden):
+        super().__init__()
+        sizes = [n_state, *hidden]
+        layers = [layer for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True)
+                  for layer in (torch.nn.Linear(n_in, n_out), torch.nn.ReLU())]
+        self.body = torch.nn.Sequential(*layers)
+        self.actions = torch.nn.Linear(sizes[-1], n_actions * n_bins)
+        self.value = torch.nn.Linear(sizes[-1], 1)
+        self.shape = n_actions, n_bins
+
+    def forward(self, state):
+        features = self.body(state)
+        return self.actions(features).view(self.shape).log_softmax(dim=0), self.value(features)[0]
+
+
+class PADS:
+    """
+    Learns which factors of the bins' weights make the network better on validation data: every update takes what the
+    metrics have become as the reward of its last actions, and chooses new ones. Small, and always on the CPU.
+
+    opt: miner_parametric_n_support, _actions, _policy_lr, _policy_size, _history, _reward, _learning, _ppo_clip,
+    _old_update, _baseline_rate.
+    """
+    METRICS = ('e_recall@1', 'e_recall@2', 'e_recall@4', 'e_recall@8', 'nmi', 'dists@intra', 'dists@inter')
+    AVERAGED = (2, 8, 16, 32)                             # numbers of updates that the state holds running means over
+    DISCOUNT = 0.99
+
+    def __init__(self, opt):
+        self.factors = torch.tensor(opt.miner_parametric_actions)
+        self.n_history, self.reward_of = opt.miner_parametric_history, opt.miner_parametric_reward
+        self.ppo, self.clip = opt.miner_parametric_learning == 'ppo', opt.miner_parametric_ppo_clip
+        self.old_update, self.baseline_rate = opt.miner_parametric_old_update, opt.miner_parametric_baseline_rate
+        n_bins = opt.miner_parametric_n_support - 1
+        n_state = len(self.METRICS) * (self.n_history + len(self.AVERAGED)) + n_bins + 1
+        shape = n_state, len(self.factors), n_bins, opt.miner_parametric_policy_size
+        self.policy, self.old = Policy(*shape), Policy(*shape)
+        self.old.load_state_dict(self.policy.state_dict())
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=opt.miner_parametric_policy_lr)
+        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; policy updates; of rewards
+        self.state = self.actions = None                               # of the last update
+
+    @torch.enable_grad()
+    def update(self, metrics, weights):
+        """
+        Args:
+            metrics: {name: float} for METRICS, and `progress`, the share of the training that is over.
+            weights: [K], the present ones of the bins.
+
+        Returns: [K], the new ones, between 1e-25 and 1e25.
+        """
+        newest = torch.tensor([metrics[name] for name in self.METRICS])
+        self.seen = [*self.seen, newest][-max(self.n_history, *self.AVERAGED):]
+        state = self.describe(weights, metrics['progress'])
+        if self.state is not None:
+            self.learn(state)
+        with torch.no_grad():
+            self.actions = self.policy(state)[0].exp().T.multinomial(1)[:, 0]
+        self.state = state
+        return (weights * self.factors[self.actions]).clamp(1e-25, 1e25)
+
+    def describe(self, weights, progress):
+        """The state [S]: the last metrics, their running means, the distribution, the progress."""
+        missing = [self.seen[0]] * (self.n_history - len(self.seen))              # at the start, copies of the first
+        means = [torch.stack(self.seen[-n:]).mean(dim=0) for n in self.AVERAGED]
+        return torch.cat([*missing, *self.seen[-self.n_history:], *means, weights / weights.sum(),
+                          torch.tensor([float(progress)])])
+
+    def score(self, seen):
+        recall, nmi = seen[self.METRICS.index('e_recall@1')], seen[self.METRICS.index('nmi')]
+        return recall if self.reward_of == 'recall' else (recall + nmi) / 2
+
+    def learn(self, state):
+        """One step of the policy on the reward of the last actions, which led from self.state to `state`."""
+        reward = (self.score(self.seen[-1]) - self.score(self.seen[-2])).sign()
+        log_chances, value = self.policy(self.state)
+        taken = log_chances.gather(0, self.actions[None])
+        if self.ppo:
+            with torch.no_grad():
+                advantage = reward + self.DISCOUNT * self.policy(state)[1] - value
+                before = self.old(self.state)[0].gather(0, self.actions[None])
+            ratio = (taken - before).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage).mean()
+            # as published, the value's target is the metric itself and not the return
+            loss = (value - self.score(self.seen[-1])).square() / 2 - gain
+        else:
+            loss = -((reward - self.baseline) * taken).mean()
+            rate = self.baseline_rate if self.n_learned else 1
+            self.baseline += rate * (float(reward) - self.baseline)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.n_learned += 1
+        if self.n_learned % self.old_update == 0:
+            self.old.load_state_dict(self.policy.state_dict())
+
+    PARTS = ('policy', 'old', 'optimizer')
+    VALUES = ('seen', 'n_learned', 'baseline', 'state', 'actions')
+
+    def state_dict(self):
+        return ({name: getattr(self, name).state_dict() for name in self.PARTS}
+                | {name: getattr(self, name) for name in self.VALUES})
+
+    def load_state_dict(self, states):
+        for name in self.PARTS:
+            getattr(self, name).load_state_dict(states[name])
+        for name in self.VALUES:
+            setattr(self, name, states[name])
+
+
+class BatchMiner:
+    """
+    opt: miner_parametric_mode, _n_support, _support_lim; _adapt, _init, _update_every, _no_self_reg and those of PADS.
+
+    update_every: training steps between two calls of update(); 0: it does not learn.
+    validation_metrics: those that update() wants.
+    """
+    validation_metrics = PADS.METRICS
+
+    def __init__(self, opt):
+        self.support_lim = opt.miner_parametric_support_lim
+        self.pads = PADS(opt) if opt.miner_parametric_adapt else None
+        self.update_every = opt.miner_parametric_update_every if self.pads else 0
+        self.among_all = bool(self.pads) and not opt.miner_parametric_no_self_reg
+        distances = INITIAL[opt.miner_parametric_init] if self.pads else FIXED[opt.miner_parametric_mode]
+        self.weights = bin_weights(distances, opt.miner_parametric_n_support, self.support_lim)
+
+    def __call__(self, batch, labels):
+        """batch [B, D], labels [B], on one device -> triplets [T, 3]."""
+        self.weights = self.weights.to(batch.device)                   # copied once after each update
+        return parametric_triplets(batch, labels, self.weights, self.support_lim, self.among_all)
+
+    def update(self, validation_metrics):
+        """validation_metrics: {name: float}, with `progress`, the share of the training that is over."""
+        self.weights = self.pads.update(validation_metrics, self.weights.cpu())
+
+    def state_dict(self):
+        return {'weights': self.weights.cpu(), 'pads': self.pads.state_dict()} if self.pads else {}
+
+    def load_state_dict(self, states):
+        if self.pads:
+            self.weights = states['weights']
+            self.pads.load_state_dict(states['pads'])

@@ -1,0 +1,84 @@
+"""
+Distance-weighted mining that now and then pushes a positive away, against embeddings that are too compact. Roth et al.,
+Revisiting Training Strategies and Generalization Performance in Deep Metric Learning, ICML 2020, section 5.
+"""
+import torch
+
+
+@torch.no_grad()
+def rho_distance_triplets(batch, labels, lower_cutoff=0.5, cp=0.2):
+    """
+    For each anchor a, with probability cp the triplet (a, a, p) of a random positive p, which is so pushed away; else
+    (a, p, n) with a negative n of probability in proportion to 1 / q(d_an), q the density of distances between random
+    points of the unit sphere.
+
+    Args:
+        batch:        [B, D] embeddings of norm 1.
+        labels:       [B].
+        lower_cutoff: smaller distances weigh as much as this one.
+        cp:           a probability.
+
+    Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
+
+    >>> batch = torch.nn.functional.normalize(torch.tensor([[1., 0., 0.], [1., 1., 0.], [0., 0., 1.]]))
+    >>> rho_distance_triplets(batch, torch.tensor([0, 0, 1]), cp=1)
+    tensor([[0, 0, 1],
+            [1, 1, 0]])
+    """
+    same = labels[:, None] == labels
+    negative = draw(negative_weights(batch, same, lower_cutoff))
+    positive, n_positives = uniform(same.fill_diagonal_(False))
+    pushed = torch.rand(len(labels), 1, device=labels.device) < cp
+    everyone = torch.arange(len(labels), device=labels.device)[:, None]
+    negative, positive = torch.where(pushed, positive, negative), torch.where(pushed, everyone, positive)
+    anchor = (n_positives * (len(labels) - 1 - n_positives)).nonzero()[:, :1]
+    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+
+
+def negative_weights(batch, same, lower_cutoff=0.5):
+    """
+    [B, B], each row in proportion to the probabilities of its negatives, the largest between ½ and 2; 0 where `same`.
+
+    log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
+    u^(−(D − 3)/2) / √s.
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    squared = batch.new_empty(len(batch), len(batch))
+    squared.addmm_(batch, batch.T, beta=0, alpha=-2)                # in place, where autocast has no effect
+    norms = squared.diagonal() / -2
+    squared.add_(norms).add_(norms[:, None]).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
+    weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
+    weights.masked_fill_(same, -torch.inf)
+    weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
+    return weights.mul_(squared.rsqrt_())
+
+
+def draw(weights):
+    """
+    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
+
+    In float64, so that rounding makes no weight of 0 a chance.
+    """
+    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    cumulated = weights.cumsum(dim=1, dtype=exact)
+    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
+    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
+
+
+def uniform(mask):
+    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    total = count[:, -1:]
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
+    return torch.searchsorted(count, k), total
+
+
+class BatchMiner:
+    """opt: miner_rho_distance_lower_cutoff, miner_rho_distance_cp."""
+
+    def __init__(self, opt):
+        self.lower_cutoff, self.cp = opt.miner_rho_distance_lower_cutoff, opt.miner_rho_distance_cp
+
+    def __call__(self, batch, labels):
+        """batch [B, D] of norm 1, labels [B], on one device -> triplets [T, 3]."""
+        return rho_distance_triplets(batch, labels, self.lower_cutoff, self.cp)

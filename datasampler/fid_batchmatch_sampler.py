@@ -1,0 +1,61 @@
+"""FRD of Roth et al., ICML 2020: batches whose mean and covariance are those of a big batch, by Frechet distance."""
+import torch
+
+from datasampler.big_batch import Matching
+from utilities.randomness import derive
+
+REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+
+
+def frechet_distances(points, candidates):
+    """
+    Frechet distance of the Gaussians with the means and (unbiased) covariances of all points and of a candidate's:
+    |m - m'|^2 + tr(S + S' - 2 (S S')^1/2), Heusel et al., NeurIPS 2017, https://arxiv.org/abs/1706.08500, Eq. 6.
+
+    With S' = Y^T Y, the eigenvalues of S S' are those of the Gram matrix Y S Y^T, [B, B] and symmetric; where D is
+    smaller than B, those of the [D, D] matrix R S' R, R the root of S.
+
+    Args:
+        points:     [n, D].
+        candidates: [m, B] int64, places in points, B >= 2.
+
+    Returns: float64 [m], in units of squared distance.
+    """
+    points = points.double()           # the root of an eigenvalue that is 0 but for rounding is not small in float32
+    covariance = points.T.cov().view(points.shape[1], -1)
+    subsets = points[candidates]                                                    # [m, B, D]
+    means, size = subsets.mean(dim=1), candidates.shape[1]
+    spread = (subsets - means[:, None]) / (size - 1) ** .5                          # Y
+    if size <= points.shape[1]:
+        gram = spread @ covariance @ spread.mT
+    else:
+        values, vectors = torch.linalg.eigh(covariance)
+        rooted = spread @ (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        gram = rooted.mT @ rooted
+    values = torch.linalg.eigvalsh(gram)
+    between = (means - points.mean(dim=0)).pow(2).sum(dim=1)
+    return between + covariance.trace() + spread.pow(2).sum(dim=(1, 2)) - 2 * values.clamp(min=0).sqrt().sum(dim=1)
+
+
+class Sampler(torch.utils.data.Sampler):
+    """
+    The batches of big_batch.Matching with the least Frechet distance. An epoch has n_images // bs batches, or
+    --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    """
+
+    def __init__(self, opt, image_dict, image_list, storage):
+        self.matching, self.storage = Matching(opt, image_dict), storage
+        self.seed, self.epoch = opt.seed, 0
+        self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.sampler_length
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
+        return iter(self.matching.batches(len(self), self.storage, frechet_distances, generator))

@@ -1,0 +1,67 @@
+"""
+GC of Roth et al., ICML 2020: anchors that cover a big batch, by greedy k-centre (Gonzalez, 1985; Sener and Savarese,
+ICLR 2018, https://arxiv.org/abs/1708.00489, Algorithm 1).
+"""
+import math
+from functools import partial
+
+import torch
+
+from datasampler.big_batch import Coreset
+from utilities.randomness import derive
+
+REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+
+
+def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):
+    """
+    A random point, then k - 1 times the one whose nearest chosen point is farthest.
+
+    Args:
+        points:    [n, D], n >= k.
+        k:         how many to choose.
+        generator: on the CPU.
+        softened:  each time a random one of the farthest 3 percent instead.
+        limit:     a distance. Points no farther than this from a chosen one are covered already; they come in random
+                   order, after all others.
+
+    Returns: places in points, int64 [k].
+    """
+    n = len(points)
+    covered = -1 - torch.rand(n, generator=generator).to(points.device)
+    chosen = [torch.randint(n, (1,), generator=generator).to(points.device)]
+    nearest = torch.full((n,), torch.inf, device=points.device)
+    free = torch.zeros(n, device=points.device)                                     # -inf for chosen points
+    for step in range(1, k):
+        nearest = torch.minimum(nearest, (points - points[chosen[-1]]).norm(dim=1))
+        free.index_fill_(0, chosen[-1], -torch.inf)
+        scores = torch.where(nearest > limit, nearest, covered) + free
+        n_best = min(math.ceil(.03 * n), n - step) if softened else 1
+        rank = int(torch.randint(n_best, (), generator=generator))
+        chosen.append(scores.topk(n_best).indices[rank, None])
+    return torch.cat(chosen)
+
+
+class Sampler(torch.utils.data.Sampler):
+    """
+    The batches of big_batch.Coreset, with --data_gc_softened and --data_gc_coreset_lim. An epoch has n_images // bs
+    batches, or --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    """
+
+    def __init__(self, opt, image_dict, image_list, storage):
+        self.coreset, self.storage = Coreset(opt, image_dict), storage
+        self.choose = partial(greedy_k_centre, softened=opt.data_gc_softened, limit=opt.data_gc_coreset_lim)
+        self.seed, self.epoch = opt.seed, 0
+        self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.sampler_length
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
+        return iter(self.coreset.batches(len(self), self.storage, self.choose, generator))

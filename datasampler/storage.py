@@ -1,0 +1,80 @@
+"""The embeddings of the training images, kept for samplers that look at them."""
+import torch
+import torch.nn.functional as F
+
+from utilities.errors import UserError
+from utilities.randomness import derive
+
+
+class Storage:
+    """
+    float32 [N, D] on opt.device (on the CPU for Apple's GPUs, which have no eigenvalues), in the order of the training
+    images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the seed fixes. It is filled
+    from the images without augmentation before the first epoch (with --data_idx_full_prec before each) and takes the
+    embeddings of each training batch, unless --data_storage_no_update.
+
+    With --data_mb_mom m > 0, entries run ahead in the direction of their changes, as in the public code of Roth et al.:
+    change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. That takes a second [N, D].
+    """
+
+    def __init__(self, opt, n_images):
+        if opt.data_mb_mom >= 1:
+            raise UserError(f'--data_mb_mom {opt.data_mb_mom}: expected a number below 1 (0 and less: no momentum)')
+        dim = opt.data_sampler_lowproj_dim
+        if dim >= opt.embed_dim:
+            raise UserError(f'--data_sampler_lowproj_dim {dim}: expected less than --embed_dim {opt.embed_dim}')
+        self.shape = (n_images, dim if dim > 0 else opt.embed_dim)
+        self.device = torch.device('cpu') if opt.device.type == 'mps' else opt.device
+        self.cosine = opt.data_sim_measure == 'cosine'
+        self.momentum, self.rate = max(0.0, opt.data_mb_mom), opt.data_mb_lr
+        self.no_update, self.always_anew = opt.data_storage_no_update, opt.data_idx_full_prec
+        self.projection = None
+        if dim > 0:
+            generator = torch.Generator().manual_seed(derive(opt.seed, 'projection'))
+            self.projection = (torch.randn(opt.embed_dim, dim, generator=generator) / dim ** .5).to(self.device)
+        self.embeddings = self.change = None
+
+    def fill(self, embed):
+        """Before an epoch. embed() -> [N, --embed_dim] embeddings of all training images; it is called where needed."""
+        if self.embeddings is None:
+            self.embeddings = self.projected(embed()).clone()
+            self.change = torch.zeros_like(self.embeddings) if self.momentum else None
+        elif self.always_anew:
+            self.put(slice(None), embed())
+
+    def update(self, embeddings, indices):
+        """After a step: embeddings [B, --embed_dim] of the images indices [B], a CPU tensor."""
+        if not self.no_update:
+            last = {index: place for place, index in enumerate(indices.tolist())}       # of an image drawn twice
+            self.put(torch.tensor(list(last), device=self.device), embeddings[list(last.values())])
+
+    def put(self, where, embeddings):
+        embeddings = self.projected(embeddings)
+        if self.momentum:
+            self.change[where] = (self.momentum * self.change[where]
+                                  + (1 - self.momentum) * (embeddings - self.embeddings[where]))
+            embeddings = embeddings + self.rate * self.change[where]
+        self.embeddings[where] = embeddings
+
+    def projected(self, embeddings):
+        embeddings = embeddings.detach().to(self.device, torch.float32)
+        return embeddings if self.projection is None else embeddings @ self.projection
+
+    def points(self, indices):
+        """indices int64 [n] -> embeddings [n, D], with --data_sim_measure cosine of norm 1."""
+        points = self.embeddings[indices.to(self.device)]
+        return F.normalize(points, dim=1) if self.cosine else points
+
+    def state_dict(self):
+        return {'embeddings': self.embeddings, 'change': self.change}
+
+    def load_state_dict(self, state):
+        """Raises ValueError where the stored embeddings are not of this size."""
+        if state['embeddings'] is None:
+            return                                                      # saved before the first epoch
+        if state['embeddings'].shape != self.shape:
+            raise ValueError(f'it holds embeddings of shape {tuple(state["embeddings"].shape)}, not {self.shape}')
+        self.embeddings = state['embeddings'].to(self.device)
+        if self.momentum:
+            change = state['change']
+            self.change = torch.zeros_like(self.embeddings) if change is None else change.to(self.device)

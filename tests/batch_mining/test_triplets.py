@@ -1,0 +1,275 @@
+"""The miners of triplets: each draw is one that the rule allows, as often as it should be."""
+import collections
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from batch_mining import (
+    distance,
+    easyhard,
+    hard,
+    intra_random,
+    parametric,
+    random_distance,
+    random_triplets,
+    rho_distance,
+    semihard,
+    softhard,
+)
+from tests.batch_mining import references
+from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
+
+P_VALUE = 1e-4           # below it, frequencies are not those of the rule; the seeds are fixed
+WEIGHTS = torch.tensor([1., 4., 1e-15, 2., 3.])
+EASYHARD = {f'easyhard {pos} {neg}': {'pos': pos, 'neg': neg}
+            for pos in ('easy', 'hard') for neg in ('semihard', 'hard')}
+
+# name: (miner, reference, parameters)
+RULES = {
+    'hard': (hard.hard_triplets, references.hard, {}),
+    **{name: (easyhard.easyhard_triplets, references.easyhard, flags) for name, flags in EASYHARD.items()},
+    'semihard': (semihard.semihard_triplets, references.semihard, {}),
+    'semihard, wide': (semihard.semihard_triplets, references.semihard, {'margin': 1.5}),
+    'softhard': (softhard.softhard_triplets, references.softhard, {}),
+    'distance': (distance.distance_triplets, references.distance, {}),
+    'distance, cut off at 1.2': (distance.distance_triplets, references.distance, {'lower_cutoff': 1.2}),
+    'rho_distance': (rho_distance.rho_distance_triplets, references.rho_distance, {}),
+    'rho_distance, mostly pushing': (rho_distance.rho_distance_triplets, references.rho_distance, {'cp': .9}),
+    'parametric': (parametric.parametric_triplets, references.parametric, {'weights': WEIGHTS}),
+    'parametric among all': (parametric.parametric_triplets, references.parametric,
+                             {'weights': WEIGHTS, 'support_lim': (.3, 1.3), 'among_all': True}),
+}
+BATCHES = {'unit': unit, 'unit in 3 dimensions': lambda n, seed: unit(n, 3, seed), 'grid': grid, 'collapsed': collapsed}
+
+
+@pytest.fixture(params=RULES)
+def rule(request):
+    return RULES[request.param]
+
+
+@pytest.mark.parametrize('make', BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+def test_each_triplet_follows_the_rule_and_no_anchor_is_missing(rule, labels, make):
+    mine, reference, flags = rule
+    for seed in range(5):
+        batch = make(len(labels), seed=seed)
+        if make is grid and len(labels) not in (4, 8, 16):
+            continue                                       # elsewhere rounding decides between equal distances
+        allowed = reference(batch, labels, **flags)
+        torch.manual_seed(seed)
+        triplets = mine(batch, labels, **flags)
+        assert triplets.dtype == torch.int64 and triplets.shape == (len(allowed), 3)
+        assert triplets[:, 0].tolist() == sorted(allowed)
+        for a, p, n in triplets.tolist():
+            assert (p, n) in allowed[a]
+
+
+@pytest.mark.parametrize('make', [unit, grid], ids=['unit', 'grid'])
+def test_frequencies_are_those_of_the_rule(rule, make):
+    mine, reference, flags = rule
+    labels = torch.tensor([0, 3, 0, 1, 3, 0, 1, 0])
+    batch, n_draws = make(8, seed=1), 600
+    counts = collections.defaultdict(collections.Counter)
+    torch.manual_seed(0)
+    for _ in range(n_draws):
+        for a, p, n in mine(batch, labels, **flags).tolist():
+            counts[a][p, n] += 1
+    for a, chances in reference(batch, labels, **flags).items():
+        assert counts[a].keys() <= chances.keys()
+        assert agrees({pair: counts[a][pair] for pair in chances}, chances, n_draws)
+
+
+def agrees(counts, chances, n_draws):
+    """Pearson's test of {outcome: number} against {outcome: probability}; rare outcomes count as one."""
+    rare = [outcome for outcome, chance in chances.items() if chance * n_draws < 5]
+    observed = [counts[outcome] for outcome in chances if outcome not in rare]
+    expected = [chances[outcome] * n_draws for outcome in chances if outcome not in rare]
+    if sum(chances[outcome] for outcome in rare) * n_draws >= 1:
+        observed.append(sum(counts[outcome] for outcome in rare))
+        expected.append(sum(chances[outcome] for outcome in rare) * n_draws)
+    if len(observed) < 2:
+        return True
+    scale = sum(observed) / sum(expected)
+    return abs(scale - 1) < .01 and chisquare(observed, [scale * number for number in expected]).pvalue > P_VALUE
+
+
+def test_the_frequency_test_notices_other_frequencies():
+    chances = references.uniform(range(4))
+    assert agrees({0: 150, 1: 145, 2: 160, 3: 145}, chances, 600)
+    assert not agrees({0: 200, 1: 120, 2: 140, 3: 140}, chances, 600)
+
+
+def test_known_values_of_the_deterministic_miners():
+    assert hard.hard_triplets(BATCH, LABELS).tolist() == [
+        [0, 1, 2], [1, 0, 2], [2, 3, 1], [3, 2, 4], [4, 5, 3], [5, 4, 1]]
+    assert easyhard.easyhard_triplets(BATCH, LABELS).tolist() == [[0, 1, 2], [1, 0, 2], [2, 3, 1], [3, 2, 4]]
+
+
+def others(anchor):
+    return {n for n in range(6) if LABELS[n] != LABELS[anchor]}
+
+
+def drawn(mine, *arguments, n_draws=200):
+    """{anchor: its negatives} in many draws from the known batch, where each positive is determined."""
+    torch.manual_seed(0)
+    found = collections.defaultdict(set)
+    for _ in range(n_draws):
+        for a, p, n in mine(BATCH, LABELS, *arguments).tolist():
+            assert p == a ^ 1
+            found[a].add(n)
+    return found
+
+
+def test_known_values_of_the_random_miners():
+    assert drawn(semihard.semihard_triplets, .2) == {a: {2} if a == 1 else others(a) for a in range(6)}
+    assert drawn(softhard.softhard_triplets) == {a: others(a) for a in range(6)}
+    same = LABELS[:, None] == LABELS
+    weights = distance.negative_weights(BATCH, same)[0]
+    known = torch.tensor([0, 0, .313226, .225870, .178566, .282338], dtype=torch.float64)
+    torch.testing.assert_close(weights / weights.sum(), known, atol=5.1e-7, rtol=0)
+
+
+def test_softhard_sets_are_empty_or_everything_in_the_known_batch():
+    """For anchors 0 to 3 nothing is out of order; for 4 and 5 every negative is nearer than the positive."""
+    d = references.squared_distances(BATCH)
+    for a, (p,), negatives in references.anchors(LABELS):
+        assert [n for n in negatives if d[a][n] < d[a][p]] == (negatives if a > 3 else [])
+
+
+@pytest.mark.parametrize('dim', [3, 4, 128, 512, 2048])
+@pytest.mark.parametrize('lower_cutoff', [0, .5, 1.4, 2])
+def test_weights_of_antipodes_and_duplicates(dim, lower_cutoff):
+    """In any dimension, with any cut-off: finite, and the largest of a row between ½ and 2, or what 1/d allows."""
+    batch = torch.zeros(6, dim)
+    batch[0, 0] = batch[1, 0] = batch[4, 1] = batch[5, 2] = 1
+    batch[2, 0] = batch[3, 0] = -1
+    labels = torch.tensor([0, 1, 0, 1, 2, 3])
+    same = labels[:, None] == labels
+    weights = distance.negative_weights(batch, same, lower_cutoff)
+    assert weights.isfinite().all() and (weights >= 0).all() and (weights[same] == 0).all()
+    if lower_cutoff == .5:
+        assert (weights.amax(dim=1) >= .5).all() and (weights.amax(dim=1) <= 2).all()
+    logs = [[references.inverse_density(math.sqrt(d), dim, max(lower_cutoff, 1e-6)) for d in row]
+            for row in references.squared_distances(batch)]
+    for a in range(6):
+        row = {n: logs[a][n] for n in range(6) if labels[n] != labels[a]}
+        expected = references.weighted({n: math.exp(value - max(row.values())) for n, value in row.items()})
+        found = weights[a] / weights[a].sum()
+        assert all(abs(found[n] - chance) < 1e-3 for n, chance in expected.items())
+    for seed in range(5):
+        torch.manual_seed(seed)
+        triplets = distance.distance_triplets(batch, labels, lower_cutoff)
+        assert (labels[triplets[:, 0]] != labels[triplets[:, 2]]).all()
+
+
+def test_a_negative_of_no_weight_is_never_drawn():
+    weights = torch.zeros(2000, 64)
+    weights[:, 7] = 1e-25
+    weights[:, 40] = 1e25
+    assert (distance.draw(weights) == 40).all()
+    weights[:, 40] = 0
+    assert (distance.draw(weights) == 7).all()
+
+
+def test_functions_that_several_files_need_are_the_same_in_all():
+    """Each file can be copied alone, so they are repeated; this keeps them equal."""
+    import inspect
+    for name, modules in {'draw': [distance, rho_distance, random_distance, parametric],
+                          'negative_weights': [distance, rho_distance, random_distance],
+                          'uniform': [distance, rho_distance, random_distance, parametric],
+                          'nearer': [hard, easyhard, softhard]}.items():
+        assert len({inspect.getsource(getattr(module, name)) for module in modules}) == 1, name
+
+
+def test_random_distance_is_distance_mining_for_shuffled_labels():
+    labels = SHAPES['uneven, not contiguous, one class alone']
+    batch, anchors_seen = unit(10), set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        triplets = random_distance.random_distance_triplets(batch, labels)
+        torch.manual_seed(seed)
+        shuffled = labels[torch.randperm(10)]
+        assert triplets.equal(distance.distance_triplets(batch, shuffled))
+        anchors_seen |= set(triplets[:, 0].tolist())
+    assert anchors_seen == set(range(10))                  # whose class is alone changes
+
+
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+def test_random_triplets_are_valid_distinct_and_as_many_as_there_can_be(labels):
+    valid = {(a, p, n) for a, positives, negatives in references.anchors(labels) for p in positives for n in negatives}
+    for n_triplets in (1, len(labels), 1000):
+        torch.manual_seed(n_triplets)
+        triplets = list(map(tuple, random_triplets.random_triplets(labels, n_triplets).tolist()))
+        assert set(triplets) <= valid and len(set(triplets)) == len(triplets) == min(n_triplets, len(valid))
+
+
+@pytest.mark.parametrize('n_triplets', [1, 5])
+def test_random_triplets_are_uniform(n_triplets):
+    labels, n_draws = torch.tensor([0, 2, 0, 1, 2, 0]), 2000
+    valid = [(a, p, n) for a, positives, negatives in references.anchors(labels) for p in positives for n in negatives]
+    counts = collections.Counter()
+    torch.manual_seed(0)
+    for _ in range(n_draws):
+        counts.update(map(tuple, random_triplets.random_triplets(labels, n_triplets).tolist()))
+    # without replacement the counts vary less than Pearson's test takes for granted, so it still holds
+    assert agrees({triplet: counts[triplet] for triplet in valid}, references.uniform(valid), n_draws * n_triplets)
+
+
+def test_random_triplets_of_many_are_distinct_and_uniform():
+    """Where the valid triplets are many more than those asked for, they are drawn in another way."""
+    labels = torch.arange(16).repeat_interleave(4)                     # 64 · 3 · 60 = 11,520 valid triplets
+    counts = torch.zeros(64, 64)
+    torch.manual_seed(0)
+    for _ in range(600):
+        triplets = random_triplets.random_triplets(labels, 64)
+        assert len(triplets.unique(dim=0)) == 64
+        assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all() and (triplets[:, 0] != triplets[:, 1]).all()
+        counts.index_put_((triplets[:, 0], triplets[:, 2]), torch.ones(64), accumulate=True)
+    assert counts[labels[:, None] == labels].sum() == 0
+    negatives = counts[labels[:, None] != labels]
+    assert chisquare(negatives.numpy()).pvalue > P_VALUE
+
+
+def test_intra_random_draws_a_class_then_three_of_its_samples_with_replacement():
+    labels = torch.tensor([3, 3, 7, 3, 0, 0])
+    torch.manual_seed(0)
+    n_draws = 6000
+    counts = collections.Counter(map(tuple, intra_random.intra_random_triplets(labels, n_draws).tolist()))
+    members = [(0, 1, 3), (2,), (4, 5)]
+    chances = {(a, p, n): 1 / 3 / len(of) ** 3 for of in members for a in of for p in of for n in of}
+    assert counts.keys() <= chances.keys()
+    assert agrees({triplet: counts[triplet] for triplet in chances}, chances, n_draws)
+
+
+# Agreement with pytorch-metric-learning where the rules are the same.
+
+@pytest.mark.parametrize('labels', [SHAPES['four of each'], SHAPES['uneven, not contiguous, one class alone']])
+def test_pytorch_metric_learning_mines_the_same(labels):
+    distances = pytest.importorskip('pytorch_metric_learning.distances')
+    from pytorch_metric_learning import miners
+    for seed in range(10):
+        batch = unit(len(labels), seed=seed)
+
+        def same(mined, triplets):
+            return set(zip(*(part.tolist() for part in mined), strict=True)) == set(map(tuple, triplets.tolist()))
+
+        theirs = miners.BatchHardMiner(distance=distances.LpDistance())(batch, labels)
+        assert same(theirs, hard.hard_triplets(batch, labels))
+        for pos in ('easy', 'hard'):
+            for neg in ('semihard', 'hard'):
+                if (pos, neg) == ('hard', 'semihard'):
+                    continue                               # an anchor without such a negative is another matter
+                theirs = miners.BatchEasyHardMiner(pos, neg, distance=distances.LpDistance())(batch, labels)
+                pairs = {(a, n) for a, n in zip(theirs[2].tolist(), theirs[3].tolist(), strict=True)}
+                mine = easyhard.easyhard_triplets(batch, labels, pos, neg).tolist()
+                assert {(a, n) for a, _, n in mine} <= pairs
+                assert {(a, p) for a, p, _ in mine} <= set(zip(theirs[0].tolist(), theirs[1].tolist(), strict=True))
+
+        window = miners.TripletMarginMiner(.2, 'semihard', distance=distances.LpDistance(power=2))(batch, labels)
+        window = set(zip(*(part.tolist() for part in window), strict=True))
+        with_window = {(a, p) for a, p, _ in window}
+        torch.manual_seed(seed)
+        for a, p, n in semihard.semihard_triplets(batch, labels, .2).tolist():
+            assert (a, p, n) in window or (a, p) not in with_window

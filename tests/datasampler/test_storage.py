@@ -1,0 +1,154 @@
+"""The stored embeddings: what they hold after each step, and that a stopped and continued run holds the same."""
+import pytest
+import torch
+
+from datasampler.storage import Storage
+from tests.helpers import assert_same_end, folder_of, images_of, sampler_of
+from utilities import checkpoint
+
+N, D = 9, 6
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(opt, **flags):
+    storage = Storage(opt(embed_dim=D, **flags), N)
+    storage.fill(lambda: random(N, D))
+    return storage
+
+
+def test_it_is_filled_once_and_updated_from_batches(opt):
+    storage = filled(opt)
+    storage.fill(lambda: pytest.fail('filled already'))
+    assert torch.equal(storage.points(torch.arange(N)), random(N, D))
+    batch = random(4, D, seed=1).requires_grad_()
+    storage.update(batch, torch.tensor([3, 0, 3, 7]))
+    expected = random(N, D)
+    expected[[0, 3, 7]] = batch.detach()[[1, 2, 3]]                      # of an image drawn twice, the last
+    assert torch.equal(storage.embeddings, expected) and not storage.embeddings.requires_grad
+    batch.detach().zero_()
+    assert torch.equal(storage.embeddings, expected)                     # a copy
+
+
+def test_embeddings_of_an_inference_pass_can_be_updated(opt):
+    with torch.inference_mode():
+        embedded = random(N, D)
+    storage = Storage(opt(embed_dim=D), N)
+    storage.fill(lambda: embedded)
+    storage.update(torch.zeros(1, D), torch.tensor([2]))
+    assert not storage.embeddings[2].any() and embedded[2].any()
+
+
+def test_no_update_and_all_anew(opt):
+    storage = filled(opt, data_storage_no_update=True)
+    storage.update(torch.zeros(2, D), torch.tensor([1, 2]))
+    assert torch.equal(storage.embeddings, random(N, D))
+    storage = filled(opt, data_idx_full_prec=True)
+    storage.fill(lambda: random(N, D, seed=5))
+    assert torch.equal(storage.embeddings, random(N, D, seed=5))
+
+
+def test_momentum_runs_ahead_of_the_changes(opt):
+    momentum, rate = .7, .5
+    storage = filled(opt, data_mb_mom=momentum, data_mb_lr=rate, data_idx_full_prec=True)
+    stored, change = random(N, D).tolist(), [[0.0] * D for _ in range(N)]
+    steps = [(random(3, D, seed=1), [4, 0, 8]), (random(2, D, seed=2), [4, 1]), (random(N, D, seed=3), list(range(N)))]
+    for new, indices in steps:
+        if len(indices) == N:
+            storage.fill(lambda new=new: new)
+        else:
+            storage.update(new, torch.tensor(indices))
+        for row, i in enumerate(indices):
+            for d in range(D):
+                change[i][d] = momentum * change[i][d] + (1 - momentum) * (float(new[row, d]) - stored[i][d])
+                stored[i][d] = float(new[row, d]) + rate * change[i][d]
+    torch.testing.assert_close(storage.embeddings, torch.tensor(stored))
+
+
+def test_the_projection_keeps_distances_and_is_fixed_by_the_seed(opt):
+    points, storages = random(200, 512), []
+    for seed in (0, 0, 1):
+        storages.append(Storage(opt(embed_dim=512, data_sampler_lowproj_dim=64, seed=seed), 200))
+        storages[-1].fill(lambda: points)
+    first, same, other = (storage.embeddings for storage in storages)
+    assert first.shape == (200, 64) and torch.equal(first, same) and not torch.equal(first, other)
+    ratios = torch.nn.functional.pdist(first) / torch.nn.functional.pdist(points)
+    assert abs(float(ratios.mean()) - 1) < .02 and ratios.std() < 1.3 * (1 / 128) ** .5
+    storages[0].update(points[[5]], torch.tensor([0]))
+    torch.testing.assert_close(first[0], same[5])
+
+
+def test_cosine_means_embeddings_of_norm_1(opt):
+    points = filled(opt, data_sim_measure='cosine').points(torch.tensor([2, 5]))
+    torch.testing.assert_close(points, torch.nn.functional.normalize(random(N, D)[[2, 5]], dim=1))
+
+
+def test_its_state_is_restored_and_must_fit(opt):
+    storage, other = filled(opt, data_mb_mom=.5), Storage(opt(embed_dim=D, data_mb_mom=.5), N)
+    storage.update(random(2, D, seed=1), torch.tensor([3, 4]))
+    other.load_state_dict(storage.state_dict())
+    other.fill(lambda: pytest.fail('restored already'))
+    for each in (storage, other):
+        each.update(random(2, D, seed=2), torch.tensor([4, 5]))
+    assert torch.equal(storage.embeddings, other.embeddings) and torch.equal(storage.change, other.change)
+    with pytest.raises(ValueError, match=r'shape \(9, 6\), not \(10, 6\)'):
+        Storage(opt(embed_dim=D), 10).load_state_dict(storage.state_dict())
+
+
+@pytest.mark.parametrize('name', ['greedy_coreset', 'd2_coreset', 'fid_batchmatch', 'disthist_batchmatch'])
+def test_an_epoch_is_drawn_from_what_is_stored_as_it_begins(name, opt):
+    flags = {'data_sampler': name, 'bs': 8, 'data_batchmatch_bigbs': 30, 'embed_dim': 16, 'iterations_per_epoch': 6}
+    images = images_of([6] * 10)
+    sampler = sampler_of(opt(**flags), images)
+    whole, iterator = list(sampler), iter(sampler)
+    assert next(iterator) == whole[0]
+    sampler.storage.update(random(60, 16), torch.arange(60))
+    assert list(iterator) == whole[1:]
+    assert list(sampler) != whole
+
+
+SETTINGS = {
+    'greedy_coreset': ['--data_gc_softened', '--data_sim_measure', 'cosine'],
+    'd2_coreset': ['--data_storage_no_update', '--data_d2_coreset_lambda', '2'],
+    'fid_batchmatch': ['--data_mb_mom', '0.5', '--data_sampler_lowproj_dim', '8'],
+    'disthist_batchmatch': ['--data_idx_full_prec'],
+}
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_a_resumed_run_ends_with_the_same_storage_whatever_the_workers(name, quick, run, tmp_path):
+    arguments = [*quick, '--data_sampler', name, *SETTINGS[name], '--data_batchmatch_bigbs', '24', '--no_train_metrics',
+                 '--batch_mining', 'random', '--evaluation_metrics', 'e_recall@1']
+    assert run(*arguments, '--n_epochs', '3', '--kernels', '2') == 0
+    n_epochs = 0 if name == 'd2_coreset' else 1                          # before it is filled, and after
+    assert run(*arguments, '--n_epochs', n_epochs, '--group', 'stopped') == 0
+    whole, stopped = folder_of(tmp_path), folder_of(tmp_path, 'stopped_s1')
+    assert (checkpoint.load(stopped / 'checkpoint_last.pt')['storage']['embeddings'] is None) == (n_epochs == 0)
+    assert run('--resume', stopped, '--n_epochs', '3') == 0
+    assert_same_end(whole, stopped)
+    stored = checkpoint.load(whole / 'checkpoint_last.pt')['storage']['embeddings']
+    assert stored.shape == (36, 8 if name == 'fid_batchmatch' else 16)
+
+
+def test_the_storage_holds_the_training_images_and_then_the_batches(quick, run, tmp_path):
+    arguments = [*quick, '--data_sampler', 'greedy_coreset', '--n_epochs', '1', '--iterations_per_epoch', '1',
+                 '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    for group, more in (('kept', ['--data_storage_no_update']), ('updated', [])):
+        assert run(*arguments, *more, '--group', group) == 0
+    kept, updated = (checkpoint.load(folder_of(tmp_path, f'{group}_s1') / 'checkpoint_last.pt')['storage']['embeddings']
+                     for group in ('kept', 'updated'))
+    assert int((kept != updated).any(dim=1).sum()) == 12                 # the images of one batch
+    torch.testing.assert_close(kept.norm(dim=1), torch.ones(36))
+
+
+def test_a_storage_of_another_size_is_refused(quick, run, tmp_path, capsys):
+    quick = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    arguments = [*quick, '--data_sampler', 'd2_coreset', '--n_epochs', '1']
+    assert run(*arguments) == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--data_sampler_lowproj_dim', '4') == 2
+    assert 'its storage does not fit the flags' in capsys.readouterr().err
+    assert run(*quick, '--n_epochs', '1', '--group', 'plain') == 0
+    assert run('--resume', folder_of(tmp_path, 'plain_s1'), '--n_epochs', '2', '--data_sampler', 'd2_coreset') == 2
+    assert 'its storage does not fit the flags' in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
+import csv
+import importlib.util
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import criteria
+import evaluation
+from evaluation.figures import PICTURES, short
+from tests.helpers import folder_of, rows_of
+
+
+def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '3', '--cluster_every', '2', '--no_train_metrics', '--evaluation_metrics',
+               'e_recall@1', 'nmi') == 0
+    rows = rows_of(folder_of(tmp_path))
+    assert [row['test_nmi'] != '' for row in rows] == [True, False, True, True]
+    assert all(row['test_e_recall@1'] for row in rows)
+
+
+def test_intervals_stand_beside_their_metric(quick, run, tmp_path):
+    assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--no_train_metrics') == 0
+    row, = rows_of(folder_of(tmp_path))
+    for name in ('e_recall@1', 'map_at_r', 'mAP_1000'):
+        low, value, high = (float(row[f'test_{name}{end}']) for end in ('_low', '', '_high'))
+        assert low <= value <= high
+    assert 'test_nmi_low' not in row and 'test_dists@intra_low' not in row
+    assert (folder_of(tmp_path) / 'plots' / 'e_recall.png').exists()
+
+
+def test_more_images_to_search_in_make_retrieval_harder(quick, run, tmp_path, capsys):
+    for reference in ('self', 'all'):
+        assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--eval_reference', reference, '--group', reference,
+                   '--evaluation_metrics', 'e_recall@1', 'mAP', 'nmi') == 0
+    alone, = rows_of(folder_of(tmp_path, 'self_s1'))
+    beside, = rows_of(folder_of(tmp_path, 'all_s1'))
+    assert float(beside['test_mAP']) < float(alone['test_mAP']) and beside['test_nmi'] == alone['test_nmi']
+    assert run(*quick, '--eval_reference', 'train') == 2
+    assert '--eval_reference train: no evaluated class is a training class' in capsys.readouterr().err
+    assert run(*quick, '--use_tv_split', '--tv_split_by_samples', '--n_epochs', '0', '--eval_reference', 'train',
+               '--splits_to_eval', 'val', '--evaluation_metrics', 'e_recall@1', '--group', 'train') == 0
+    assert float(rows_of(folder_of(tmp_path, 'train_s1'))[0]['val_e_recall@1']) > .1
+
+
+@pytest.fixture
+def products(tmp_path):
+    """Stanford Online Products in small: four classes of three images in each of two categories, for each part."""
+    random = np.random.default_rng(0)
+    root, number = tmp_path / 'data' / 'Stanford_Online_Products', 0
+    for part in ('train', 'test'):
+        rows = ['image_id class_id super_class_id path']
+        for c in range(8):
+            category, pattern = ('bicycle', 'chair')[c % 2], random.uniform(0, 255, (16, 16, 3))
+            (root / f'{category}_final').mkdir(parents=True, exist_ok=True)
+            number += 1
+            for i in range(3):
+                path = f'{category}_final/{number}_{i}.png'
+                pixels = (pattern + random.normal(0, 90, pattern.shape)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(root / path)
+                rows.append(f'{len(rows)} {number} {c % 2 + 1} {path}')
+        (root / f'Ebay_{part}.txt').write_text('\n'.join(rows) + '\n')
+    return tmp_path / 'data'
+
+
+def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
+    assert run(*quick, '--dataset', 'online_products', '--source_path', products, '--n_epochs', '0',
+               '--no_train_metrics', '--eval_level', 'class', 'parent', 'within',
+               '--evaluation_metrics', 'e_recall@1', 'nmi', 'dists@intra', 'mAP') == 0
+    with open(tmp_path / 'runs' / 'online_products' / 'quick_s1' / 'log.csv') as file:
+        row, = csv.DictReader(file)
+    names = [name.removeprefix('test_') for name in row if name.startswith('test_')]
+    assert names == ['e_recall@1', 'nmi', 'dists@intra', 'mAP', 'parent_e_recall@1', 'parent_nmi', 'parent_mAP',
+                     'within_e_recall@1', 'within_mAP']
+    assert float(row['test_parent_e_recall@1']) >= float(row['test_e_recall@1'])
+    assert float(row['test_within_mAP']) >= float(row['test_mAP'])                # fewer rivals
+    assert run(*quick, '--eval_level', 'parent') == 2
+    assert '--eval_level parent: --dataset folder has no super-classes' in capsys.readouterr().err
+
+
+def test_what_is_evaluated_instead_of_the_embeddings(quick, run, tmp_path, capsys):
+    flags = {'plain': [], 'features': ['--eval_features'], 'pca': ['--pca', '3'],
+             'mixed': ['--eval_autocast', 'bfloat16'], 'unit': ['--eval_normalize', '--arch', 'conv4']}
+    for group, more in flags.items():
+        assert run(*quick, *more, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--evaluation_metrics',
+                   'e_recall@1', 'c_map_at_r', 'map_at_r', 'rho_spectrum@0') == 0
+    rows = {group: rows_of(folder_of(tmp_path, f'{group}_s1'))[0] for group in flags}
+    assert len({row['test_map_at_r'] for row in rows.values()}) >= 4
+    assert rows['unit']['test_map_at_r'] == rows['unit']['test_c_map_at_r']
+    spectra = {group: (folder_of(tmp_path, f'{group}_s1') / 'spectrum.csv').read_text() for group in flags}
+    assert spectra['pca'].splitlines()[0] == 'epoch,split,1,2,3'
+    assert len(spectra['features'].splitlines()[0].split(',')) > len(spectra['plain'].splitlines()[0].split(','))
+    assert run(*quick, '--pca', '99') == 2
+    assert '--pca 99: the embeddings have 16 dimensions' in capsys.readouterr().err
+
+
+class Backwards(torch.nn.Module):
+    """Ranks the farthest image first."""
+
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, labels, **kwargs):
+        return batch.sum()
+
+    def ranking_embeddings(self, embeddings):
+        return embeddings, -embeddings
+
+
+def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(quick, run, tmp_path, capsys, monkeypatch):
+    module = type('backwards', (), {'Criterion': Backwards, 'REQUIRES_BATCHMINER': False})
+    monkeypatch.setitem(criteria.CRITERIA, 'backwards', module)
+    assert run(*quick, '--loss', 'backwards', '--n_epochs', '1', '--lr', '0', '--no_train_metrics',
+               '--evaluation_metrics', 'mAP', 'c_mAP', 'e_recall@1') == 0
+    row = rows_of(folder_of(tmp_path))[-1]
+    assert float(row['test_mAP']) < float(row['test_c_mAP']) - .1
+    capsys.readouterr()
+    assert run('--evaluate', folder_of(tmp_path)) == 0
+    assert f'test_mAP: {row["test_mAP"]}' in capsys.readouterr().out
+
+
+def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys):
+    pictures = [name for name in PICTURES if name != 'umap']
+    assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
+    plots = folder_of(tmp_path) / 'plots'
+    capsys.readouterr()
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'drawn') == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 2 * len(pictures)
+    for name in pictures:
+        picture = np.asarray(Image.open(plots / f'{name}_test.png').convert('L'))
+        assert picture.shape[1] >= 1000 and picture.std() > 5
+        assert (plots / f'{name}_test.svg').read_bytes() == (tmp_path / 'drawn' / f'{name}_test.svg').read_bytes()
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
+
+
+def test_pictures_of_what_has_nothing_to_show():
+    """One image per class: nothing to retrieve, no positive pairs."""
+    class Images:
+        labels, is_query, n_classes, class_names = np.arange(5), None, 5, list('abcde')
+
+    embedded = evaluation.embedding.Embedded(torch.rand(5, 3), Images())
+    for name in PICTURES:
+        figure = PICTURES[name](embedded, 0)
+        assert (figure is not None) == (name == 'spectrum'), name
+
+
+def test_short_names():
+    assert short('001.Black_footed_Albatross') == 'Black footed Albatross' and short('a.b') == 'a.b'
+    assert len(short('x' * 99)) == 26 and short(12) == '12'
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--evaluate_on_gpu', '--ranking_backend', 'count'], '--ranking_backend count runs on the CPU'),
+    (['--pictures', 'umap'], '--pictures umap needs umap-learn'),
+])
+def test_what_does_not_go_together_is_refused(flags, sentence, quick, run, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None if name == 'umap' else find(name))
+    assert run(*quick, *flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_approximate_run(quick, run, tmp_path, capsys):
+    pytest.importorskip('faiss')
+    assert run(*quick, '--knn_approx', '--n_epochs', '0', '--no_train_metrics') == 0
+    assert 'of the exact 10 nearest' in capsys.readouterr().out
+    assert not math.isnan(float(rows_of(folder_of(tmp_path))[0]['test_mAP_1000']))
