@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test clean
+.PHONY: help demo test test-slurm toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -13,6 +13,12 @@ demo: .venv/installed           ## train on the embedded data set for about a mi
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -rs
+
+test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
+	PYTHON=$(BIN)/python bash tests/slurm.sh
+
+toy: .venv/installed            ## the toy experiment of Roth et al., under a minute
+	$(BIN)/python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
 
 clean:          ## remove the environment and caches; runs stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -97,7 +97,9 @@ def select(opt, batchminer):
             raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
     if len(criteria) == 1 and not opt.loss_weights:
         return criteria[0]
-    return WeightedSum([part.loss for part in flags], criteria, opt.loss_weights or [1.0] * len(criteria))
+    names = [part.loss for part in flags]
+    names = [name if names.count(name) == 1 else f'{name}_{place}' for place, name in enumerate(names)]
+    return WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
 
 
 def supporting():

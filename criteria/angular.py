@@ -28,14 +28,15 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     positive = batch.index_select(0, positives.to(torch.uint8).argmax(dim=1))     # of rows that are no anchor: any
     exponents = 4 * tangent2 * (batch + positive) @ batch.T
     push = logsumexp(exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-    return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1))
+    # the default threshold, 20, would leave out what float64 and a sum over pairs can show
+    return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1), threshold=40)
 
 
 def npair_terms(batch, positives, negatives):
     """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row [B], on the batch as it is."""
     products = batch @ batch.T
     push = logsumexp(products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-    return F.softplus(push - products.where(positives, 0).sum(dim=1))
+    return F.softplus(push - products.where(positives, 0).sum(dim=1), threshold=40)
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):

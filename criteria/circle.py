@@ -42,7 +42,8 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         least = torch.finfo(dtype).min / 2                   # finite: two of them are still a number
         exponent = logsumexp(push.masked_fill(~negatives, least)) + logsumexp(pull.masked_fill(~positives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
-        return F.softplus(exponent).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
+        # the default threshold, 20, would leave out what float64 and a sum over pairs can show
+        return F.softplus(exponent, threshold=40).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
 
 
 class Criterion(torch.nn.Module):

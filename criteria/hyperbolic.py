@@ -101,7 +101,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         partner = order[(start[:, None] + other).where(valid, 0)]
         target = logits.gather(1, partner) - largest
         log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
-        terms = F.softplus(log_rivals - target) * (valid & (rivals > 0))
+        # the default threshold, 20, would leave out what float64 and a sum over pairs can show
+        terms = F.softplus(log_rivals - target, threshold=40) * (valid & (rivals > 0))
 
         pair = slot[:, None] * n_slots + other
         sums = terms.new_zeros(n_slots ** 2).index_add(0, pair.flatten(), terms.flatten())

@@ -57,8 +57,9 @@ def test_training_learns(quick, run, tmp_path):
 
 @pytest.mark.parametrize('loss', [name for name in criteria.CRITERIA])
 def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
+    miner = (criteria.CRITERIA[loss].ALLOWED_MINING_OPS or ['distance'])[0]
     for _ in range(2):
-        assert run(*quick, '--loss', loss, '--no_train_metrics', '--n_epochs', '1') == 0
+        assert run(*quick, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 

@@ -1,12 +1,18 @@
-"""Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names."""
+"""
+Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names.
+
+Each knows `last`, the last epoch that it has, so that after --resume none is logged twice and none is missing.
+"""
 import importlib.util
+import json
 import os
 import urllib.error
 import urllib.request
+import zipfile
 
 import numpy as np
 
-from utilities import run_folder
+from utilities import run_folder, wandb_records
 from utilities.errors import UserError
 
 
@@ -25,7 +31,7 @@ def select(opt, folder, settings, start):
     else:
         print('TensorBoard is not installed: no tensorboard/ in the run folder (pip install tensorboard).')
     if opt.log_online and opt.online_backend != 'none':
-        chosen.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend](opt, folder, settings))
+        chosen.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend](opt, folder, settings, start))
     return chosen
 
 
@@ -34,7 +40,7 @@ class TensorBoard:
 
     def __init__(self, folder, start):
         from torch.utils.tensorboard import SummaryWriter
-        self.writer = SummaryWriter(folder / 'tensorboard', purge_step=start)
+        self.writer, self.last = SummaryWriter(folder / 'tensorboard', purge_step=start), start - 1
 
     def log(self, epoch, scalars, arrays):
         for name, value in scalars.items():
@@ -52,34 +58,41 @@ class Wandb:
     """
     A W&B run of --project and --group, named as the run folder, with the same id after --resume.
 
-    Without a key, or where the server does not answer, it is kept in <run folder>/wandb/ for `wandb sync`.
+    Without a key, or where the server does not answer, it is kept in <run folder>/wandb/ for `wandb sync`; W&B writes
+    that at the end, and what a killed process had logged, the resumed one logs again.
     """
 
-    def __init__(self, opt, folder, settings):
+    def __init__(self, opt, folder, settings, start):
         import wandb
         if opt.wandb_key:
             os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
+        config = run_folder.read(folder)
         arguments = {'project': opt.project, 'group': opt.group, 'name': folder.name, 'dir': str(folder),
-                     'config': settings, 'id': run_folder.read(folder)['run_id'], 'resume': 'allow'}
+                     'config': settings | {'command': config['command']}, 'id': config['run_id'], 'resume': 'allow'}
         quiet = wandb.Settings(console='off', silent=True, disable_git=True, x_disable_meta=True, init_timeout=60)
         problem = why_offline(wandb)
         if not problem:
             try:
                 self.run = wandb.init(**arguments, mode='online', settings=quiet)
+                self.last = self.run.step - 1
                 return
             except wandb.errors.Error as error:
                 problem = str(error).splitlines()[0]
                 wandb.teardown()
         print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync {folder / "wandb"}/offline-run-*')
+        self.last = max((logged.get('epoch', -1) for file in wandb_records.offline_files(folder)
+                         for logged in wandb_records.read_file(file)[2]), default=-1)
         self.run = wandb.init(**arguments, mode='offline', settings=quiet)
 
     def log(self, epoch, scalars, arrays):
         import wandb
         histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
-        self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch)
+        self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch, commit=True)
 
     def close(self, failed):
+        import wandb
         self.run.finish(exit_code=int(failed))
+        wandb.teardown()                                     # returns when everything is in the files
 
 
 def why_offline(wandb):
@@ -103,21 +116,28 @@ def histogram(values):
 
 
 class Comet:
-    """A Comet experiment of --project; without COMET_API_KEY it is kept in <run folder>/comet/ for `comet upload`."""
+    """
+    A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is kept in <run folder>/comet/
+    for `comet upload`; Comet writes that at the end, and what a killed process had logged, the resumed one logs again.
+    """
 
-    def __init__(self, opt, folder, settings):
+    def __init__(self, opt, folder, settings, start):
         import comet_ml
+        config = run_folder.read(folder)
+        online, archives = bool(os.environ.get('COMET_API_KEY')), folder / 'comet'
         off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
                'log_env_details')
-        arguments = {'project_name': opt.project} | dict.fromkeys(off, False)
-        if os.environ.get('COMET_API_KEY'):
-            self.experiment = comet_ml.Experiment(**arguments)
-        else:
-            self.experiment = comet_ml.OfflineExperiment(offline_directory=str(folder / 'comet'), **arguments)
-            print(f'Comet runs offline. To upload: set COMET_API_KEY, then comet upload {folder / "comet"}/*.zip')
+        self.last = start - 1 if online else max((last_epoch_of(file) for file in archives.glob('*/*.zip')), default=-1)
+        archives = archives / f'from_epoch_{self.last + 1}'      # archives' names repeat with the seed of `random`
+        archives.mkdir(parents=True, exist_ok=True)
+        self.experiment = comet_ml.start(
+            project_name=opt.project, online=online, mode='get_or_create', experiment_key=config['run_id'] * 4,
+            experiment_config=comet_ml.ExperimentConfig(offline_directory=str(archives), **dict.fromkeys(off, False)))
+        if not online:
+            print(f'Comet runs offline. To upload: set COMET_API_KEY, then comet upload {archives}/*.zip')
         self.experiment.set_name(folder.name)
         self.experiment.add_tag(opt.group)
-        self.experiment.log_parameters(settings)
+        self.experiment.log_parameters(settings | {'command': config['command']})
 
     def log(self, epoch, scalars, arrays):
         self.experiment.log_metrics(scalars, step=epoch, epoch=epoch)
@@ -126,3 +146,11 @@ class Comet:
 
     def close(self, failed):
         self.experiment.end()
+
+
+def last_epoch_of(archive):
+    """The last epoch in a .zip of Comet's offline mode."""
+    with zipfile.ZipFile(archive) as opened:
+        messages = [json.loads(line) for line in opened.read('messages.json').splitlines()]
+    return max((message['payload']['metric']['epoch'] for message in messages if message['type'] == 'metric_msg'
+                and message['payload']['metric']['metricName'] == 'epoch'), default=-1)

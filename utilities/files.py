@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside their place, then moved into it."""
 import contextlib
+import csv
 import os
 from pathlib import Path
 
@@ -22,3 +23,22 @@ def write_text(path, text):
     """Writes `text` to `path` as UTF-8; a reader, or a process killed in between, sees the old file or the new one."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding='utf-8')
+
+
+def read_csv(file):
+    if not file.exists():
+        return []
+    with open(file, newline='', encoding='utf-8') as opened:
+        return list(csv.DictReader(opened))
+
+
+def write_csv(file, rows):
+    """Writes all rows anew, with all their columns in the order of first appearance; without rows there is no file."""
+    if not rows:
+        file.unlink(missing_ok=True)
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:
+        writer = csv.DictWriter(opened, columns, restval='', lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)

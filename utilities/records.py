@@ -1,5 +1,4 @@
 """What a run writes down: log.csv, records.sqlite, spectrum.csv, summary.json, and the same to the backends."""
-import csv
 import json
 import math
 import sqlite3
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from utilities import backends
-from utilities.files import atomic, write_text
+from utilities.files import read_csv, write_csv, write_text
 
 
 class Records:
@@ -26,6 +25,16 @@ class Records:
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.backends = backends.select(opt, self.folder, settings, start)
+        for row in self.rows:
+            self.pass_on(int(row['epoch']), {slashed(name): float(value) for name, value in row.items() if value != ''},
+                         {f'{spectrum["split"]}/rho_spectrum@0': spectrum_of(spectrum)
+                          for spectrum in self.spectra if spectrum['epoch'] == row['epoch']})
+
+    def pass_on(self, epoch, scalars, spectra):
+        """To the backends that have not got this epoch yet."""
+        for backend in self.backends:
+            if epoch > backend.last:
+                backend.log(epoch, scalars, spectra)
 
     def log(self, epoch, trained, evaluated=None):
         """
@@ -50,8 +59,7 @@ class Records:
             if spectra:
                 write_csv(self.folder / 'spectrum.csv', self.spectra)
             scalars |= {slashed(name): value for name, value in row.items() if value is not None}
-        for backend in self.backends:
-            backend.log(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
+        self.pass_on(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
         return row
 
     def summarise(self, last, best, finished):
@@ -99,6 +107,11 @@ def slashed(name):
     return f'{split}/{metric}' if split in ('train', 'val', 'test') and metric else name
 
 
+def spectrum_of(row):
+    """A row of spectrum.csv -> its singular values, an array."""
+    return np.array([float(value) for name, value in row.items() if name.isdigit() and value])
+
+
 def as_text(value):
     """With all digits, so that equal numbers give equal files."""
     return '' if value is None else repr(value)
@@ -113,22 +126,3 @@ def plain(value):
 
 def quoted(name):
     return '"' + name.replace('"', '""') + '"'
-
-
-def read_csv(file):
-    if not file.exists():
-        return []
-    with open(file, newline='', encoding='utf-8') as opened:
-        return list(csv.DictReader(opened))
-
-
-def write_csv(file, rows):
-    """Writes all rows anew, with all their columns in the order of first appearance; without rows there is no file."""
-    if not rows:
-        file.unlink(missing_ok=True)
-        return
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:
-        writer = csv.DictWriter(opened, columns, restval='', lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(rows)

@@ -19,6 +19,10 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
             'pillow', 'wandb')
 
 
+def savename(opt):
+    return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
+
+
 def create(opt, settings, arguments, description):
     """
     Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
@@ -28,11 +32,11 @@ def create(opt, settings, arguments, description):
     description: of the splits, as datasets.splits.describe gives it.
     """
     parent = Path(opt.save_path) / opt.dataset
-    savename = f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
+    name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
-    unfinished = parent / f'.{savename}.{os.getpid()}'
+    unfinished = parent / f'.{name}.{os.getpid()}'
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:
@@ -40,7 +44,7 @@ def create(opt, settings, arguments, description):
     write_yaml(unfinished / 'config.yaml', config)
     write_yaml(unfinished / 'splits.yaml', description)
     for number in itertools.count():
-        folder = parent / (savename + (f'_{number}' if number else ''))
+        folder = parent / (name + (f'_{number}' if number else ''))
         if folder.exists():
             continue
         try:

@@ -6,7 +6,8 @@ import criteria
 import parameters
 
 TEXT = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
-ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.splitlines() if row.startswith('| ')}
+ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.partition('## Where public')[0].splitlines()
+        if row.startswith('| ')}
 OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}                   # of no single loss
 
 
@@ -20,6 +21,11 @@ def test_the_table_has_a_row_for_every_loss_with_its_miner():
         allowed = ', '.join(module.ALLOWED_MINING_OPS or ['any']) if module.REQUIRES_BATCHMINER else 'none'
         _, source, _, miner, _ = (cell.strip() for cell in ROWS[name].strip('|').split(' | '))
         assert miner == allowed and ('http' in source)
+
+
+def test_the_results_have_a_row_for_every_loss():
+    results = TEXT.partition('## Omniglot, every loss')[2]
+    assert all(f'\n| {name} |' in results for name in criteria.CRITERIA)
 
 
 def test_each_flag_stands_in_the_row_of_its_loss_with_its_true_default():

@@ -1,0 +1,129 @@
+"""Tables of groups of runs over seeds: LaTeX, Markdown, CSV. All three are made from one summary."""
+import math
+from dataclasses import dataclass
+
+import pandas
+
+from evaluation import results
+from utilities.errors import UserError
+
+ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
+           '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+
+
+@dataclass
+class Cell:
+    """
+    mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: how many there should be.
+    text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
+    """
+    mean: float
+    std: float
+    n: int
+    of: int
+    text: str = ''
+    best: bool = False
+
+
+def summarise(groups, scores, names, digits=1):
+    """
+    Args:
+        groups: results.Group's, in the order of the rows.
+        scores: as results.scores gives them.
+        names:  columns, as test_nmi.
+        digits: decimals; shares are printed in percent, everything else with two decimals more.
+
+    Returns ({method: {(data set, name): Cell}}, [data sets]): a method that a data set has not has no Cell there.
+    Raises UserError for a value that is not a number.
+    """
+    datasets = list(dict.fromkeys(group.dataset for group in groups))
+    table = {group.method: {} for group in groups}
+    for group in groups:
+        rows = scores[(scores.group == group.name) & (scores.dataset == group.dataset)]
+        for name in names:
+            values = rows[name]
+            if values.isna().any():
+                seeds = ', '.join(map(str, rows.seed[values.isna()]))
+                raise UserError(f'group {group.name}, seed(s) {seeds}: {name} is not a number at the epoch that counts')
+            cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
+            cell.text = text_of(cell, name, digits)
+            table[group.method][group.dataset, name] = cell
+    for key in [(dataset, name) for dataset in datasets for name in names if results.is_share(name)]:
+        cells = [row[key] for row in table.values() if key in row and row[key].n]
+        highest = max((printed(cell.mean, key[1], digits) for cell in cells), key=float, default=None)
+        for cell in cells:
+            cell.best = len(cells) > 1 and printed(cell.mean, key[1], digits) == highest
+    return table, datasets
+
+
+def printed(value, name, digits):
+    share = results.is_share(name)
+    return f'{100 * value if share else value:.{digits if share else digits + 2}f}'
+
+
+def text_of(cell, name, digits):
+    if not cell.n:
+        return '–'
+    mean = printed(cell.mean, name, digits)
+    return mean if math.isnan(cell.std) else f'{mean} ± {printed(cell.std, name, digits)}'
+
+
+def caption(scores, rule, names, table):
+    """What a reader must know of the numbers, in plain text."""
+    shares = [name for name in names if results.is_share(name)]
+    percent = '' if not shares else '; in percent' if shares == names else (
+        f'; {", ".join(map(results.title, shares))} in percent')
+    some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
+    return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
+            + percent + ('; n where runs are missing' if some else '') + '.')
+
+
+def markdown(table, datasets, names, caption, notes=()):
+    keys = [(dataset, name) for dataset in datasets for name in names]
+    heads = [f'{results.dataset_title(dataset)} {results.title(name)}' if len(datasets) > 1 else results.title(name)
+             for dataset, name in keys]
+    lines = ['| method | ' + ' | '.join(heads) + ' |', '|---' * (len(keys) + 1) + '|']
+    for method, cells in table.items():
+        texts = [(f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
+                 if key in cells else '' for key in keys]
+        lines.append(f'| {method} | ' + ' | '.join(texts) + ' |')
+    return '\n'.join([*lines, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
+
+
+def incomplete(cell):
+    return f' (n = {cell.n})' if 0 < cell.n < cell.of else ''
+
+
+def latex(table, datasets, names, caption, notes=(), label='tab:results'):
+    """A table environment for booktabs: data sets side by side, each with the columns `names`; the best in bold."""
+    keys = [(dataset, name) for dataset in datasets for name in names]
+    heads = [tex('multicolumn', len(names), 'c', escape(results.dataset_title(dataset))) for dataset in datasets]
+    rules = [tex('cmidrule(lr)', f'{2 + place * len(names)}-{1 + (place + 1) * len(names)}')
+             for place in range(len(datasets))]
+    lines = [*(f'% {note}' for note in notes), '% needs the package booktabs', tex('begin', 'table'), tex('centering'),
+             tex('caption', escape(caption)), tex('label', label), tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}',
+             tex('toprule'), ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
+             ' & '.join(['Method', *(escape(results.title(name)) for _, name in keys)]) + r' \\', tex('midrule')]
+    for method, cells in table.items():
+        texts = []
+        for key in keys:
+            text = escape(cells[key].text + incomplete(cells[key])) if key in cells else ''
+            texts.append(tex('textbf', text) if key in cells and cells[key].best else text)
+        lines.append(' & '.join([escape(method.replace('_', ' ')), *texts]) + r' \\')
+    return '\n'.join([*lines, tex('bottomrule'), tex('end', 'tabular'), tex('end', 'table'), ''])
+
+
+def tex(command, *arguments):
+    return f'\\{command}' + ''.join(f'{{{argument}}}' for argument in arguments)
+
+
+def escape(text):
+    text = ''.join(ESCAPED.get(letter, letter) for letter in text)
+    return text.replace(' ± ', r' $\pm$ ').replace(' − ', ' $-$ ').replace('–', '--')
+
+
+def csv(table):
+    """The same with all digits, a line per method, data set and metric."""
+    rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
+             'n_expected': cell.of} for method, cells in table.items() for (dataset, name), cell in cells.items()]
+    return pandas.DataFrame(rows).to_csv(index=False, lineterminator='\n')

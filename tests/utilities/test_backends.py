@@ -1,0 +1,170 @@
+"""W&B, TensorBoard and Comet, the real libraries in their offline modes: what they hold is log.csv."""
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import Result_Evaluations
+from tests.helpers import folder_of, rows_of
+from utilities import backends, wandb_records
+from utilities.records import slashed
+
+ROOT = Path(__file__).parents[2]
+
+
+def numbers_of(folder):
+    """log.csv -> {epoch: {'test/e_recall@1': 0.5, ...}}"""
+    return {int(row['epoch']): {slashed(name): float(value) for name, value in row.items() if value != ''}
+            for row in rows_of(folder, without=())}
+
+
+def wandb_of(folder):
+    """{epoch: [what was logged for it, each time]} of the offline runs in a run folder; all must be of one id."""
+    logged, ids = {}, {file.name for file in wandb_records.offline_files(folder)}
+    for file in wandb_records.offline_files(folder):
+        _, _, history, _ = wandb_records.read_file(file)
+        for entry in history:
+            logged.setdefault(int(entry['epoch']), []).append(entry)
+    assert len(ids) == 1
+    return logged
+
+
+def comet_of(folder):
+    logged = {}
+    for archive in sorted((folder / 'comet').glob('*/*.zip')):
+        with zipfile.ZipFile(archive) as opened:
+            assert json.loads(opened.read('experiment.json'))['offline_id'].startswith(yaml.safe_load(
+                (folder / 'config.yaml').read_text())['run_id'])
+            for line in opened.read('messages.json').splitlines():
+                message = json.loads(line)
+                if message['type'] == 'metric_msg' and message['payload']['metric']['metricName'] != 'process duration':
+                    metric = message['payload']['metric']
+                    logged.setdefault(metric['epoch'], []).append({metric['metricName']: float(metric['metricValue'])})
+    return {epoch: [{name: value for entry in entries for name, value in entry.items()}]
+            if len({name for entry in entries for name in entry}) == len(entries) else entries
+            for epoch, entries in logged.items()}
+
+
+def assert_holds(logged, folder):
+    """Each epoch once, and every number of log.csv among those logged."""
+    rows = numbers_of(folder)
+    assert set(logged) == set(rows) and all(len(entries) == 1 for entries in logged.values())
+    for epoch, row in rows.items():
+        for name, value in row.items():
+            found = float(logged[epoch][0][name])
+            assert found == pytest.approx(value, rel=1e-12) or (math.isnan(found) and math.isnan(value)), (epoch, name)
+
+
+def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
+    pytest.importorskip('wandb')
+    assert run(*quick, '--log_online', '--project', 'P', '--wandb_key', 's' * 40, '--loss', 'triplet') == 0
+    folder = folder_of(tmp_path)
+    assert_holds(wandb_of(folder), folder)
+    file, = wandb_records.offline_files(folder)
+    first, config, history, code = wandb_records.read_file(file)
+    assert (first.display_name, first.run_group, first.project, code) == ('quick_s1', 'quick', 'P', 0)
+    assert config['command'].startswith('python main.py --dataset folder') and 'ssss' not in str(config)
+    assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
+    assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
+    assert b'test/rho_spectrum@0' in file.read_bytes() and b'"histogram"' in file.read_bytes()
+    time.sleep(1)                                             # W&B names its folders after the second
+    assert run('--resume', folder, '--n_epochs', '4') == 0
+    assert len(wandb_records.offline_files(folder)) == 2
+    assert_holds(wandb_of(folder), folder)
+
+
+def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_path):
+    """The process kills itself after an epoch was logged and before its checkpoint was written."""
+    pytest.importorskip('wandb')
+    code = ('import os, signal, sys, main\n'
+            'from utilities.checkpoint import Checkpoint\n'
+            'save = Checkpoint.save\n'
+            'def killed(self, epoch, row=None):\n'
+            '    if epoch == 2:\n'
+            '        os.kill(os.getpid(), signal.SIGKILL)\n'
+            '    save(self, epoch, row)\n'
+            'Checkpoint.save = killed\n'
+            'main.main(sys.argv[1:])\n')
+    flags = [*quick, '--log_online', '--n_epochs', '3']
+    done = subprocess.run([sys.executable, '-c', code, *flags], cwd=ROOT, env=os.environ, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    folder = folder_of(tmp_path)
+    assert len(rows_of(folder)) == 3
+    assert subprocess.run([sys.executable, 'main.py', '--resume', folder], cwd=ROOT).returncode == 0
+    logged = wandb_of(folder)
+    assert set(logged) == {0, 1, 2, 3} and all(len(entries) == 1 for entries in logged.values())
+    rows = numbers_of(folder)
+    assert all(logged[epoch][0]['test/e_recall@1'] == rows[epoch]['test/e_recall@1'] for epoch in rows)
+
+
+def test_a_backend_that_comes_late_gets_the_earlier_epochs(quick, run, tmp_path):
+    pytest.importorskip('wandb')
+    assert run(*quick) == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--log_online') == 0
+    assert_holds(wandb_of(folder_of(tmp_path)), folder_of(tmp_path))
+
+
+def test_results_from_wandbs_offline_folders_are_those_of_log_csv(quick, run, tmp_path, capsys):
+    pytest.importorskip('wandb')
+    for seed in (0, 1):
+        assert run(*quick, '--log_online', '--seed', seed) == 0
+        folder = folder_of(tmp_path, f'quick_s{seed}')
+        (tmp_path / 'copied' / str(seed)).mkdir(parents=True)
+        (folder / 'wandb').rename(tmp_path / 'copied' / str(seed) / 'wandb')
+    printed = []
+    for place in ('runs', 'copied'):
+        capsys.readouterr()
+        assert Result_Evaluations.main(['--runs', str(tmp_path / place), '--metrics', 'e_recall@1', 'nmi', 'map_at_r',
+                                        'train_rho_spectrum@1', '--csv', str(tmp_path / f'{place}.csv')]) == 0
+        printed.append(capsys.readouterr().out.replace(place, ''))
+    assert printed[0] == printed[1] and 'over seeds 0, 1' in printed[0]
+    assert (tmp_path / 'runs.csv').read_text() == (tmp_path / 'copied.csv').read_text()
+
+
+def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch):
+    pytest.importorskip('comet_ml')
+    monkeypatch.delenv('COMET_API_KEY', raising=False)
+    assert run(*quick, '--log_online', '--online_backend', 'comet_ml') == 0
+    folder = folder_of(tmp_path)
+    assert_holds(comet_of(folder), folder)
+    assert run('--resume', folder, '--n_epochs', '4') == 0
+    assert len(list((folder / 'comet').glob('*/*.zip'))) == 2
+    assert_holds(comet_of(folder), folder)
+    assert max(map(backends.last_epoch_of, (folder / 'comet').glob('*/*.zip'))) == 4
+
+
+def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
+    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    assert run(*quick) == 0
+    folder = folder_of(tmp_path)
+    assert run('--resume', folder, '--n_epochs', '4') == 0
+    events = accumulator.EventAccumulator(str(folder / 'tensorboard'), size_guidance={'scalars': 0, 'histograms': 0})
+    events.Reload()
+    rows = numbers_of(folder)
+    for name in rows[4].keys() - {'epoch'}:
+        points = [(event.step, event.value) for event in events.Scalars(name)]
+        wanted = [(epoch, row[name]) for epoch, row in rows.items() if name in row]
+        assert [step for step, _ in points] == [epoch for epoch, _ in wanted]
+        assert [value for _, value in points] == pytest.approx([value for _, value in wanted], rel=1e-6, nan_ok=True)
+    assert [event.step for event in events.Histograms('test/rho_spectrum@0')] == list(rows)
+
+
+def test_a_cut_off_wandb_file_gives_what_is_whole(quick, run, tmp_path):
+    pytest.importorskip('wandb')
+    assert run(*quick, '--log_online', '--n_epochs', '3') == 0
+    file, = wandb_records.offline_files(folder_of(tmp_path))
+    data = file.read_bytes()
+    for share in (.5, .7, .9):
+        file.write_bytes(data[:int(len(data) * share)])
+        run_read, = wandb_records.read_offline([file])
+        assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 4
+        rows = numbers_of(folder_of(tmp_path))
+        assert all(row['test_nmi'] == rows[row['epoch']]['test/nmi'] for row in run_read.rows)

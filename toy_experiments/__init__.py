@@ -1,0 +1,1 @@
+"""Small experiments that show one effect each: python -m toy_experiments.<name>"""

@@ -1,0 +1,189 @@
+"""
+Diagonal lines: what a network learns that separates its training classes, and what it needs for others. After the toy
+experiment of Roth et al., Revisiting Training Strategies, ICML 2020, https://arxiv.org/abs/2002.08473, section 5.
+
+The training classes are four short segments one after the other on a diagonal, so that one direction of the plane tells
+them apart. The test classes are such segments on a vertical and on a horizontal line, which take two. The contrastive
+loss is trained with random triplets, and again with the switch of the miner rho_distance: with probability p a triplet
+(anchor, positive, negative) becomes (anchor, anchor, positive), which pushes two points of one class apart.
+
+    python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
+"""
+import sys
+import time
+
+import numpy as np
+import torch
+from scipy.stats import t
+from tqdm import tqdm
+
+import evaluation
+import parameters
+from criteria.contrastive import contrastive_loss, pair_distances
+from utilities.errors import UserError
+from utilities.files import atomic
+from utilities.randomness import seed_everything
+
+CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # of the segments, on lines from -1 to 1
+HALF = 0.15                                                  # of a segment's length
+SETTINGS = ('without the switch', 'with the switch')
+
+
+def segments(direction, n_points, width=0.02):
+    """Four classes of points on a line through the origin: ([4 * n_points, 2], labels [4 * n_points])."""
+    along = CENTRES[:, None] + HALF * (2 * torch.rand(4, n_points) - 1)
+    direction = torch.nn.functional.normalize(torch.tensor(direction), dim=0)
+    points = along.reshape(-1, 1) * direction + width * torch.randn(4 * n_points, 2)
+    return points, torch.arange(4).repeat_interleave(n_points)
+
+
+def test_set(n_points):
+    """The eight classes that are not trained on: four on a vertical line, four on a horizontal one."""
+    (vertical, labels), (horizontal, others) = segments([0.0, 1.0], n_points), segments([1.0, 0.0], n_points)
+    return torch.cat([vertical, horizontal]), torch.cat([labels, others + 4])
+
+
+def triplets(labels, p):
+    """A random triplet per point: [N, 3]; with probability p switched to (anchor, anchor, another of its class)."""
+    same = labels[:, None] == labels
+    anchors = torch.arange(len(labels))
+    positives = torch.multinomial((same & ~torch.eye(len(labels), dtype=torch.bool)).float(), 1)[:, 0]
+    negatives = torch.multinomial((~same).float(), 1)[:, 0]
+    switched = torch.rand(len(labels)) < p
+    return torch.stack([anchors, anchors.where(switched, positives), positives.where(switched, negatives)], dim=1)
+
+
+class Normalize(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.normalize(x, dim=1)
+
+
+def train(seed, p, n_steps, normalize, n_points=50, batch=64):
+    """A network 2 -> 30 -> 30 -> 2 trained with the contrastive loss: (network, training points, labels)."""
+    seed_everything(seed)
+    points, labels = segments([1.0, 1.0], n_points)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.ReLU(), torch.nn.Linear(30, 30), torch.nn.ReLU(),
+                                  torch.nn.Linear(30, 2))
+    if normalize:
+        network.append(Normalize())
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for _ in range(n_steps):
+        chosen = torch.randperm(len(points))[:batch]
+        embeddings = network(points[chosen])
+        anchors, positives, negatives = triplets(labels[chosen], p).T
+        distances = pair_distances(embeddings, anchors.repeat(2), torch.cat([positives, negatives]))
+        positive = torch.arange(2 * batch) < batch
+        optimizer.zero_grad()
+        contrastive_loss(distances, positive, ~positive, pos_margin=0.0, neg_margin=1.0).backward()
+        optimizer.step()
+    return network, points, labels
+
+
+@torch.no_grad()
+def measure(network, points, labels):
+    """(embeddings [N, 2], R@1, singular values over their sum, rho)."""
+    embeddings = network(points)
+    values = evaluation.compute(['e_recall@1', 'rho_spectrum@0', 'rho_spectrum@1'], embeddings, labels.numpy())
+    spectrum = values['rho_spectrum@0']
+    return embeddings.numpy(), values['e_recall@1'], spectrum / spectrum.sum(), values['rho_spectrum@1']
+
+
+def interval(differences):
+    """Mean and half the width of the 95 % t-interval of paired differences."""
+    n = len(differences)
+    return np.mean(differences), t.ppf(0.975, n - 1) * np.std(differences, ddof=1) / np.sqrt(n)
+
+
+def run(n_seeds, p, n_steps, normalize):
+    """{setting: a list per seed of {'train': measure(), 'test': measure(), 'labels': {split: [N]}}}"""
+    found = {setting: [] for setting in SETTINGS}
+    bar = tqdm(total=2 * n_seeds, unit='network', disable=None)
+    for seed in range(n_seeds):
+        for setting, probability in zip(SETTINGS, (0.0, p), strict=True):
+            network, *training = train(seed, probability, n_steps, normalize)
+            seed_everything(10_000 + seed)
+            splits = {'train': training, 'test': test_set(50)}
+            found[setting].append({split: measure(network, *data) for split, data in splits.items()}
+                                  | {'labels': {split: data[1].numpy() for split, data in splits.items()}})
+            bar.update()
+    bar.close()
+    return found
+
+
+def table(found):
+    """Means and standard deviations over seeds, and the paired differences with their intervals, as text."""
+    lines = [f'{"":20}  {"train R@1":>13}  {"test R@1":>13}  {"rho, train":>13}  {"2nd singular value":>18}']
+    columns = {}
+    for setting, seeds in found.items():
+        columns[setting] = np.array([[seed['train'][1], seed['test'][1], seed['train'][3], seed['train'][2][-1]]
+                                     for seed in seeds])
+        texts = [f'{mean:.3f} ± {std:.3f}' for mean, std in zip(columns[setting].mean(0),
+                                                               columns[setting].std(0, ddof=1), strict=True)]
+        lines.append(f'{setting:20}  {texts[0]:>13}  {texts[1]:>13}  {texts[2]:>13}  {texts[3]:>18}')
+    differences = columns[SETTINGS[1]] - columns[SETTINGS[0]]
+    texts = ['{:+.3f} ± {:.3f}'.format(*interval(column)) for column in differences.T]
+    lines.append(f'{"the switch adds":20}  {texts[0]:>13}  {texts[1]:>13}  {texts[2]:>13}  {texts[3]:>18}')
+    mean, half = interval(differences[:, 1])
+    verdict = 'raises' if mean > half else 'lowers' if mean < -half else 'does not change (the interval contains 0)'
+    lines += ['', f'{len(differences)} seeds; mean ± standard deviation; differences paired by seed, 95 % t-intervals.',
+              f'The switch {verdict} the recall on the test classes: {mean:+.3f} '
+              f'[{mean - half:+.3f}, {mean + half:+.3f}].']
+    return '\n'.join(lines)
+
+
+def draw(found, file):
+    """The points, the embeddings of seed 0, the spectra of the training embeddings and the recall on both splits."""
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(13, 7), layout='constrained')
+    axes = figure.subplots(2, 4)
+    seed_everything(0)
+    for row, (split, (points, labels)) in enumerate((('train', segments([1.0, 1.0], 50)), ('test', test_set(50)))):
+        axes[row, 0].scatter(*points.T, c=labels, cmap='tab10', vmin=0, vmax=9, s=6)
+        axes[row, 0].set(title=f'points, {split}', aspect='equal', xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+        for column, setting in enumerate(SETTINGS, start=1):
+            seed = found[setting][0]
+            axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=6)
+            axes[row, column].set(title=f'embeddings, {split}, {setting}', aspect='equal')
+            axes[row, column].title.set_fontsize('medium')
+    for place, setting in enumerate(SETTINGS):
+        spectra = np.array([seed['train'][2] for seed in found[setting]])
+        recalls = np.array([[seed[split][1] for split in ('train', 'test')] for seed in found[setting]])
+        for row, values in ((0, spectra), (1, recalls)):
+            axes[row, 3].bar(np.arange(2) + 0.4 * place, values.mean(0), 0.4, yerr=values.std(0, ddof=1), capsize=3,
+                             label=setting)
+    axes[0, 3].set(title=f'spectrum, train, {len(spectra)} seeds', xticks=[0.2, 1.2], ylabel='share of the sum')
+    axes[0, 3].set_xticklabels(['1st singular value', '2nd'])
+    axes[1, 3].set(title=f'R@1, {len(spectra)} seeds', xticks=[0.2, 1.2], ylim=(0, 1.05))
+    axes[1, 3].set_xticklabels(['train', 'test'])
+    axes[1, 3].legend(loc='lower left', fontsize='small')
+    with atomic(file) as temporary:
+        figure.savefig(temporary, dpi=80)
+
+
+def main(arguments):
+    parser = parameters.Parser(prog='toy_experiments.diagonal_lines', formatter_class=parameters.Formatter,
+                               description=__doc__.splitlines()[1])
+    parser.add_argument('--seeds', type=parameters.number(int, 2), default=10, help='number of seeds')
+    parser.add_argument('--cp', type=parameters.FRACTION, default=0.2, help='p, probability of the switch')
+    parser.add_argument('--steps', type=parameters.POSITIVE_INT, default=500, help='training steps')
+    parameters.switch(parser, '--normalize', help='embeddings of norm 1, on a circle instead of in the plane')
+    parser.add_argument('--figure', metavar='FILE', help='where to draw it')
+    try:
+        opt = parser.parse_args(arguments)
+        began = time.perf_counter()
+        found = run(opt.seeds, opt.cp, opt.steps, opt.normalize)
+        print(table(found))
+        if opt.figure:
+            draw(found, opt.figure)
+            print(f'figure: {opt.figure}')
+        print(f'{time.perf_counter() - began:.0f} seconds')
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

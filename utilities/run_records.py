@@ -1,0 +1,96 @@
+"""The records of one run, wherever they come from, and how to read them from its folder."""
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from utilities import run_folder
+from utilities.errors import UserError
+from utilities.files import read_csv
+
+FINISHED = 'finished'
+
+
+@dataclass
+class Run:
+    """
+    name:   of the run folder, <group>_s<seed>.
+    where:  to find it: a folder, or a path at W&B.
+    flags:  {name: value}, with at least dataset, group and seed.
+    rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
+    state:  'finished', or what happened to it instead.
+    """
+    name: str
+    where: str
+    flags: dict
+    rows: list = field(default_factory=list)
+    state: str = FINISHED
+
+    @property
+    def dataset(self):
+        return self.flags['dataset']
+
+    @property
+    def group(self):
+        return self.flags['group']
+
+    @property
+    def seed(self):
+        return self.flags['seed']
+
+
+def is_run_folder(folder):
+    return (folder / 'config.yaml').is_file() and (folder / 'splits.yaml').is_file()
+
+
+def read(folder):
+    """The Run of a run folder. Raises UserError, naming file and line, where its records are broken or cut off."""
+    folder = Path(folder)
+    flags = run_folder.read(folder)['flags']
+    for name in ('dataset', 'group', 'seed'):
+        if name not in flags:
+            raise UserError(f'{folder}/config.yaml: its flags have no {name}')
+    summary = summary_of(folder / 'summary.json')          # before the log, which is written first and may be ahead
+    rows = rows_of(folder / 'log.csv')
+    return Run(folder.name, str(folder), flags, rows, state_of(folder, flags, rows, summary))
+
+
+def rows_of(file):
+    """The rows of a log.csv as numbers; [] without the file. Raises UserError for one that is cut off or broken."""
+    if not file.exists():
+        return []
+    if not file.read_bytes().endswith(b'\n'):
+        raise UserError(f'{file}: cut off in its last line; copy it again, or leave the run out')
+    rows = []
+    for number, row in enumerate(read_csv(file), start=2):
+        if None in row or None in row.values():
+            n_columns = sum(value is not None for name, value in row.items() if name is not None)
+            raise UserError(f'{file}, line {number}: cut off or damaged: {n_columns} values for '
+                            f'{len(row.keys() - {None})} columns; copy it again, or leave the run out')
+        try:
+            rows.append({name: float(value) for name, value in row.items() if value != '' and name != 'epoch'}
+                        | {'epoch': int(row['epoch'])})
+        except (KeyError, ValueError) as error:
+            raise UserError(f'{file}, line {number}: not the numbers of a run ({error}); copy it again, or leave the '
+                            'run out') from None
+    return rows
+
+
+def summary_of(file):
+    """(finished or not, last epoch) of a summary.json; of none, (False, -1)."""
+    if not file.exists():
+        return False, -1
+    try:
+        summary = json.loads(file.read_text(encoding='utf-8'))
+        return summary['finished'], (summary['last_epoch'] or {'epoch': -1})['epoch']
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f'{file}: not a whole summary of a run; copy it again, or leave the run out') from None
+
+
+def state_of(folder, flags, rows, summary):
+    """'finished', or how far it came. Raises UserError where log.csv ends before the epoch that summary.json names."""
+    finished, last = summary
+    reached = f'{rows[-1]["epoch"]} of {flags.get("n_epochs", "?")} epochs' if rows else 'no epoch was recorded'
+    if last > (rows[-1]['epoch'] if rows else -1):
+        raise UserError(f'{folder}/log.csv: {reached}, but summary.json has epoch {last}: rows are missing; copy it '
+                        'again, or leave the run out')
+    return FINISHED if finished else f'unfinished: {reached}'
