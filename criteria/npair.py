@@ -36,9 +36,11 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     with torch.autocast(batch.device.type, enabled=False):
         is_anchor, anchors, others = positives.any(dim=1), batch, batch
         if batch.device.type == 'cpu' and is_anchor.any():      # elsewhere the host would wait for how many there are
-            rows, columns = is_anchor.nonzero()[:, 0], (positives | negatives).any(dim=0).nonzero()[:, 0]
-            anchors, others, is_anchor = batch.index_select(0, rows), batch.index_select(0, columns), is_anchor[rows]
-            positives, negatives = (mask[rows].index_select(1, columns) for mask in (positives, negatives))
+            rows = is_anchor.nonzero()[:, 0]
+            is_anchor, positives, negatives = (mask.index_select(0, rows) for mask in (is_anchor, positives, negatives))
+            columns = (positives | negatives).any(dim=0).nonzero()[:, 0]
+            positives, negatives = positives.index_select(1, columns), negatives.index_select(1, columns)
+            anchors, others = batch.index_select(0, rows), batch.index_select(0, columns)
         products = anchors @ others.T
         # finite, since −inf would make the gradient of an anchor without negatives nan
         push = logsumexp(products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
