@@ -157,11 +157,13 @@ CASES = {
 
 
 def random_batch(n_samples, n_images, dim, seed=0):
-    """Embeddings [B, D] of norm 1 that lie about the centres of their classes, with gradient, and labels [B]."""
+    """
+    Embeddings [B, D] of norm 1 with gradient, and labels [B]: classes that overlap, so that there is something to mine.
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n_samples // n_images).repeat_interleave(n_images)
     centres = torch.randn(n_samples // n_images, dim, generator=generator)
-    batch = centres[labels] + torch.randn(n_samples, dim, generator=generator)
+    batch = centres[labels] + 2 * torch.randn(n_samples, dim, generator=generator)
     return torch.nn.functional.normalize(batch, dim=1).requires_grad_(), labels
 
 

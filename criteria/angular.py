@@ -35,8 +35,8 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
 def npair_terms(batch, positives, negatives):
     """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row [B], on the batch as it is."""
     products = batch @ batch.T
-    push = logsumexp(products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-    return F.softplus(push - products.where(positives, 0).sum(dim=1), threshold=40)
+    logits = products.masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
+    return F.cross_entropy(logits, positives.to(torch.uint8).argmax(dim=1), reduction='none')
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):

@@ -31,10 +31,13 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
     tensor(0.8987)
     """
     dtype = torch.promote_types(batch.dtype, torch.float32)
-    if references is None:
-        references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
     with torch.autocast(batch.device.type, enabled=False):
-        similarities = F.normalize(batch.to(dtype), dim=1) @ F.normalize(references.to(dtype), dim=1).T
+        batch = F.normalize(batch.to(dtype), dim=1)
+        if references is None:
+            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+        else:
+            references = F.normalize(references.to(dtype), dim=1)
+        similarities = batch @ references.T
         same = labels[:, None] == reference_labels
         positives, negatives = same.scatter(1, own[:, None], False), ~same
         push = gamma * F.relu(similarities + margin).detach() * (similarities - margin)

@@ -102,7 +102,7 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         target = logits.gather(1, partner) - largest
         log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
         # the default threshold, 20, would leave out what float64 and a sum over pairs can show
-        terms = F.softplus(log_rivals - target, threshold=40) * (valid & (rivals > 0))
+        terms = F.softplus(log_rivals - target, threshold=40) .where(valid & (rivals > 0), 0)
 
         pair = slot[:, None] * n_slots + other
         sums = terms.new_zeros(n_slots ** 2).index_add(0, pair.flatten(), terms.flatten())

@@ -75,7 +75,9 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0):
 
 
 def mean(too_far, too_near, beta, nu):
-    total = (too_far + too_near).sum() + nu * beta.expand_as(too_far).sum()
+    total = (too_far + too_near).sum()
+    if nu:
+        total = total + nu * beta.expand_as(too_far).sum()
     count = too_far.count_nonzero() + too_near.count_nonzero()
     return total / count.clamp(min=1) * (count > 0)
 
@@ -102,5 +104,5 @@ class Criterion(torch.nn.Module):
         triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
         beta = self.beta.expand(len(triplets)) if len(self.beta) == 1 else self.beta[labels[triplets[:, 0]]]
         too_far, too_near = margin_violations(batch, triplets, beta, self.margin)
-        self.log = {'tuples': len(triplets), 'active_tuples': ((too_far > 0) | (too_near > 0)).sum()}
+        self.log = {'tuples': len(triplets), 'active_tuples': (too_far + too_near).count_nonzero()}
         return mean(too_far, too_near, beta, self.nu)

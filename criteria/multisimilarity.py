@@ -62,11 +62,14 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
 
 
 def mined_similarities(batch, labels, margin, references=None, reference_labels=None, own=None):
-    if references is None:
-        references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
     dtype = torch.promote_types(batch.dtype, torch.float32)
     with torch.autocast(batch.device.type, enabled=False):
-        similarities = F.normalize(batch.to(dtype), dim=1) @ F.normalize(references.to(dtype), dim=1).T
+        batch = F.normalize(batch.to(dtype), dim=1)
+        if references is None:
+            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+        else:
+            references = F.normalize(references.to(dtype), dim=1)
+        similarities = batch @ references.T
         same = labels[:, None] == reference_labels
         positives = same.scatter(1, own[:, None], False)
         return similarities, *mine_pairs(similarities.detach(), positives, ~same, margin)

@@ -11,12 +11,6 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
-def logsumexp(exponents):
-    """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
-
-
 def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
@@ -36,14 +30,15 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     with torch.autocast(batch.device.type, enabled=False):
         is_anchor, anchors, others = positives.any(dim=1), batch, batch
         if batch.device.type == 'cpu' and is_anchor.any():      # elsewhere the host would wait for how many there are
-            rows, columns = is_anchor.nonzero()[:, 0], (positives | negatives).any(dim=0).nonzero()[:, 0]
-            anchors, others, is_anchor = batch.index_select(0, rows), batch.index_select(0, columns), is_anchor[rows]
-            positives, negatives = (mask[rows].index_select(1, columns) for mask in (positives, negatives))
+            rows = is_anchor.nonzero()[:, 0]
+            is_anchor, positives, negatives = (mask.index_select(0, rows) for mask in (is_anchor, positives, negatives))
+            columns = (positives | negatives).any(dim=0).nonzero()[:, 0]
+            positives, negatives = positives.index_select(1, columns), negatives.index_select(1, columns)
+            anchors, others = batch.index_select(0, rows), batch.index_select(0, columns)
         products = anchors @ others.T
-        # finite, since −inf would make the gradient of an anchor without negatives nan
-        push = logsumexp(products.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-        # the default threshold, 20, would leave out what float64 and a sum over pairs can show
-        terms = F.softplus(push - products.where(positives, 0).sum(dim=1), threshold=40).where(is_anchor, 0)
+        # finite, since −inf would make the gradient of a row without positive and negatives nan
+        logits = products.masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
+        terms = F.cross_entropy(logits, positives.to(torch.uint8).argmax(dim=1), reduction='none').where(is_anchor, 0)
         loss = terms.sum() / is_anchor.sum().clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 

@@ -34,10 +34,13 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
     tensor(0.6178)
     """
     dtype = torch.promote_types(batch.dtype, torch.float32)
-    if references is None:
-        references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
     with torch.autocast(batch.device.type, enabled=False):
-        similarities = F.normalize(batch.to(dtype), dim=1) @ F.normalize(references.to(dtype), dim=1).T / temperature
+        batch = F.normalize(batch.to(dtype), dim=1)
+        if references is None:
+            references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
+        else:
+            references = F.normalize(references.to(dtype), dim=1)
+        similarities = batch @ references.T / temperature
         positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
         # finite, since −inf would make the gradient of an anchor that is alone nan
         others = logsumexp(similarities.scatter(1, own[:, None], torch.finfo(dtype).min / 2))
