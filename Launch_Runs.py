@@ -121,7 +121,7 @@ def plan(script, only=()):
 def planned(arguments):
     """A line's arguments -> Planned, checked as far as it goes without data."""
     opt = parameters.parse(arguments)
-    for mode in ('resume', 'evaluate', 'embed'):
+    for mode in ('resume', 'reproduce', 'evaluate', 'embed', 'draw'):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     settings = parameters.settings_of(opt)

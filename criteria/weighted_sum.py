@@ -19,6 +19,9 @@ class WeightedSum(torch.nn.Module):
     def __init__(self, names, criteria, weights):
         super().__init__()
         self.names, self.criteria, self.weights = names, torch.nn.ModuleList(criteria), weights
+        own = [criterion.ranking_embeddings for criterion in criteria if hasattr(criterion, 'ranking_embeddings')]
+        if len(own) == 1:
+            self.ranking_embeddings, = own          # evaluation ranks by the one part that has a distance of its own
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

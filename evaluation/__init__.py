@@ -88,6 +88,8 @@ def check_metrics(opt):
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
+    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw):
+        raise UserError('--eval_level: a run needs class among its levels, since --storage_metrics are of it')
     figures.check(opt)
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
@@ -129,7 +131,8 @@ def embed_splits(opt, model, data, names, criterion=None):
     """{split: Embedded} of `names`, and of the training split where it is searched in or gives the --pca."""
     needed = [name for name in data.evaluation
               if name in names or (name == 'train' and (opt.eval_reference != 'self' or opt.pca))]
-    embedded = {name: embed(opt, model, data.evaluation[name], name, opt.eval_features) for name in needed}
+    embedded = {name: embed(opt, model, data.evaluation[name], name, opt.eval_features, opt.eval_autocast)
+                for name in needed}
     if opt.pca:
         reduce = geometry.principal_components(embedded['train'].embeddings.cpu().numpy(), opt.pca)
         for part in embedded.values():
@@ -183,6 +186,8 @@ def write_embeddings(opt, model, data, file):
     """Embeds the splits that are asked for into the .npz file. Raises UserError where it cannot be written."""
     if not Path(file).parent.is_dir():
         raise UserError(f'--embed {file}: there is no folder {Path(file).parent}')
+    if Path(file).is_dir():
+        raise UserError(f'--embed {file}: it is a folder; give a file, such as {Path(file) / "embeddings.npz"}')
     names = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, names)
     write({name: embedded[name] for name in names}, file)
@@ -220,6 +225,8 @@ def draw(opt, model, data, criterion, folder):
     """Draws the --pictures of the test split into `folder`. Raises UserError where there is no place for it."""
     if not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
+    if Path(folder).is_file():
+        raise UserError(f'--draw {folder}: it is a file; give a folder')
     for file in figures.draw(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], folder, 'test'):
         print(file)
 

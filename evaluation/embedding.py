@@ -29,17 +29,16 @@ class Embedded:
 
 
 @torch.inference_mode()
-def embed(opt, model, images, name, features=False):
+def embed(opt, model, images, name, features=False, autocast=None):
     """
     Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features.
 
-    Raises RunFailed where one is not finite.
+    autocast: None, or the name of the dtype to compute in. Raises RunFailed where one is not finite.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
     embeddings = None
-    precision = torch.autocast(opt.device.type, getattr(torch, opt.eval_autocast or 'float32'),
-                               enabled=opt.eval_autocast is not None)
+    precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
     for batch, _, indices in tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None):
         with precision:
             embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]

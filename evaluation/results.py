@@ -55,7 +55,7 @@ def column(metric):
 def metric_of(name):
     """'test_e_recall@1' -> the Metric e_recall, or None for what is no metric of --evaluation_metrics."""
     try:
-        return evaluation.parse(name.partition('_')[2])[1]
+        return evaluation.parse(name.partition('_')[2].removeprefix('parent_').removeprefix('within_'))[1]
     except UserError:
         return None
 

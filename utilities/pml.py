@@ -9,6 +9,7 @@ import torch
 from utilities.errors import UserError
 
 PREFIX = 'pml:'
+NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
 HELPERS = ('distances', 'reducers', 'regularizers')       # what arguments may hold, as {LpDistance: {power: 2}}
 
 
@@ -35,7 +36,7 @@ def build(kind, name, given, flag, known=None):
     except ImportError:
         raise UserError(f'{flag} {PREFIX}{name}: pip install pytorch-metric-learning') from None
     module = importlib.import_module(f'pytorch_metric_learning.{kind}')
-    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
+    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
     if name not in classes:
         version = pytorch_metric_learning.__version__
         raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such one among its {kind}; '
@@ -46,7 +47,7 @@ def build(kind, name, given, flag, known=None):
     try:
         return classes[name](**filled | {key: helper(value, flag) for key, value in given.items()})
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f'{flag} {PREFIX}{name}: {error}; its arguments are set with {flag}_pml_args') from None
+        raise UserError(f'{flag} {PREFIX}{name}: {error}; its arguments are set with {NAMES[flag]}') from None
 
 
 def helper(value, flag):
@@ -57,6 +58,16 @@ def helper(value, flag):
             if hasattr(importlib.import_module(f'pytorch_metric_learning.{kind}'), str(name)):
                 return build(kind, name, inner or {}, flag)
     return value
+
+
+def called(function, *arguments, flag):
+    """function(*arguments); what the library raises for classes that do not work this way becomes a UserError."""
+    try:
+        return function(*arguments)
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        why = ' '.join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f'{flag} {PREFIX}{type(function).__name__} does not work here: {why}; its arguments are set '
+                        f'with {NAMES[flag]}') from error
 
 
 class Criterion(torch.nn.Module):
@@ -76,13 +87,13 @@ class Criterion(torch.nn.Module):
         batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
         with torch.autocast(batch.device.type, enabled=False):
             if self.batchminer is None:
-                return self.loss(batch, labels)
+                return called(self.loss, batch, labels, flag='--loss')
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):                              # masks of positive and negative pairs
                 indices = *mined[0].nonzero().T, *mined[1].nonzero().T
             else:
                 indices = tuple(torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T)
-            return self.loss(batch, labels, indices)
+            return called(self.loss, batch, labels, indices, flag='--loss')
 
 
 class BatchMiner:
@@ -95,7 +106,7 @@ class BatchMiner:
 
     @torch.no_grad()
     def __call__(self, batch, labels):
-        mined = self.miner(batch, labels)
+        mined = called(self.miner, batch, labels, flag='--batch_mining')
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)

@@ -377,3 +377,25 @@ def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt)
 def test_without_the_library_a_sentence_says_how_to_get_it(opt, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
     refused(opt(loss='pml:TripletMarginLoss', batch_mining='none'), 'pip install pytorch-metric-learning')
+
+
+def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
+    flags = {'n_classes': 4, 'embed_dim': 8}
+    alone = criteria.select(opt(loss='hyperbolic', batch_mining='none', **flags), None)
+    summed = criteria.select(opt(loss='hyperbolic+softmax', batch_mining='none', **flags), [None, None])
+    embeddings = torch.randn(6, 8)
+    for one, other in zip(alone.ranking_embeddings(embeddings), summed.ranking_embeddings(embeddings), strict=True):
+        assert torch.equal(one, other)
+    assert not hasattr(criteria.select(opt(loss='softmax', batch_mining='none', **flags), None), 'ranking_embeddings')
+
+
+@pytest.mark.parametrize('loss, miner, arguments', [
+    ('VICRegLoss', 'distance', {}), ('ContrastiveLoss', 'none', {'distance': 3}),
+    ('BaseMetricLossFunction', 'none', {}),
+])
+def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, arguments):
+    pytest.importorskip('pytorch_metric_learning')
+    flags = opt(loss=f'pml:{loss}', batch_mining=miner, loss_pml_args=[arguments] if arguments else [], n_classes=4)
+    batch = torch.randn(8, 8)
+    with pytest.raises(UserError, match=f'pml:{loss}'):
+        criteria.select(flags, batch_mining.select(flags))(batch=batch, labels=torch.arange(4).repeat(2))
