@@ -96,7 +96,8 @@ def prepare(opt):
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
     if 'val' not in evaluation.splits_to_evaluate(opt, data) and opt.patience:
-        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split')
+        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
+                        'class_folds')
     if opt.device.type == 'cpu':
         model = model.to(memory_format=torch.channels_last)       # 1.2 to 2 times faster there (benchmarks/networks.py)
     return model.to(opt.device), data
