@@ -28,10 +28,8 @@ def regulariser(text):
     return 0.0 if text == 'N/A' else 2 * float(text)
 
 
-def boundary(loss):
-    return {'beta lr': (f'{loss}_beta_lr', float), 'margin': (f'{loss}_margin', float), 'init beta': (f'{loss}_beta', float)}
-
-
+BOUNDARY = {'beta lr': ('margin_beta_lr', float), 'margin': ('margin_margin', float),
+            'init beta': ('margin_beta', float)}
 SIMILARITIES = {'alpha': ('multisimilarity_pos_weight', float), 'beta': ('multisimilarity_neg_weight', float),
                 'base': ('multisimilarity_thresh', float)}
 # file -> (row of the table, its parameters -> (flag without loss_, what it takes of the table's text))
@@ -42,13 +40,14 @@ ROWS = {
     'ntxent': ('NTXent', {'temperature': ('ntxent_temperature', float)}),
     'proxynca': ('ProxyNCA', {'proxy lr': ('proxynca_pp_lrmulti', times(1e6)),
                               'softmax_scale': ('proxynca_pp_scale', lambda text: math.sqrt(float(text)))}),
-    'margin': ('Margin', boundary('margin')),
-    'margin_class': ('Margin / class', boundary('margin')),
+    'margin': ('Margin', BOUNDARY),
+    'margin_class': ('Margin / class', BOUNDARY),
     'softmax': ('Normalized Softmax', {'weights lr': ('softmax_lr', float),
                                        'temperature': ('softmax_temperature', float)}),
     'cosface': ('CosFace', {'weights lr': ('cosface_lr', float), 'margin': ('cosface_margin', float),
                             'scale': ('cosface_scale', float)}),
-    'arcface': ('ArcFace', {'weights lr': ('arcface_lr', float), 'margin': ('arcface_angular_margin', times(math.pi / 180)),
+    'arcface': ('ArcFace', {'weights lr': ('arcface_lr', float),
+                            'margin': ('arcface_angular_margin', times(math.pi / 180)),
                             'scale': ('arcface_feature_scale', float)}),
     'fastap': ('FastAP', {'num_bins': ('fastap_nbins', int)}),
     'snr_contrastive': ('SNR Contrastive', {'pos_margin': ('snr_contrastive_pos_margin', float),
@@ -57,8 +56,8 @@ ROWS = {
     'multisimilarity': ('Multi Similarity', SIMILARITIES),
     'multisimilarity_miner': ('Multi Similarity + Miner',
                               SIMILARITIES | {'epsilon': ('multisimilarity_margin', float)}),
-    'softtriple': ('SoftTriple', {'weights lr': ('softtriplet_lrmulti', times(1e6)), 'la': ('softtriplet_lambda', float),
-                                  'gamma': ('softtriplet_gamma', float),
+    'softtriple': ('SoftTriple', {'weights lr': ('softtriplet_lrmulti', times(1e6)),
+                                  'la': ('softtriplet_lambda', float), 'gamma': ('softtriplet_gamma', float),
                                   'reg_weight': ('softtriplet_reg_weight', regulariser),
                                   'margin': ('softtriplet_margin_delta', float)}),
 }
