@@ -28,6 +28,9 @@ def run(opt, arguments):
     """One run: build the parts from opt, train, evaluate, record. Returns the run folder."""
     settings = parameters.settings_of(opt)
     model, data = prepare(opt)
+    if 'val' not in evaluation.splits_to_evaluate(opt, data) and opt.patience:
+        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
+                        'class_folds')
     miner = batch_mining.select(opt)
     evaluation.check_feedback(miner, data)
     criterion = criteria.select(opt, miner).to(opt.device)
@@ -95,8 +98,6 @@ def prepare(opt):
     data = datasets.select(opt, model.input_size)
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
-    if 'val' not in evaluation.splits_to_evaluate(opt, data) and opt.patience:
-        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split')
     if opt.device.type == 'cpu':
         model = model.to(memory_format=torch.channels_last)       # 1.2 to 2 times faster there (benchmarks/networks.py)
     return model.to(opt.device), data

@@ -17,7 +17,7 @@ from architectures import ARCHITECTURES, PREFIXES
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
-from datasets import DATASETS
+from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, ranking
 from evaluation.figures import PICTURES
@@ -127,6 +127,19 @@ def data_parameters(parser):
     group.add_argument('--csv', metavar='FILE', help='for --dataset folder: a table of path,label[,split]')
     switch(group, '--download', help='fetch the data set first, where it has a stable public address')
     switch(group, '--skip_bad_images', help='check every image at the start, and leave out those that cannot be read')
+    group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
+                       help='half: classes that train, classes that test; class_folds: and a fold of classes that '
+                            'validates; mlrc: the class lists of Musgrave et al.; closed_set: folds of images of every '
+                            "class; predefined: the data set's own parts; by default predefined where there are such, "
+                            'else half')
+    group.add_argument('--fold', metavar='K', type=COUNT, default=0, help='the fold that validates, from 0')
+    group.add_argument('--n_folds', type=number(int, 2), default=4, help='into which what does not test is cut')
+    group.add_argument('--n_training_folds', type=POSITIVE_INT,
+                       help='how many of these folds validate, the first ones; by default all')
+    group.add_argument('--test_size', type=number(float, 0, 1, above=True), default=0.5,
+                       help='share of the classes (of closed_set: of the images of each class) that tests')
+    group.add_argument('--test_start', type=FRACTION, default=0.5,
+                       help='where this share begins in the sorted classes; beyond the last it goes on with the first')
     switch(group, '--use_tv_split', help='cut a validation split off the training split')
     switch(group, '--tv_split_by_samples', help='cut off samples of every class instead of whole classes')
     group.add_argument('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8,
@@ -450,6 +463,7 @@ def parse(arguments):
         settings |= read_config(parser, file)
     opt = parser.parse_args([*tokens(settings), *arguments])
     check(opt)
+    check_splits(parser, opt)
     return opt
 
 
@@ -499,6 +513,28 @@ def tokens(settings):
 def settings_of(opt):
     """The flags as they go into records: without secrets, and without what was asked of this process only."""
     return {name: value for name, value in vars(opt).items() if name not in (*SECRETS, *MODES)}
+
+
+def check_splits(parser, opt):
+    """Refuses flags that the split scheme would not look at, and a fold that it does not have."""
+    used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
+    used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
+    for flag, schemes in used_by.items():
+        if getattr(opt, flag) != parser.get_default(flag) and opt.split_scheme not in schemes:
+            raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
+                            + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
+    if opt.test_size == 1:
+        raise UserError('--test_size 1 leaves nothing to train on; use a smaller share, such as 0.5')
+    if opt.split_scheme in splits.FOLDED:
+        if opt.use_tv_split:
+            raise UserError(f'--use_tv_split: --split_scheme {opt.split_scheme} validates on --fold {opt.fold}; leave '
+                            'one of them out')
+        if (opt.n_training_folds or 0) > opt.n_folds:
+            raise UserError(f'--n_training_folds {opt.n_training_folds}: there are only --n_folds {opt.n_folds}')
+        n_folds = opt.n_training_folds or opt.n_folds
+        if opt.fold >= n_folds:
+            flag = 'n_training_folds' if opt.n_training_folds else 'n_folds'
+            raise UserError(f'--fold {opt.fold}: with --{flag} {n_folds}, folds are numbered from 0 to {n_folds - 1}')
 
 
 def check(opt):

@@ -1,6 +1,6 @@
 """Data sets: images of classes, split into classes to train on and classes to be judged on."""
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -39,6 +39,8 @@ def select(opt, input_size):
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
+    if splits.scheme(opt, table) != 'predefined':
+        table = replace(table, parts=None)                   # else queries would be searched for in a gallery only
     split = splits.split(opt, table)
     training, evaluation = transforms.select(opt, input_size, table.characters)
     sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}

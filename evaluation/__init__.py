@@ -236,7 +236,8 @@ def splits_to_evaluate(opt, data):
     wanted = opt.splits_to_eval or [name for name in data.evaluation if name != 'train' or not opt.no_train_metrics]
     for name in wanted:
         if name not in data.evaluation:
-            raise UserError(f'--splits_to_eval {name}: there is no such split (--use_tv_split makes validation)')
+            raise UserError(f'--splits_to_eval {name}: there is no such split (--use_tv_split or --split_scheme '
+                            'class_folds make validation)')
     return [name for name in data.evaluation if name in wanted]
 
 

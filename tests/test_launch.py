@@ -59,6 +59,14 @@ def test_the_runs_of_direction_regularisation():
     assert [pair for pair in zip(with_term, without, strict=False) if pair[0] != pair[1]][0] == ('0.28', '0')
 
 
+def test_the_runs_of_the_reality_check():
+    seeds = groups_of('Reality_Check_Runs.sh')
+    assert len(seeds) == 224 and all(found == ['0'] for found in seeds.values())
+    assert Counter(group.split('_')[0] for group in seeds) == dict.fromkeys(('CUB', 'CARS', 'SOP', 'CUB256'), 14 * 4)
+    used = {file for line in run_script.commands(ROOT / 'Reality_Check_Runs.sh') for file in line if '/' in file}
+    assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
+
+
 def test_a_run_script_runs_its_lines_and_passes_flags_on(tmp_path):
     """With a python that notes its arguments; exit code 1 lets the others run, 2 ends the script."""
     (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" >> $NOTES\n'

@@ -13,7 +13,7 @@ import criteria
 import datasampler
 import main
 from tests.helpers import assert_same_end, folder_of, rows_of
-from utilities import checkpoint
+from utilities import checkpoint, run_folder
 
 
 def test_the_run_folder(quick, run, tmp_path, capsys):
@@ -106,6 +106,10 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--arch', 'x'], '--arch x: unknown'),
     (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),
     (['--patience', '3'], '--patience needs a validation split'),
+    (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes do not test'),
+    (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
+    (['--split_scheme', 'class_folds', '--fold', '4'], '--fold 4: with --n_folds 4, folds are numbered from 0 to 3'),
+    (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no parts of its own'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
     (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
@@ -117,6 +121,24 @@ def test_what_the_user_must_change_exits_with_2_and_leaves_no_folder(flags, sent
     assert run(*quick, *flags) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) <= 2 and not (tmp_path / 'runs').exists()
+
+
+def test_folds_share_their_test_classes_and_validate_on_their_own(quick, run, tmp_path):
+    found = []
+    for fold in ('0', '1'):
+        assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', '3', '--fold', fold, '--splits_to_eval', 'val',
+                   '--samples_per_class', '3', '--savename', f'fold{fold}', '--patience', '1') == 0
+        folder = folder_of(tmp_path, f'fold{fold}')
+        found.append(yaml.safe_load((folder / 'splits.yaml').read_text()))
+        assert 'val_map_at_r' in rows_of(folder)[-1] and 'test_map_at_r' not in rows_of(folder)[-1]
+        assert run_folder.read(folder)['split_hash'] == found[-1]['hash']
+    first, second = (part['splits'] for part in found)
+    assert first['test'] == second['test'] and found[0]['hash'] != found[1]['hash']
+    assert list(first['val']['classes']) == ['class_00', 'class_01']
+    assert list(second['val']['classes']) == ['class_02', 'class_03']
+    # the networks of all folds are judged on the test classes afterwards
+    best = folder_of(tmp_path, 'fold0') / 'checkpoint_val_e_recall@1.pt'
+    assert run('--evaluate', best, '--splits_to_eval', 'test') == 0
 
 
 def test_a_broken_image_stops_the_run_and_leaves_no_folder(quick, run, tmp_path, patterns, capsys):

@@ -173,6 +173,80 @@ def test_a_validation_split_of_classes_and_of_samples(opt):
     assert sorted(by_sample['train'] + by_sample['val']) == list(range(50))
 
 
+def classes_of(opt, n_classes, **flags):
+    """split -> numbers of its classes, of a data set of n_classes with one image each, which are disjoint."""
+    found = splits.split(opt(**flags), base.ImageTable([None] * n_classes, [f'{c:05d}' for c in range(n_classes)]))
+    assert sorted(sum(found.values(), [])) == list(range(n_classes))
+    return found
+
+
+@pytest.mark.parametrize('n_classes, n_train, starts, validated', [
+    (200, 75, (0, 25, 50, 75), ((75, 100), (0, 25), (25, 50), (50, 75))),                           # CUB200-2011
+    (196, 74, (0, 24, 49, 73), ((74, 98), (0, 24), (25, 49), (49, 73))),                            # CARS196
+    (22634, 8488, (0, 2829, 5658, 8487), ((8488, 11317), (0, 2829), (2829, 5658), (5658, 8487))),   # SOP
+])
+def test_the_class_lists_of_the_reality_check(n_classes, n_train, starts, validated, opt):
+    half = n_classes // 2
+    for fold, (start, (first, last)) in enumerate(zip(starts, validated, strict=True)):
+        found = classes_of(opt, n_classes, split_scheme='mlrc', fold=fold)
+        assert found['train'] == sorted((start + i) % half for i in range(n_train))
+        assert found['val'] == list(range(first, last)) and found['test'] == list(range(half, n_classes))
+
+
+def test_the_reality_check_takes_no_notice_of_official_parts(opt, tmp_path):
+    for c in range(10):
+        write(tmp_path / f'{c}.png')
+    rows = [f'{c}.png,{c},{"query" if c % 2 else "gallery"}' for c in range(10)]
+    (tmp_path / 'list.csv').write_text('\n'.join(['path,label,split', *rows]))
+    data = select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'), split_scheme='mlrc', fold=3)
+    assert {name: part.class_names for name, part in data.evaluation.items()} == {
+        'train': ['0', '1', '3', '4'], 'val': ['2'], 'test': ['5', '6', '7', '8', '9']}
+    assert data.evaluation['test'].is_query is None
+
+
+def test_folds_of_classes(opt):
+    found = [classes_of(opt, 21, split_scheme='class_folds', fold=fold) for fold in range(4)]
+    assert [part['val'] for part in found] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]         # as evenly as can be
+    assert all(part['test'] == list(range(10, 21)) for part in found) and found[2]['train'] == [0, 1, 2, 3, 4, 5, 8, 9]
+
+
+@pytest.mark.parametrize('size, start, test', [
+    (.5, .5, [5, 6, 7, 8, 9]), (.5, 0, [0, 1, 2, 3, 4]), (.3, .8, [0, 8, 9]), (.1, .7, [7]), (.2, 1, [0, 1]),
+])
+def test_the_test_classes_wrap_around(size, start, test, opt):
+    for scheme in ('half', 'class_folds'):
+        assert classes_of(opt, 10, split_scheme=scheme, test_size=size, test_start=start)['test'] == test
+
+
+def test_a_closed_set_has_folds_of_images(opt):
+    sizes = [8, 5, 2, 2, 2]
+    found = [splits.split(opt(split_scheme='closed_set', fold=fold), table(sizes)) for fold in range(4)]
+    for part in found:
+        assert sorted(sum(part.values(), [])) == list(range(19)) and part['test'] == found[0]['test']
+    assert found[0]['test'] == [4, 5, 6, 7, 10, 11, 12, 14, 16, 18]
+    assert sorted(sum((part['val'] for part in found), [])) == sorted(set(range(19)) - set(found[0]['test']))
+    assert [len(part['val']) for part in found] == [3, 2, 2, 2]
+
+
+def test_predefined_is_the_default_where_there_are_parts(opt):
+    parts = table([1, 1, 1], parts=['test', 'train', 'val'])
+    assert splits.split(opt(), parts) == splits.split(opt(split_scheme='predefined'), parts)
+    assert splits.split(opt(split_scheme='half'), parts) == {'train': [0], 'test': [1, 2]}
+    with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no parts of its own'):
+        splits.split(opt(split_scheme='predefined'), table([1, 1, 1]))
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    ({'split_scheme': 'class_folds'}, '--n_folds 4: only 3 of the 6 classes do not test'),
+    ({'split_scheme': 'mlrc', 'fold': 1}, 'the val split is empty .6 classes .* --split_scheme mlrc, --fold 1, --n'),
+    ({'split_scheme': 'half', 'test_size': .1}, 'the test split is empty .*--test_size 0.1'),
+    ({'split_scheme': 'closed_set', 'fold': 3, 'n_folds': 8}, 'the val split is empty'),
+])
+def test_empty_folds_are_refused(flags, sentence, opt):
+    with pytest.raises(UserError, match=sentence):
+        splits.split(opt(**flags), table([1, 2, 2, 1, 1, 2]))
+
+
 @pytest.mark.parametrize('sizes, flags, sentence', [
     ([3], {}, 'the train split is empty \\(1 classes in all\\)'), ([], {}, 'the t.* split is empty \\(0 classes'),
     ([3] * 4, {'use_tv_split': True, 'tv_split_perc': .1}, 'the train split is empty .*--tv_split_perc 0.1'),
