@@ -1,8 +1,8 @@
 """The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
 import csv
-import re
 import importlib.util
 import math
+import re
 
 import numpy as np
 import pytest
@@ -135,7 +135,8 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     for name in pictures:
         picture = np.asarray(Image.open(plots / f'{name}_test.png').convert('L'))
         assert picture.shape[1] >= 1000 and picture.std() > 5
-        one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())    # clips: memory addresses
+        # clips are named after memory addresses
+        one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())
                       for folder in (plots, tmp_path / 'drawn'))
         assert one == other, name
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
