@@ -236,7 +236,7 @@ def test_slurm_jobs_go_on_after_a_pre_emption(script, quick, tmp_path, monkeypat
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     line = shlex.join([*quick, '--n_epochs', '6', '--iterations_per_epoch', '20'])
     executor = submitit.LocalExecutor(folder=tmp_path / 'logs')
-    executor.update_parameters(timeout_min=10)
+    executor.update_parameters(timeout_min=10, signal_delay_s=120)        # patience with a busy machine
     job = executor.submit(slurm.Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', line]))
     log = folder_of(tmp_path) / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
