@@ -135,6 +135,8 @@ def draw(opt, plans, rule):
     """Draws the figures, and prints their files."""
     from evaluation import comparison, results
     folder = Path(opt.figures)
+    if folder.is_file():
+        raise UserError(f'--figures {folder}: it is a file; give a folder')
     folder.mkdir(parents=True, exist_ok=True)
     for dataset, plan in plans.items():
         title = results.dataset_title(dataset)

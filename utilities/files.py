@@ -4,11 +4,19 @@ import csv
 import os
 from pathlib import Path
 
+from utilities.errors import UserError
+
 
 @contextlib.contextmanager
 def atomic(path):
-    """Yields a temporary path beside `path`, of the same suffix, which takes its place after a block without error."""
+    """
+    Yields a temporary path beside `path`, of the same suffix, which takes its place after a block without error.
+
+    Raises UserError where `path` is a folder.
+    """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f'{path} is a folder; give the name of a file')
     temporary = path.with_name(f'.{path.stem}.tmp{path.suffix}')
     try:
         yield temporary
