@@ -24,8 +24,6 @@ from utilities import checkpoint, run_folder, run_records, run_script
 from utilities.errors import UserError, choose
 
 ROOT = Path(__file__).resolve().parent
-MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'log_online',
-           'online_backend', 'project'}                            # may differ between parts of what is one run
 PATIENCE = 120                                                    # seconds
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
 
@@ -55,7 +53,8 @@ class Planned:
         return max(found, default=None, key=lambda folder: ((folder / checkpoint.LAST).exists(), progress(folder)))
 
     def is_mine(self, flags):
-        return all(flags[name] == value for name, value in self.settings.items() if name in flags.keys() - MACHINE)
+        return all(flags[name] == value for name, value in self.settings.items()
+                   if name in flags.keys() - run_folder.MACHINE)
 
 
 def glob_escaped(text):

@@ -20,8 +20,11 @@ from utilities.checkpoint import Checkpoint
 from utilities.errors import RunFailed, UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
-from utilities.records import Records
+from utilities.records import Records, untrained
 from utilities.trace import Trace
+
+# what the metrics of the untrained network depend on
+SAME_UNTRAINED = ('seed', *parameters.of_groups(parameters.build(), 'data', 'network', 'evaluation'))
 
 
 def run(opt, arguments):
@@ -34,6 +37,8 @@ def run(opt, arguments):
     miner = batch_mining.select(opt)
     evaluation.check_feedback(miner, data)
     criterion = criteria.select(opt, miner).to(opt.device)
+    if opt.untrained and hasattr(criterion, 'ranking_embeddings'):
+        raise UserError(f'--untrained: --loss {opt.loss} ranks by a distance of its own; leave the flag out')
     sampler = datasampler.select(opt, data.train)
     optimizer, scheduler = optimization(opt, model, criterion)
 
@@ -65,7 +70,10 @@ def run(opt, arguments):
                 trained = train_epoch(opt, epoch, model, data, miner, criterion, optimizer, loader) if epoch else {}
                 evaluated = None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                    evaluated, embedded = evaluation.evaluate(opt, model, data, criterion, epoch)
+                    if epoch or not opt.untrained:
+                        evaluated, embedded = evaluation.evaluate(opt, model, data, criterion, epoch)
+                    else:
+                        evaluated = untrained(opt.untrained, folder, SAME_UNTRAINED)
                 if epoch:
                     scheduler.step()
                 row = records.log(epoch, trained | {'seconds': time.perf_counter() - began}, evaluated)
@@ -172,15 +180,17 @@ def summary(opt, folder, model, data, start):
 def finish(opt, model, data, criterion, embedded, records, state):
     """Draws the figures and closes the books."""
     from evaluation import figures, plots
-    embedded = embedded.get('test') or evaluation.embed_splits(opt, model, data, ['test'], criterion)['test']
-    plots.retrieval_panel(embedded, state.folder / 'retrieval_test.png', opt.seed)
+    split = 'val' if 'test' not in evaluation.splits_to_evaluate(opt, data) and 'val' in data.evaluation else 'test'
+    embedded = embedded.get(split) or evaluation.embed_splits(opt, model, data, [split], criterion)[split]
+    panel = state.folder / f'retrieval_{split}.png'
+    plots.retrieval_panel(embedded, panel, opt.seed)
     plots.curves(records.rows, state.folder / 'plots')
-    figures.draw(opt, embedded, state.folder / 'plots', 'test')
+    figures.draw(opt, embedded, state.folder / 'plots', split)
     if opt.projector:
         plots.projector(embedded, state.folder / 'tensorboard')
     records.summarise(state.row, state.best, finished=True)
     print(f'Done.\n  run folder:       {state.folder}\n  plots:            {state.folder / "plots"}\n'
-          f'  retrieved images: {state.folder / "retrieval_test.png"}')
+          f'  retrieved images: {panel}')
 
 
 def restored(opt, place):

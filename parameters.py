@@ -25,7 +25,8 @@ from utilities import checkpoint, run_folder
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
-MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw')      # what to do, not part of a run's settings
+# what to do, not part of a run's settings
+MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untrained')
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,6 +105,9 @@ def run_parameters(parser):
     group.add_argument('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of that one')
     group.add_argument('--resume', metavar='RUN_FOLDER',
                        help='continue a run exactly where it was stopped; a larger --n_epochs extends a finished one')
+    group.add_argument('--untrained', metavar='RUN_FOLDER',
+                       help="do not evaluate the untrained network, but take its metrics from that run, which has the "
+                            'same seed, data, network and evaluation')
     group.add_argument('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT',
                        help='train nothing; print the metrics of a trained network (of a folder: the last one)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
@@ -443,12 +447,19 @@ def nearest(name, names):
     return f'; did you mean {close[0]}?' if close else ''
 
 
-def parse(arguments):
+def of_groups(parser, *titles):
+    """The names of the flags in the groups of these titles."""
+    groups = {group.title: group for group in parser._action_groups}
+    return [action.dest for title in titles for action in groups[title]._group_actions]
+
+
+def parse(arguments, defaults=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The settings of a run folder (--resume, --reproduce, --evaluate, --embed, --draw) come first, then those of the
-    --config files, and the command line wins. Raises UserError for whatever the user must change.
+    {flag: value} of `defaults` come first, then the settings of a run folder (--resume, --reproduce, --evaluate,
+    --embed, --draw), then those of the --config files, and the command line wins. Raises UserError for whatever the
+    user must change.
     """
     parser = build()
     given = parser.parse_args(arguments)
@@ -456,7 +467,7 @@ def parse(arguments):
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
         raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
-    settings = {}
+    settings = dict(defaults or {})
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder)
     for file in given.config:

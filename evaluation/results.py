@@ -5,19 +5,18 @@ from dataclasses import dataclass, field
 import pandas
 
 import evaluation
+from utilities import run_folder
 from utilities.errors import UserError
-from utilities.run_records import FINISHED
+from utilities.run_records import FINISHED, SPLITS
 
 RULES = {'last': 'the last epoch', 'best_val': 'the epoch of the best validation {by}',
          'best_test': 'the epoch of the best test {by}'}
 # may differ between the seeds of a setting
-MACHINE = {'seed', 'savename', 'save_path', 'source_path', 'gpu', 'kernels', 'device', 'evaluate_on_gpu', 'project',
-           'log_online', 'online_backend', 'download', 'deterministic', 'projector', 'command'}
+MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command'}
 TITLES = {'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'map_at_r': 'MAP@R', 'precision_at_1': 'P@1',
           'r_precision': 'RP', 'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter'}
 DATASETS = {'cub200': ('CUB200-2011', 'CUB'), 'cars196': ('CARS196', 'CARS'), 'online_products': ('SOP', 'SOP'),
             'inshop': ('In-Shop', 'InShop'), 'omniglot': ('Omniglot', 'Omniglot')}        # title, prefix of groups
-SPLITS = ('train', 'val', 'test')
 
 
 @dataclass

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from utilities import backends
+from utilities import backends, run_folder, run_records
+from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
 
 
@@ -89,6 +90,27 @@ class Records:
         self.database.close()
         for backend in self.backends:
             backend.close(failed=kind is not None)
+
+
+def untrained(other, folder, flags):
+    """
+    The untrained network's metrics, {'<split>_<metric>': float, or array for rho_spectrum@0}, that the run folder
+    `other` has recorded, for the run in `folder`. Raises UserError where one of `flags` or the splits differ.
+    """
+    ours, theirs = run_folder.read(folder), run_folder.read(other)
+    for name in flags:
+        if ours['flags'].get(name) != theirs['flags'].get(name) and name not in run_folder.MACHINE:
+            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, that of this run '
+                            f'{ours["flags"].get(name)}; the untrained network has other metrics')
+    if ours['split_hash'] != theirs['split_hash']:
+        raise UserError(f'--untrained {other}: its classes or numbers of images are not those of this run')
+    rows = run_records.rows_of(Path(other) / 'log.csv')
+    if not rows or rows[0]['epoch'] != 0:
+        raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
+    spectra = {f'{row["split"]}_rho_spectrum@0': spectrum_of(row) for row in read_csv(Path(other) / 'spectrum.csv')
+               if row['epoch'] == '0'}
+    return {name: value for name, value in rows[0].items() if name.partition('_')[0] in run_records.SPLITS
+            and name != 'train_loss'} | spectra
 
 
 def progress(epoch, trained, evaluated, storage_metrics):

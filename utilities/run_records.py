@@ -8,6 +8,7 @@ from utilities.errors import UserError
 from utilities.files import read_csv
 
 FINISHED = 'finished'
+SPLITS = ('train', 'val', 'test')
 
 
 @dataclass
