@@ -39,6 +39,7 @@ TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # gr
 TUNABLE = ('network', *TRAINING)
 NOT_TUNABLE = {'n_epochs', 'patience'}                            # trials are compared epoch by epoch
 HEARTBEAT, GRACE = 10, 40                                         # seconds; a worker silent for longer is dead
+POLL = 0.5                                                        # seconds between looks at the runs
 HOPELESS = 3                                                      # failed trials without a finished one
 
 
@@ -406,7 +407,7 @@ class Folds:
         try:
             while self.waiting or self.running:
                 self.start()
-                time.sleep(0.5)
+                time.sleep(POLL)
                 self.collect()
                 self.report()
             return self.report()

@@ -296,7 +296,10 @@ def run_line(text):
 
 
 def status_rows(runs):
-    """A dict per run: run, state, epoch, n_epochs, score (the first storage metric on test), seconds (still to go)."""
+    """
+    A dict per run: run, state, epoch, n_epochs, score (the first storage metric on test, or on validation where that
+    alone is evaluated), seconds (still to go).
+    """
     rows = []
     for run in runs:
         folder, busy = run.folder(), is_running(run)
@@ -306,9 +309,10 @@ def status_rows(runs):
         code = exit_code(run)
         state = ('finished' if done else 'running' if busy else
                  'failed' if code not in (None, 0, 130) else 'stopped' if folder else 'waiting')
+        metric = run.settings['storage_metrics'][0]
         times = [row['seconds'] for row in (records.rows if records else []) if row['epoch'] and 'seconds' in row][-5:]
         rows.append({'run': run, 'state': state, 'epoch': last.get('epoch'), 'n_epochs': run.settings['n_epochs'],
-                     'score': last.get(f'test_{run.settings["storage_metrics"][0]}'),
+                     'score': last.get(f'test_{metric}', last.get(f'val_{metric}')),
                      'pace': sum(times) / len(times) if times else None})
     paces = [row['pace'] for row in rows if row['pace']]
     for row in rows:

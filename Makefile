@@ -1,10 +1,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-slurm toy clean
+.PHONY: help demo test test-slurm test-postgres toy clean
 
 help:           ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
 demo: .venv/installed           ## train on the embedded data set for about a minute, and show what was learned
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
@@ -16,6 +16,9 @@ test: .venv/installed-dev       ## ruff and pytest
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh
+
+test-postgres: .venv/installed  ## as root: install a PostgreSQL, and share a hyper-parameter search over it
+	PYTHON=$(BIN)/python bash tests/postgres.sh
 
 toy: .venv/installed            ## the toy experiment of Roth et al., under a minute
 	$(BIN)/python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
