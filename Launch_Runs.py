@@ -24,8 +24,8 @@ from utilities import checkpoint, run_folder, run_records, run_script
 from utilities.errors import UserError, choose
 
 ROOT = Path(__file__).resolve().parent
-MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'log_online',
-           'online_backend', 'project'}                            # may differ between parts of what is one run
+MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
+           'log_online', 'online_backend', 'project'}              # may differ between parts of what is one run
 PATIENCE = 120                                                    # seconds
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
 

@@ -12,7 +12,7 @@ RULES = {'last': 'the last epoch', 'best_val': 'the epoch of the best validation
          'best_test': 'the epoch of the best test {by}'}
 # may differ between the seeds of a setting
 MACHINE = {'seed', 'savename', 'save_path', 'source_path', 'gpu', 'kernels', 'device', 'evaluate_on_gpu', 'project',
-           'log_online', 'online_backend', 'download', 'deterministic', 'projector', 'command'}
+           'log_online', 'online_backend', 'download', 'image_cache', 'deterministic', 'projector', 'command'}
 TITLES = {'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'map_at_r': 'MAP@R', 'precision_at_1': 'P@1',
           'r_precision': 'RP', 'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter'}
 DATASETS = {'cub200': ('CUB200-2011', 'CUB'), 'cars196': ('CARS196', 'CARS'), 'online_products': ('SOP', 'SOP'),
