@@ -131,6 +131,7 @@ def data_parameters(parser):
     group.add_argument('--csv', metavar='FILE', help='for --dataset folder: a table of path,label[,split]')
     switch(group, '--download', help='fetch the data set first, where it has a stable public address')
     switch(group, '--skip_bad_images', help='check every image at the start, and leave out those that cannot be read')
+    group.add_argument('--image_cache', metavar='FOLDER', help='keep decoded images there for all runs on a machine')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
                        help='half: classes that train, classes that test; class_folds: and a fold of classes that '
                             'validates; mlrc: the class lists of Musgrave et al.; closed_set: folds of images of every '

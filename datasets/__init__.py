@@ -6,6 +6,7 @@ from tqdm import tqdm
 
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
 from datasets.base import ImageSet, read_image
+from datasets.image_cache import ImageCache
 from utilities.errors import UserError, choose
 
 DATASETS = {
@@ -34,29 +35,32 @@ class Data:
 def select(opt, input_size):
     """The data set --dataset, split, in images of `input_size` pixels. Raises UserError where data are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
-    table = without_bad_images(table) if opt.skip_bad_images else table
-    missing = [path for path in table.paths if not path.is_file()]
+    missing = [] if opt.skip_bad_images else [path for path in table.paths if not path.is_file()]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
+    training, evaluation = transforms.select(opt, input_size, table.characters)
+    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else read_image
+    if opt.skip_bad_images:
+        table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
     if splits.scheme(opt, table) != 'predefined':
         table = replace(table, parts=None)                   # else queries would be searched for in a gallery only
     split = splits.split(opt, table)
-    training, evaluation = transforms.select(opt, input_size, table.characters)
-    sets = {name: ImageSet(table, chosen, evaluation) for name, chosen in split.items()}
-    return Data(ImageSet(table, split['train'], training), sets, splits.describe(sets))
+    sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
+    return Data(ImageSet(table, split['train'], training, read), sets, splits.describe(sets))
 
 
-def without_bad_images(table):
-    """Reads every image once and leaves out those that cannot be read, saying how many and which come first."""
+def without_bad_images(table, suspects):
+    """Reads the images `suspects` once, leaves out those that cannot be read, says how many and which come first."""
     with ThreadPoolExecutor() as pool:
-        readable = list(tqdm(pool.map(is_readable, table.paths), total=len(table.paths), desc='checking images',
+        readable = list(tqdm(pool.map(is_readable, suspects), total=len(suspects), desc='checking images',
                              disable=None))
-    bad = [str(path) for path, good in zip(table.paths, readable, strict=True) if not good]
+    bad = {path for path, good in zip(suspects, readable, strict=True) if not good}
     if bad:
-        print(f'--skip_bad_images: {len(bad)} of {len(readable)} images cannot be read and are left out: '
-              f'{", ".join(bad[:3])}{" ..." if len(bad) > 3 else ""}')
-    return table.keep([i for i, good in enumerate(readable) if good])
+        names = [str(path) for path in table.paths if path in bad]
+        print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
+              f'{", ".join(names[:3])}{" ..." if len(names) > 3 else ""}')
+    return table.keep([i for i, path in enumerate(table.paths) if path not in bad])
 
 
 def is_readable(path):

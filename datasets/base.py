@@ -63,13 +63,14 @@ class ImageSet(torch.utils.data.Dataset):
     paths:       list of N paths.
     labels:      int64 array [N], from 0 in the order of class_names.
     class_names: the classes, sorted.
+    read:        read_image, or an ImageCache of it.
     is_query:    None where every image is searched for among all others; else bool [N]: queries are searched for among
                  the images that are none.
     """
 
-    def __init__(self, table, chosen, transform):
+    def __init__(self, table, chosen, transform, read=read_image):
         table = table.keep(chosen)
-        self.paths, self.transform = table.paths, transform
+        self.paths, self.transform, self.read = table.paths, transform, read
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.superclasses = [table.superclasses.get(name) for name in self.class_names]
@@ -99,7 +100,7 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __getitem__(self, item):
         index, seed = item if isinstance(item, tuple) else (item, None)
-        image = read_image(self.paths[index])
+        image = self.read(self.paths[index])
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)       # torch.manual_seed would seed GPUs as well, slowly

@@ -54,3 +54,13 @@ def select(opt, size, are_characters=False):
     choose(AUGMENTATIONS, opt.augmentation, '--augmentation')
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
     return tuple(v2.Compose([*steps, *TO_TENSOR]) for steps in AUGMENTATIONS[name](size))
+
+
+def shared(training, evaluation):
+    """
+    The resizing that both pipelines begin with, or None.
+
+    An image that went through it passes a second time unchanged, so the pipelines can be given its results as well.
+    """
+    first = training.transforms[0]
+    return first if isinstance(first, v2.Resize) and repr(first) == repr(evaluation.transforms[0]) else None

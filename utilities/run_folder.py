@@ -18,8 +18,8 @@ from utilities.files import write_text
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb')
 # flags that may differ between parts of what is one run: they belong to the machine, and do not change the results
-MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'log_online',
-           'online_backend', 'project'}
+MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
+           'log_online', 'online_backend', 'project'}
 
 
 def savename(opt):

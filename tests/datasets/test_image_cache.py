@@ -1,0 +1,240 @@
+"""--image_cache: the same pixels, decoded once, whatever happens while they are."""
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+import datasets
+from datasets import base, image_cache, transforms
+from evaluation import results
+from Launch_Runs import MACHINE
+from tests.conftest import draw_classes
+from tests.datasets.test_datasets import broken_images, save_all_kinds
+from tests.helpers import assert_same_end, folder_of
+from utilities.errors import UserError
+
+FORK = multiprocessing.get_context('fork')
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A --source_path of 4 classes of 5 images."""
+    return draw_classes(tmp_path / 'source' / 'images', 4, 5).parent
+
+
+@pytest.fixture
+def select(opt, tmp_path):
+    """select(source, ...): the data, read through a cache below tmp_path / 'cache'."""
+    return lambda source, **flags: datasets.select(
+        opt(**{'dataset': 'folder', 'source_path': str(source), 'image_cache': str(tmp_path / 'cache')} | flags), 16)
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The paths that are decoded for a cache, 4 between two writes."""
+    paths, read_image = [], base.read_image
+
+    def read(path):
+        paths.append(path)
+        return read_image(path)
+
+    monkeypatch.setattr(image_cache, 'read_image', read)
+    monkeypatch.setattr(image_cache, 'CHUNK', 4)
+    return paths
+
+
+def caches(tmp_path):
+    return sorted((tmp_path / 'cache').iterdir())
+
+
+def assert_same_items(data, plain):
+    assert data.evaluation.keys() == plain.evaluation.keys()
+    for images, expected in [(data.train, plain.train), (data.evaluation['test'], plain.evaluation['test'])]:
+        assert images.paths == expected.paths
+        for index in range(len(expected)):
+            image, *rest = images[index, 7 + index]
+            wanted, *wanted_rest = expected[index, 7 + index]
+            assert torch.equal(image, wanted) and rest == wanted_rest
+
+
+@pytest.mark.parametrize('augmentation', transforms.AUGMENTATIONS)
+def test_images_of_every_kind_are_the_same_bit_by_bit(augmentation, select, tmp_path):
+    for name in 'ab':
+        save_all_kinds(tmp_path / 'images' / name)
+        clear = np.random.default_rng(0).integers(0, 256, (37, 23, 4), dtype=np.uint8)
+        Image.fromarray(clear).save(tmp_path / 'images' / name / 'clear.png')
+        Image.fromarray(clear[..., :3]).resize((61, 300)).save(tmp_path / 'images' / name / 'long.jpg')
+    assert_same_items(select(tmp_path, augmentation=augmentation),
+                      select(tmp_path, augmentation=augmentation, image_cache=None))
+    read = select(tmp_path, augmentation=augmentation).train.read
+    if augmentation not in ('red', 'mlrc'):
+        for path in read.rows:
+            assert np.array_equal(np.asarray(read(path)), np.asarray(base.read_image(path))), path
+
+
+def test_what_was_resized_once_passes_again_unchanged():
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        size, (height, width) = int(random.integers(5, 80)), random.integers(1, 150, 2).tolist()
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        once = v2.Resize(size)(image)
+        assert np.array_equal(np.asarray(v2.Resize(size)(once)), np.asarray(once)), (size, height, width)
+
+
+def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
+    quick = [*quick, '--augmentation', 'mlrc', '--n_epochs', '1']
+    assert run(*quick) == 0
+    assert run(*quick, '--group', 'cached', '--image_cache', tmp_path / 'cache') == 0
+    assert len(caches(tmp_path)) == 1
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'cached_s1'))
+
+
+def test_it_is_a_flag_of_the_machine():
+    assert 'image_cache' in MACHINE and 'image_cache' in results.MACHINE
+
+
+def test_every_split_finds_the_same_cache_and_nothing_is_decoded_twice(source, select, decoded, tmp_path):
+    for flags in ({}, {'split_scheme': 'class_folds', 'n_folds': 2, 'fold': 1}, {'use_tv_split': True},
+                  {'augmentation': 'adv'}, {'skip_bad_images': True}):
+        data = select(source, **flags)
+        data.train[0], data.evaluation['test'][1]
+    assert len(caches(tmp_path)) == 1 and len(decoded) == 20
+    shutil.copytree(source, tmp_path / 'moved')                   # with the times of change
+    select(tmp_path / 'moved')
+    assert len(caches(tmp_path)) == 1 and len(decoded) == 20
+    select(source, augmentation='mlrc')
+    assert len(caches(tmp_path)) == 2
+
+
+def test_a_changed_file_makes_a_new_cache(source, select, tmp_path):
+    select(source)
+    path = source / 'images' / 'class_01' / '3.png'
+    Image.new('RGB', (24, 24), (1, 2, 3)).save(path)
+    assert np.asarray(select(source).train.read(path))[0, 0].tolist() == [1, 2, 3] and len(caches(tmp_path)) == 2
+    path.rename(path.with_name('4a.png'))
+    select(source)
+    assert len(caches(tmp_path)) == 3
+
+
+def test_a_killed_process_loses_no_more_than_its_last_images(source, select, decoded, tmp_path):
+    def until_the_eleventh():
+        read = image_cache.read_image
+
+        def kill(path):
+            if len(decoded) == 10:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read(path)
+
+        image_cache.read_image = kill                             # of this process only
+        select(source)
+
+    process = FORK.Process(target=until_the_eleventh)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    folder, = caches(tmp_path)
+    assert len(image_cache.whole_rows(folder, 20)) == 8
+    data = select(source)
+    assert len(decoded) == 12
+    assert_same_items(data, select(source, image_cache=None))
+
+
+def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path, capfd):
+    def read(path):
+        with open(tmp_path / 'log', 'a') as log:
+            log.write(f'{path}\n')
+        time.sleep(0.05)
+        return base.read_image(path)
+
+    monkeypatch.setattr(image_cache, 'read_image', read)
+    monkeypatch.setattr(image_cache, 'CHUNK', 4)
+    processes = [FORK.Process(target=select, args=(source,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert len((tmp_path / 'log').read_text().splitlines()) == 20
+    told = capfd.readouterr().out
+    assert told.count('--image_cache: filling') == 1 and told.count('another process is filling') == 1
+
+
+@pytest.mark.parametrize('file, cut, n_again', [('pixels', 1, 2), ('pixels', 3 * 24 * 24 * 3, 4), ('index', 1, 1),
+                                                ('index', 24 * 20, 20), ('both', 0, 20)])
+def test_truncated_files_are_completed(file, cut, n_again, source, select, decoded, tmp_path):
+    select(source)
+    folder, = caches(tmp_path)
+    if file == 'both':
+        (folder / 'pixels').unlink()
+        (folder / 'index').write_bytes(b'no index at all')
+    else:
+        os.truncate(folder / file, (folder / file).stat().st_size - cut)
+    decoded.clear()
+    data = select(source)
+    assert len(decoded) == n_again
+    assert_same_items(data, select(source, image_cache=None))
+
+
+def test_a_damaged_row_is_the_end_of_the_index(source, select, decoded, tmp_path):
+    select(source)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 3)
+    index[5, 1] = 25
+    index.flush()
+    decoded.clear()
+    assert_same_items(select(source), select(source, image_cache=None))
+    assert len(decoded) == 15
+
+
+def test_data_workers_that_are_started_anew_map_it_themselves(source, select):
+    images = select(source).evaluation['train']
+    images[0]                                                     # mapped here, too
+    loader = torch.utils.data.DataLoader(images, batch_size=4, num_workers=1, multiprocessing_context='spawn')
+    expected = select(source, image_cache=None).evaluation['train']
+    loaded = torch.cat([batch for batch, _, _ in loader])
+    assert torch.equal(loaded, torch.stack([expected[index][0] for index in range(len(expected))]))
+
+
+def test_broken_images_are_named_when_they_are_used_or_left_out(select, decoded, tmp_path, capsys):
+    source = broken_images(tmp_path)
+    data = select(source)
+    with pytest.raises(UserError, match=r'^[^ ]*empty.png: not a readable image .* --skip_bad_images'):
+        list(torch.utils.data.DataLoader(data.evaluation['train'], num_workers=1))
+    decoded.clear()
+    data = select(source, skip_bad_images=True)
+    assert len(data.train) == 2 and '3 of 7 images cannot be read and are left out' in capsys.readouterr().out
+    assert not decoded and len(caches(tmp_path)) == 1
+    assert_same_items(data, select(source, skip_bad_images=True, image_cache=None))
+
+
+def test_too_little_disk_space(quick, run, monkeypatch, tmp_path, capsys):
+    usage = namedtuple('usage', 'total used free')
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(10 ** 9, 0, 100_000))
+    assert run(*quick, '--image_cache', tmp_path / 'cache') == 2
+    assert 'will need about 0.000124 GB more, and 0.0001 GB are free' in capsys.readouterr().err
+    folder, = caches(tmp_path)
+    assert (folder / 'pixels').stat().st_size == 0 and not (tmp_path / 'runs').exists()
+
+
+def test_a_folder_that_cannot_be_written(source, select, tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=r'--image_cache .*file: .*Not a directory.*; choose another folder'):
+        select(source, image_cache=str(tmp_path / 'file'))
+
+    def refuse(*_, **__):
+        raise PermissionError(13, 'Permission denied', str(tmp_path / 'cache'))
+
+    monkeypatch.setattr(image_cache.Path, 'mkdir', refuse)
+    with pytest.raises(UserError, match='--image_cache .*cache: Permission denied; choose another folder'):
+        select(source)
+    monkeypatch.undo()
+    select(source)
+    monkeypatch.setattr(image_cache.Path, 'mkdir', refuse)
+    select(source)                                                # complete: there is nothing to write
