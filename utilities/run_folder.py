@@ -43,15 +43,26 @@ def create(opt, settings, arguments, description):
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
     write_yaml(unfinished / 'config.yaml', config)
     write_yaml(unfinished / 'splits.yaml', description)
-    for number in itertools.count():
-        folder = parent / (name + (f'_{number}' if number else ''))
-        if folder.exists():
+    return settle(unfinished, parent / name)
+
+
+def settle(unfinished, folder):
+    """Moves a folder to its place; where the name is taken, _1, _2 ... is appended. Returns the place."""
+    for place in places(folder):
+        if place.exists():
             continue
         try:
-            return unfinished.rename(folder)
+            return unfinished.rename(place)
         except OSError:
-            if not folder.exists():          # else another run took the name in between
+            if not place.exists():           # else another process took the name in between
                 raise
+
+
+def places(folder):
+    """The names for a folder, in the order in which they are taken."""
+    yield folder
+    for number in itertools.count(1):
+        yield folder.with_name(f'{folder.name}_{number}')
 
 
 def require_same_data(folder, description):
