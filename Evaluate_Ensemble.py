@@ -1,6 +1,7 @@
 """Networks of cross-validation folds, together, on the test classes; tables over seeds. --help is the manual."""
 import contextlib
 import io
+import os
 import shlex
 import sys
 import time
@@ -161,6 +162,9 @@ def run(opt, arguments):
     for flag in ('latex', 'markdown', 'csv'):
         if getattr(opt, flag):
             require_folder(getattr(opt, flag), f'--{flag}')
+    above = next(path for path in (Path(opt.save_path), *Path(opt.save_path).absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(f'--save_path {opt.save_path}: no folder can be made in {above}')
     for name in opt.evaluation_metrics:
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
             raise UserError(f'--evaluation_metrics {name}: it is no number; leave it out')

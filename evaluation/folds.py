@@ -70,8 +70,7 @@ def read_member(folder, known):
     if config['split_hash'] not in known:
         place = Path(folder) / 'splits.yaml'
         try:
-            loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)          # 10,000 classes take the other seconds
-            parts = yaml.load(place.read_text(encoding='utf-8'), loader)['splits']
+            parts = yaml.load(place.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
             classes = {name: part['classes'] for name, part in parts.items()}
             known[config['split_hash']] = classes, parts['test']['hash']
         except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:

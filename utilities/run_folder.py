@@ -17,6 +17,7 @@ from utilities.files import write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb')
+LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 
 
 def savename(opt):
@@ -88,7 +89,7 @@ def read(folder):
     """The run folder's config.yaml. Raises UserError where it is no run folder."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = yaml.safe_load(file.read_text(encoding='utf-8'))
+        config = yaml.load(file.read_text(encoding='utf-8'), LOADER)
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
