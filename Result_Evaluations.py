@@ -6,7 +6,7 @@ from pathlib import Path
 import parameters
 from utilities import run_records, wandb_records
 from utilities.errors import UserError
-from utilities.files import write_text
+from utilities.files import require_folder, write_text
 
 FIGURE_FORMATS = ('png', 'pdf', 'svg')
 
@@ -157,9 +157,8 @@ def evaluate(opt):
     """Prints the table and what is missing; writes what is asked for, once all of it is known."""
     from evaluation import results, tables
     for flag in ('latex', 'markdown', 'csv'):
-        file = getattr(opt, flag)
-        if file and not Path(file).parent.is_dir():
-            raise UserError(f'--{flag} {file}: there is no folder {Path(file).parent}')
+        if getattr(opt, flag):
+            require_folder(getattr(opt, flag), f'--{flag}')
     names = [results.column(metric) for metric in opt.metrics]
     by = (opt.select_by or next((name.partition('_')[2] for name in names if results.is_share(name)), 'e_recall@1')
           ).removeprefix('test_')

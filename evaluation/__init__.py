@@ -133,16 +133,25 @@ def embed_splits(opt, model, data, names, criterion=None):
               if name in names or (name == 'train' and (opt.eval_reference != 'self' or opt.pca))]
     embedded = {name: embed(opt, model, data.evaluation[name], name, opt.eval_features, opt.eval_autocast)
                 for name in needed}
+    return as_evaluated(opt, embedded, criterion)
+
+
+def as_evaluated(opt, embedded, criterion=None):
+    """
+    {split: Embedded} as the network gives them -> as they are judged: after --pca, fitted on the training split, and
+    --eval_normalize, and with what the criterion says about the ranking.
+    """
+    parts = {name: replace(part) for name, part in embedded.items()}
     if opt.pca:
-        reduce = geometry.principal_components(embedded['train'].embeddings.cpu().numpy(), opt.pca)
-        for part in embedded.values():
+        reduce = geometry.principal_components(parts['train'].embeddings.cpu().numpy(), opt.pca)
+        for part in parts.values():
             part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
-    for part in embedded.values():
+    for part in parts.values():
         if opt.eval_normalize:
             part.embeddings = F.normalize(part.embeddings, dim=1)
         if not (opt.eval_features or opt.pca):                # else they are not what the criterion knows
             part.ranking = getattr(criterion, 'ranking_embeddings', None)
-    return embedded
+    return parts
 
 
 def class_of(images, level):

@@ -9,6 +9,7 @@ from utilities.errors import UserError
 
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ '}
 
 
 @dataclass
@@ -48,12 +49,17 @@ def summarise(groups, scores, names, digits=1):
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = text_of(cell, name, digits)
             table[group.method][group.dataset, name] = cell
+    mark_best(table, datasets, names, digits)
+    return table, datasets
+
+
+def mark_best(table, datasets, names, digits):
+    """Sets `best` in the Cells of a table that summarise() describes, where more is better."""
     for key in [(dataset, name) for dataset in datasets for name in names if results.is_share(name)]:
         cells = [row[key] for row in table.values() if key in row and row[key].n]
         highest = max((printed(cell.mean, key[1], digits) for cell in cells), key=float, default=None)
         for cell in cells:
             cell.best = len(cells) > 1 and printed(cell.mean, key[1], digits) == highest
-    return table, datasets
 
 
 def printed(value, name, digits):
@@ -70,12 +76,15 @@ def text_of(cell, name, digits):
 
 def caption(scores, rule, names, table):
     """What a reader must know of the numbers, in plain text."""
-    shares = [name for name in names if results.is_share(name)]
-    percent = '' if not shares else '; in percent' if shares == names else (
-        f'; {", ".join(map(results.title, shares))} in percent')
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
     return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
-            + percent + ('; n where runs are missing' if some else '') + '.')
+            + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
+
+
+def in_percent(names):
+    shares = [name for name in names if results.is_share(name)]
+    return '' if not shares else '; in percent' if shares == names else (
+        f'; {", ".join(map(results.title, shares))} in percent')
 
 
 def markdown(table, datasets, names, caption, notes=()):
@@ -95,7 +104,10 @@ def incomplete(cell):
 
 
 def latex(table, datasets, names, caption, notes=(), label='tab:results'):
-    """A table environment for booktabs: data sets side by side, each with the columns `names`; the best in bold."""
+    """
+    A table environment for booktabs: data sets, or whatever else the table's keys begin with, side by side, each with
+    the columns `names`; the best in bold.
+    """
     keys = [(dataset, name) for dataset in datasets for name in names]
     heads = [tex('multicolumn', len(names), 'c', escape(results.dataset_title(dataset))) for dataset in datasets]
     rules = [tex('cmidrule(lr)', f'{2 + place * len(names)}-{1 + (place + 1) * len(names)}')
@@ -119,7 +131,9 @@ def tex(command, *arguments):
 
 def escape(text):
     text = ''.join(ESCAPED.get(letter, letter) for letter in text)
-    return text.replace(' ± ', r' $\pm$ ').replace(' − ', ' $-$ ').replace('–', '--')
+    for sign, command in SIGNS.items():
+        text = text.replace(sign, command)
+    return text
 
 
 def csv(table):

@@ -33,6 +33,14 @@ def write_text(path, text):
         temporary.write_text(text, encoding='utf-8')
 
 
+def require_folder(file, flag):
+    """Raises UserError where the folder of a file that `flag` names is not there, or the file is a folder."""
+    if not Path(file).parent.is_dir():
+        raise UserError(f'{flag} {file}: there is no folder {Path(file).parent}')
+    if Path(file).is_dir():
+        raise UserError(f'{flag} {file}: it is a folder; give the name of a file')
+
+
 def read_csv(file):
     if not file.exists():
         return []

@@ -1,0 +1,161 @@
+"""
+Ensembles over reproductions (seeds): means, intervals, and which differences to the best method are more than chance,
+in the form of the tables of Musgrave et al., A Metric Learning Reality Check, ECCV 2020.
+"""
+import math
+
+import numpy as np
+import pandas
+
+from evaluation import results, tables
+from evaluation.significance import holm, paired_test, t_interval
+
+FORMS = {'concatenated': 'Concatenated', 'separated': 'Separated'}
+UNTRAINED = {'untrained_trunk': 'untrained trunk', 'untrained_trunk_and_embedder': 'untrained'}
+LEVEL = 0.05
+SAME, UNTESTED = '†', '‡'
+CSV = ['dataset', 'method', 'form', 'dim', 'metric', 'mean', 'low', 'high', 'n', 'n_expected', 'best', 'against',
+       'test', 'n_pairs', 'difference', 'p', 'p_holm']
+
+
+def compare(log, folds, names):
+    """
+    Args:
+        log:   a row per ensemble and form: dataset, method, seed, trained_status, form, dim, and the columns `names`.
+        folds: a row per ensemble and fold: dataset, method, seed, trained_status, fold, and the columns `names`.
+        names: columns, as test_map_at_r.
+
+    Returns a table with a row per data set, form, column and method: the mean over seeds and half its interval's width;
+    `best`, whether its mean is the highest of the trained methods'; and for each other method the two-sided paired test
+    against the best one, on the pairs that both have: seeds (concatenated), or folds and seeds (separated). p_holm is
+    corrected over the methods of the data set, form and column. Columns of which more is not better have no best.
+    A mean of which a value is not finite is nan.
+    """
+    log, rows = with_untrained(log), []
+    for dataset in dict.fromkeys(log.dataset):
+        own, own_folds = log[log.dataset == dataset], folds[(folds.dataset == dataset) & is_trained(folds)]
+        for form in FORMS:
+            for name in names:
+                part = own[own.form == form]
+                cells = {method: cell_of(seeds, name) for method, seeds in part.groupby('method', sort=False)}
+                scores = part[is_trained(part)].set_index(['method', 'seed'])[name] if form == 'concatenated' else (
+                    own_folds.set_index(['method', 'fold', 'seed'])[name])
+                tested = test_against_best(cells, scores) if results.is_share(name) else {}
+                rows += [{'dataset': dataset, 'form': form, 'metric': name, 'method': method,
+                          'n_expected': own.seed.nunique()} | cell | tested.get(method, {})
+                         for method, cell in cells.items()]
+    return pandas.DataFrame(rows).reindex(columns=[*CSV, 'half_width', 'trained'])
+
+
+def is_trained(rows):
+    return rows.trained_status == 'trained'
+
+
+def cell_of(seeds, name):
+    values = seeds[name].dropna().to_numpy(float)
+    mean, half = t_interval(values) if len(values) == len(seeds) and np.isfinite(values).all() else (np.nan, np.nan)
+    return {'dim': dims(seeds), 'trained': bool(is_trained(seeds).all()), 'mean': mean, 'half_width': half,
+            'n': len(seeds)}
+
+
+def test_against_best(cells, scores):
+    """{method: {'best', 'against', 'n_pairs', 'difference', 'test', 'p', 'p_holm'}} of the trained methods' cells."""
+    means = {method: cell['mean'] for method, cell in cells.items() if cell['trained'] and not math.isnan(cell['mean'])}
+    if len(means) < 2:
+        return {}
+    best = max(means, key=means.get)
+    tested = {best: {'best': True}}
+    for method in means:
+        if method != best:
+            pairs = pandas.concat([scores[best], scores[method]], axis=1, join='inner')
+            p, test = paired_test(pairs.iloc[:, 0], pairs.iloc[:, 1])
+            tested[method] = {'best': False, 'against': best, 'n_pairs': len(pairs), 'test': test, 'p': p,
+                              'difference': float((pairs.iloc[:, 1] - pairs.iloc[:, 0]).mean())}
+    others = [method for method in tested if method != best]
+    for method, p in zip(others, holm([tested[method]['p'] for method in others]), strict=True):
+        tested[method]['p_holm'] = p
+    return tested
+
+
+def with_untrained(log):
+    """
+    The log with its untrained networks as methods, first. Where those of all methods are the same, they are one method;
+    else each is named after its own.
+    """
+    parts = []
+    for (_, status), rows in log[~is_trained(log)].groupby(['dataset', 'trained_status'], sort=False):
+        title = UNTRAINED[status]
+        if status == 'untrained_trunk':
+            title += f' ({dims(rows[rows.form == "separated"])} dim)'
+        same = rows.drop(columns=['method', 'epochs', 'timestamp', 'n_folds_of'], errors='ignore').drop_duplicates()
+        parts.append(same.assign(method=title) if not same.duplicated(['seed', 'form']).any()
+                     else rows.assign(method=rows.method + f', {title}'))
+    return pandas.concat([*parts, log[is_trained(log)]], ignore_index=True)
+
+
+def dims(rows):
+    return '/'.join(map(str, sorted(set(rows.dim))))
+
+
+def table_of(comparisons, log, names, digits):
+    """What compare() gives for one data set -> (table of tables.Cell, headings) as tables.markdown takes them."""
+    headings = {form: f'{title} ({dims(log[is_trained(log) & (log.form == form)])}-dim)'
+                for form, title in FORMS.items()}
+    table, trained = {}, {}
+    for row in comparisons.itertuples():
+        cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
+        cell.text = tables.text_of(cell, row.metric, digits) + mark(row)
+        for part in (table, trained) if row.trained else (table,):
+            part.setdefault(row.method, {})[headings[row.form], row.metric] = cell
+    tables.mark_best(trained, list(headings.values()), names, digits)
+    return table, list(headings.values())
+
+
+def mark(row):
+    """What stands behind a cell that was compared with the best."""
+    if not isinstance(row.against, str):
+        return ''
+    return UNTESTED if math.isnan(row.p_holm) else SAME if row.p_holm > LEVEL else ''
+
+
+def caption(comparisons, log, names):
+    """What a reader must know of a data set's numbers, in plain text."""
+    seeds, compared = sorted(set(log.seed)), comparisons[comparisons.against.notna()]
+    n_tested = compared.groupby(['form', 'metric']).p.count().max() if len(compared) else 0
+    interval = 'mean and 95 % t-interval (n − 1) over seeds' if len(seeds) > 1 else 'one seed, and so no interval: seed'
+    text = (f'{results.dataset_title(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
+            'Separated: mean over the folds' + tables.in_percent(names) + '.')
+    if len(compared):
+        text += ' Bold: the best.'
+    if n_tested:
+        text += (f' {SAME}: no significant difference to it (two-sided paired t-test, Holm-corrected for {n_tested} '
+                 f'comparison{"s" if n_tested > 1 else ""} a column, p > {LEVEL}); pairs: seeds '
+                 f'({n_pairs(compared, "concatenated")}), or folds and seeds ({n_pairs(compared, "separated")}).')
+    if compared.p.isna().any():
+        text += f' {UNTESTED}: no test, for there are fewer than two pairs.'
+    if (compared.test == 'sign test').any():
+        text += ' Where all pairs differ by the same number, p is the sign test\'s.'
+    return text
+
+
+def n_pairs(compared, form):
+    numbers = compared[compared.form == form].n_pairs.astype(int)
+    return f'n = {numbers.min()}' + (f' to {numbers.max()}' if numbers.min() < numbers.max() else '')
+
+
+def report(log, folds, names, digits=2, notes=()):
+    """Log and folds as compare() takes them -> {'markdown', 'latex', 'csv'}: a table per data set, and all numbers."""
+    comparisons, texts = compare(log, folds, names), {'markdown': [], 'latex': []}
+    for dataset in dict.fromkeys(log.dataset):
+        part, own = comparisons[comparisons.dataset == dataset], log[log.dataset == dataset]
+        table, headings = table_of(part, own, names, digits)
+        about = caption(part, own, names)
+        nan = [f'{row.method}, {row.form}: {row.metric} is not a number' for row in part.itertuples()
+               if math.isnan(row.mean)]
+        noted = [*(text for where, text in notes if where == dataset), *nan]
+        texts['markdown'].append(tables.markdown(table, headings, names, about, noted))
+        texts['latex'].append(tables.latex(table, headings, names, about, noted, f'tab:ensembles_{dataset}'))
+    csv = comparisons.assign(low=comparisons['mean'] - comparisons.half_width,
+                             high=comparisons['mean'] + comparisons.half_width)
+    return {name: '\n'.join(parts) for name, parts in texts.items()} | {
+        'csv': csv[CSV].to_csv(index=False, lineterminator='\n')}

@@ -1,0 +1,89 @@
+"""
+The networks of several folds on the test classes that they share: separated, each network on its own, and concatenated,
+their embeddings joined. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
+"""
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import sem
+
+import evaluation
+from evaluation import geometry
+from evaluation.embedding import Embedded
+from utilities.errors import UserError
+
+
+def embed_member(opt, model, data):
+    """{split: Embedded} of the test split and, for --pca, of those that it is fitted on; as the network gives them."""
+    names = [name for name in data.evaluation if name == 'test' or opt.pca]
+    return {name: evaluation.embed(opt, model, data.evaluation[name], name, opt.eval_features, opt.eval_autocast)
+            for name in names}
+
+
+def separated(opt, member, criterion=None):
+    """The scores of one network, as main.py --evaluate prints them: {'dim', 'test_<metric>'}."""
+    return scores(opt, evaluation.as_evaluated(opt, member, criterion)['test'])
+
+
+def concatenated(opt, members):
+    """
+    The scores of several networks as one, {'dim', 'test_<metric>'}: each embedding is L2-normalised, then joined with
+    the other networks', reduced to --pca dimensions, and normalised again.
+
+    members: what embed_member gives for each. The principal components are those of the joined embeddings of all images
+             that trained or validated: these are the same for all folds, none of them tests, and a network has seen
+             most of them. Raises UserError where the members' images are not the same.
+    """
+    embeddings = joined([[member['test']] for member in members])
+    if opt.pca:
+        development = joined([[part for name, part in member.items() if name != 'test'] for member in members])
+        reduce = geometry.principal_components(development.cpu().numpy(), opt.pca)
+        embeddings = torch.from_numpy(reduce(embeddings.cpu().numpy())).to(embeddings.device)
+    return scores(opt, Embedded(F.normalize(embeddings, dim=1), members[0]['test'].images))
+
+
+def joined(members):
+    """
+    The normalised embeddings of each image in all networks, one behind the other: [N, sum of D].
+
+    members: for each network a list of Embedded, of which the first network's gives the order of the N images.
+    """
+    columns, names, orders = [], [], []
+    for parts in members:
+        images = [image for part in parts for image in identities(part.images)]
+        orders.append(sorted(range(len(images)), key=images.__getitem__))
+        names.append([images[i][:2] for i in orders[-1]])
+        if names[-1] != names[0]:
+            raise UserError('the folds were trained on different images: their classes have other files; an ensemble '
+                            'needs one --source_path')
+        columns.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[orders[-1]])
+    embeddings = torch.empty(len(orders[0]), sum(column.shape[1] for column in columns), device=columns[0].device)
+    embeddings[orders[0]] = torch.cat(columns, dim=1)
+    return embeddings
+
+
+def identities(images):
+    """(class, file name, path) of each image; only the first two are the same on all machines."""
+    return [(images.class_names[label], path.name, str(path))
+            for path, label in zip(images.paths, images.labels.tolist(), strict=True)]
+
+
+def mean_over_folds(rows):
+    """
+    Rows of {'dim', 'test_<metric>'}, one per fold -> their mean, with the standard error over folds as
+    'sem_test_<metric>'; None of a single fold.
+    """
+    mean = {'dim': rows[0]['dim']}
+    for name in [name for name in rows[0] if name.startswith('test_')]:
+        values = [row[name] for row in rows]
+        mean[name] = float(np.mean(values))
+        mean[f'sem_{name}'] = float(sem(values)) if len(values) > 1 else None
+    return mean
+
+
+def scores(opt, part):
+    """--evaluation_metrics of test embeddings that are searched for among themselves."""
+    values = evaluation.compute(opt.evaluation_metrics, part.embeddings, part.images.labels, part.images.is_query,
+                                opt.seed, ranking=part.ranking, backend=opt.ranking_backend,
+                                approximate=opt.knn_approx)
+    return {'dim': part.embeddings.shape[1]} | {f'test_{name}': value for name, value in values.items()}

@@ -1,0 +1,148 @@
+"""Run folders of cross-validation folds -> ensembles, as far as their runs belong together."""
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from tqdm import tqdm
+
+from evaluation import results
+from utilities import run_folder, run_records
+from utilities.errors import UserError
+
+OF_A_MEMBER = results.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
+
+
+@dataclass
+class Member:
+    """A run with its best epoch by validation. classes: {split: {class: number of images}}; test: their hash."""
+    run: run_records.Run
+    config: dict
+    epoch: int
+    checkpoint: Path
+    classes: dict
+    test: str
+
+    @property
+    def fold(self):
+        return self.run.flags.get('fold', 0)
+
+
+@dataclass
+class Ensemble:
+    """
+    The runs of one setting and seed, by fold. name: their --group, but for the fold. method: the name without the data
+    set's.
+    """
+    name: str
+    dataset: str
+    seed: int
+    members: list
+    method: str = ''
+
+    @property
+    def n_expected(self):
+        flags = self.members[0].run.flags
+        n_parts = 1 if flags.get('split_scheme') in (None, 'half', 'predefined') else flags['n_folds']
+        return flags.get('n_training_folds') or n_parts
+
+    @property
+    def n_folds_of(self):
+        """As in 3/4: how many folds there are, of how many."""
+        return f'{len(self.members)}/{self.n_expected}'
+
+    def __str__(self):
+        return f'{self.name} on {self.dataset}, seed {self.seed}'
+
+
+def read_member(folder, known):
+    """The Member of a run folder; `known` keeps the splits that were read, by hash. Raises UserError."""
+    run, config = run_records.read(folder), run_folder.read(folder)
+    if run.state != run_records.FINISHED:
+        raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
+    metric = run.flags['storage_metrics'][0]
+    if not any(f'val_{metric}' in row for row in run.rows):
+        raise UserError(f'{folder}: it has no val_{metric} to choose its best network by; folds are trained with '
+                        '--split_scheme class_folds or mlrc')
+    best = results.best_row(run, f'val_{metric}', 'best_val')
+    file = Path(folder) / f'checkpoint_val_{metric}.pt'
+    if not file.is_file():
+        raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
+    if config['split_hash'] not in known:
+        place = Path(folder) / 'splits.yaml'
+        try:
+            parts = yaml.load(place.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
+            classes = {name: part['classes'] for name, part in parts.items()}
+            known[config['split_hash']] = classes, parts['test']['hash']
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+            raise UserError(f'{place}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
+    return Member(run, config, best['epoch'], file, *known[config['split_hash']])
+
+
+def gather(folders):
+    """Run folders -> [Ensemble], in the order of their names. Raises UserError where they are none."""
+    known, found = {}, {}
+    for folder in tqdm(folders, desc='run folders', leave=False, disable=None):
+        member = read_member(folder, known)
+        name = member.run.group.removesuffix(f'_fold{member.fold}')
+        found.setdefault((member.run.dataset, name, member.run.seed), []).append(member)
+    ensembles = [Ensemble(name, dataset, seed, sorted(members, key=lambda member: member.fold))
+                 for (dataset, name, seed), members in sorted(found.items())]
+    firsts = {}
+    for ensemble in ensembles:
+        check(ensemble)
+        first = firsts.setdefault(ensemble.dataset, ensemble)
+        if first.members[0].test != ensemble.members[0].test:
+            raise UserError(f'{first} and {ensemble}: they have other test classes and cannot be compared '
+                            f'({first.members[0].run.where}, {ensemble.members[0].run.where}); evaluate them apart')
+        other = firsts.setdefault((ensemble.name, ensemble.seed), ensemble)
+        if not {member.fold for member in other.members} & {member.fold for member in ensemble.members}:
+            raise UserError(f'{ensemble.name}, seed {ensemble.seed}: its folds are of different data sets, '
+                            f'{other.members[0].run.where} and {ensemble.members[0].run.where}')
+    for ensemble in ensembles:
+        short = results.without_dataset(ensemble)
+        names = {other.name for other in ensembles
+                 if other.dataset == ensemble.dataset and results.without_dataset(other) == short}
+        ensemble.method = ensemble.name if len(names) > 1 else short
+    return ensembles
+
+
+def check(ensemble):
+    """Raises UserError for members that are not the folds of one setting, or that know test classes."""
+    first = ensemble.members[0]
+    for one, other in zip(ensemble.members, ensemble.members[1:], strict=False):
+        if one.fold == other.fold:
+            raise UserError(f'{ensemble}: fold {one.fold} is there twice, {one.run.where} and {other.run.where}; leave '
+                            'one out')
+    for member in ensemble.members:
+        if member.test != first.test:
+            raise UserError(f'{ensemble}: its folds have other test classes, {first.run.where} and {member.run.where}')
+        for split, doing in (('train', 'trained'), ('val', 'was validated')):
+            seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))
+            if seen:
+                raise UserError(f'{member.run.where}: it {doing} on {len(seen)} of the test classes, the first: '
+                                f'{seen[0]}; an ensemble is judged on classes that are new to all of it')
+        flags = first.run.flags, member.run.flags
+        different = sorted(name for name in {**flags[0], **flags[1]} if name not in OF_A_MEMBER
+                           and flags[0].get(name) != flags[1].get(name))
+        if different:
+            name = different[0]
+            raise UserError(f'{ensemble}: its folds differ in --{" --".join(different)} ({first.run.where}: '
+                            f'{flags[0].get(name)}, {member.run.where}: {flags[1].get(name)}); folds of one setting '
+                            'share all flags but the fold')
+
+
+def notes_on(ensembles):
+    """(data set, sentence) of what a reader of the table should know."""
+    notes = []
+    for ensemble in ensembles:
+        if len(ensemble.members) < ensemble.n_expected:
+            notes.append((ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}: {len(ensemble.members)} of '
+                          f'{ensemble.n_expected} folds'))
+        notes += [(ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}, fold {member.fold}: the untrained '
+                   'network was the best by validation') for member in ensemble.members if member.epoch == 0]
+    groups = {}
+    for ensemble in ensembles:
+        for member in ensemble.members:
+            groups.setdefault((ensemble.dataset, member.run.group), []).append(member.run)
+    return notes + [(dataset, note) for (dataset, group), runs in groups.items()
+                    for note in results.differences(group, runs)]

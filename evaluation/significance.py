@@ -1,0 +1,54 @@
+"""Intervals of means, and whether differences between methods are more than chance."""
+import numpy as np
+from scipy import stats
+
+
+def t_interval(values, level=0.95):
+    """
+    (mean, half the width of the interval) of independent values, by Student's t with n − 1 degrees of freedom; the
+    width is nan for fewer than two values.
+
+    >>> t_interval([1., 2., 3.])
+    (2.0, 2.484...)
+    """
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return float(values.mean()), np.nan
+    return float(values.mean()), float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
+
+
+def paired_test(one, other):
+    """
+    Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).
+
+    By the paired t-test. Where all differences are the same number, up to rounding, t is not defined: p is 1 if that
+    number is 0, else the sign test's, 2^(1 − n), which does not ask how much the differences vary. Of fewer than two
+    pairs p is nan.
+
+    >>> paired_test([.5, .6, .7], [.5, .6, .7]), paired_test([.5, .6, .7], [.4, .5, .6])
+    ((1.0, 'equal scores'), (0.25, 'sign test'))
+    """
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    if len(one) < 2:
+        return np.nan, 'no test'
+    differences = one - other
+    rounding = 1e-12 * max(abs(one).max(), abs(other).max())
+    if np.ptp(differences) <= rounding:
+        return (1.0, 'equal scores') if abs(differences).max() <= rounding else (2.0 ** (1 - len(one)), 'sign test')
+    return float(stats.ttest_rel(one, other).pvalue), 'paired t-test'
+
+
+def holm(p_values):
+    """
+    The p-values of m hypotheses -> those corrected for asking m times, in the same order. Those that are nan were not
+    asked. Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 6, 1979.
+
+    >>> holm([.01, .04, .03])
+    [0.03, 0.06, 0.06]
+    """
+    p_values = np.asarray(p_values, float)
+    asked = np.flatnonzero(~np.isnan(p_values))
+    order = asked[np.argsort(p_values[asked], kind='stable')]
+    corrected = p_values.copy()
+    corrected[order] = np.minimum(1, np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1)))
+    return corrected.tolist()

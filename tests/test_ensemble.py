@@ -1,0 +1,444 @@
+"""Evaluate_Ensemble.py: scores against main.py and a brute force, records, restarts, refusals, intervals and tests."""
+import csv
+import itertools
+import shutil
+import sqlite3
+import subprocess
+
+import numpy as np
+import pandas
+import pytest
+import yaml
+from scipy import stats
+
+import Evaluate_Ensemble
+import main
+from evaluation import ensemble_tables, ensembles
+from evaluation.significance import holm, paired_test, t_interval
+from tests.conftest import draw_classes
+from utilities import checkpoint, run_folder
+
+METRICS = ('precision_at_1', 'r_precision', 'map_at_r')
+LOSSES = {'A': ['--loss', 'multisimilarity'], 'B': ['--loss', 'contrastive', '--batch_mining', 'random']}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+    return draw_classes(tmp_path_factory.mktemp('data') / 'images', 12, 5).parent
+
+
+@pytest.fixture(scope='module')
+def runs(data, tmp_path_factory):
+    """Two methods, two seeds, two folds: {(method, fold, seed): run folder}."""
+    place, folders = tmp_path_factory.mktemp('runs'), {}
+    common = ['--dataset', 'folder', '--source_path', str(data), '--arch', 'conv4_normalize', '--not_pretrained',
+              '--input_size', '16', '--bs', '6', '--lr', '0.01', '--n_epochs', '1', '--iterations_per_epoch', '2',
+              '--embed_dim', '8', '--kernels', '0', '--device', 'cpu', '--save_path', str(place), '--pictures', 'none',
+              '--split_scheme', 'class_folds', '--n_folds', '2', '--splits_to_eval', 'val', 'test',
+              '--evaluation_metrics', 'map_at_r', '--storage_metrics', 'map_at_r']
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('evaluation.plots.curves', lambda *arguments: None)
+        patch.setattr('evaluation.plots.retrieval_panel', lambda *arguments: None)
+        patch.setattr('sys.argv', ['main.py'])
+        for method, fold, seed in itertools.product(LOSSES, (0, 1), (0, 1)):
+            assert main.main([*common, *LOSSES[method], '--fold', str(fold), '--seed', str(seed),
+                              '--group', f'{method}_fold{fold}']) == 0
+            folders[method, fold, seed] = place / 'folder' / f'{method}_fold{fold}_s{seed}'
+    return folders
+
+
+@pytest.fixture
+def evaluate(tmp_path, capsys):
+    """Runs Evaluate_Ensemble.py; returns (exit code, output, errors). Records go to tmp_path / 'E'."""
+    def call(*arguments):
+        code = Evaluate_Ensemble.main([*map(str, arguments), '--save_path', str(tmp_path / 'E')])
+        return code, *capsys.readouterr()
+    return call
+
+
+def rows_of(file):
+    with open(file, newline='') as opened:
+        return list(csv.DictReader(opened))
+
+
+def embedded(run, split, tmp_path):
+    """(embeddings, labels), by path, of the best network by validation, as main.py --embed writes them."""
+    file = tmp_path / 'embedded.npz'
+    assert main.main(['--embed', str(run / 'checkpoint_val_map_at_r.pt'), str(file), '--splits_to_eval', *split]) == 0
+    written = np.load(file)
+    order = np.argsort(written['paths'])
+    return written['embeddings'][order].astype(float), written['class_names'][order]
+
+
+def brute_force(embeddings, labels):
+    """The three metrics, query by query."""
+    found = []
+    for i, query in enumerate(embeddings):
+        others = np.delete(np.arange(len(labels)), i)
+        order = others[np.argsort(((embeddings[others] - query) ** 2).sum(axis=1), kind='stable')]
+        matches = labels[order] == labels[i]
+        r = matches.sum()
+        precision = matches[:r].cumsum() / np.arange(1, r + 1)
+        found.append((matches[0], matches[:r].mean(), (precision * matches[:r]).sum() / r))
+    return dict(zip(METRICS, np.mean(found, axis=0), strict=True))
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    code, out, error = evaluate(*runs.values(), '--untrained', '--latex', tmp_path / 't.tex', '--csv',
+                                tmp_path / 't.csv', '--markdown', tmp_path / 't.md')
+    assert code == 0, error
+    together = {}
+    for method, seed in itertools.product(LOSSES, (0, 1)):
+        log = rows_of(tmp_path / 'E' / 'folder' / f'{method}_ensemble_s{seed}' / 'log.csv')
+        for metric in METRICS:
+            together.setdefault((method, metric), []).append(100 * float(log[-1][f'test_{metric}']))
+    for method, seed in (('A', 0), ('B', 1)):
+        members = [runs[method, fold, seed] for fold in (0, 1)]
+        folder = tmp_path / 'E' / 'folder' / f'{method}_ensemble_s{seed}'
+        log = {(row['form'], row['trained_status']): row for row in rows_of(folder / 'log.csv')}
+        folds = [row for row in rows_of(folder / 'folds.csv') if row['trained_status'] == 'trained']
+        capsys.readouterr()
+        for run, row in zip(members, folds, strict=True):
+            best = run / 'checkpoint_val_map_at_r.pt'
+            assert main.main(['--evaluate', str(best), '--splits_to_eval', 'test', '--evaluation_metrics',
+                              *METRICS]) == 0
+            printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line[:5] == 'test_')
+            assert printed == {name: row[name] for name in printed} and len(printed) == 3
+            assert int(row['epoch']) == checkpoint.load(best)['epoch'] and row['run'] == str(run)
+        images = [embedded(run, ['test'], tmp_path) for run in members]
+        expected = brute_force(unit(np.hstack([unit(part) for part, _ in images])), images[0][1])
+        for metric in METRICS:
+            values = [float(row[f'test_{metric}']) for row in folds]
+            separated = log['separated', 'trained']
+            assert float(separated[f'test_{metric}']) == pytest.approx(np.mean(values), rel=1e-12)
+            assert float(separated[f'sem_test_{metric}']) == pytest.approx(stats.sem(values), rel=1e-12)
+            found = float(log['concatenated', 'trained'][f'test_{metric}'])
+            assert found == pytest.approx(expected[metric], abs=1e-9)
+        assert [log[form, 'trained']['dim'] for form in ('separated', 'concatenated')] == ['8', '16']
+        assert log['concatenated', 'untrained_trunk']['dim'] == '128'
+        for run in members:
+            assert rows_of(run / 'log.csv')[0]['test_map_at_r'] == log['separated', 'untrained_trunk_and_embedder'][
+                'test_map_at_r']
+        database = sqlite3.connect(folder / 'records.sqlite')
+        for table in ('log', 'folds'):
+            stored = database.execute(f'SELECT test_map_at_r FROM {table}').fetchall()
+            assert [value for value, in stored] == [float(row['test_map_at_r']) for row in rows_of(
+                folder / f'{table}.csv')]
+        settings = yaml.safe_load((folder / 'ensemble.yaml').read_text())
+        assert settings['n_folds_of'] == '2/2' and settings['flags']['loss'] == LOSSES[method][1]
+        assert [member['run_id'] for member in settings['identity']['members']] == [
+            run_folder.read(run)['run_id'] for run in members]
+    lines = [line for line in out.splitlines() if line.startswith('| ')]
+    assert lines[0].startswith('| method | Concatenated (16-dim) P@1 | ') and 'Separated (8-dim) MAP@R' in lines[0]
+    assert [line.split(' | ')[0] for line in lines[1:]] == ['| untrained trunk (64 dim)', '| untrained', '| A', '| B']
+    for line in lines[3:]:
+        cells = [cell.strip(' *†') for cell in line.strip('|').split('|')]
+        for metric, cell in zip(METRICS, cells[1:4], strict=True):
+            mean, half = t_interval(together[cells[0], metric])
+            assert cell == f'{mean:.2f} ± {half:.2f}'
+    latex = (tmp_path / 't.tex').read_text()
+    assert '\\multicolumn{3}{c}{Concatenated (16-dim)} & \\multicolumn{3}{c}{Separated (8-dim)}' in latex
+    assert (tmp_path / 't.md').read_text() in out and len(rows_of(tmp_path / 't.csv')) == 24
+
+
+def test_tensorboard_has_the_same_numbers(runs, evaluate, tmp_path):
+    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
+    assert evaluate(runs['A', 0, 0], runs['A', 1, 0], '--evaluation_metrics', 'nmi', 'e_recall@2')[0] == 0
+    folder = tmp_path / 'E' / 'folder' / 'A_ensemble_s0'
+    log = {row['form']: row for row in rows_of(folder / 'log.csv')}
+    for form, row in log.items():
+        events = accumulator.EventAccumulator(str(folder / 'tensorboard' / f'{form}_trained'))
+        events.Reload()
+        assert events.Scalars('test/e_recall@2')[0].value == pytest.approx(float(row['test_e_recall@2']), rel=1e-6)
+        assert ('test/nmi/sem' in events.Tags()['scalars']) == (form == 'separated')
+
+
+def test_principal_components_are_those_of_the_development_images(runs, evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    members = [runs['A', fold, 1] for fold in (0, 1)]
+    assert evaluate(*members, '--pca', '3')[0] == 0
+    tests, developments = ([embedded(run, split, tmp_path) for run in members]
+                           for split in (['test'], ['train', 'val']))
+    development = np.hstack([unit(part) for part, _ in developments])
+    assert len(development) == 30
+    directions = np.linalg.svd(development - development.mean(axis=0), full_matrices=False)[2][:3]
+    test = (np.hstack([unit(part) for part, _ in tests]) - development.mean(axis=0)) @ directions.T
+    log = {row['form']: row for row in rows_of(tmp_path / 'E' / 'folder' / 'A_ensemble_s1' / 'log.csv')}
+    for metric, value in brute_force(unit(test), tests[0][1]).items():
+        assert float(log['concatenated'][f'test_{metric}']) == pytest.approx(value, abs=1e-6)
+    assert log['concatenated']['dim'] == log['separated']['dim'] == '3'
+    own = [embedded(run, ['train'], tmp_path)[0] for run in members]
+    values = []
+    for train, (test, labels) in zip(own, tests, strict=True):
+        directions = np.linalg.svd(train - train.mean(axis=0), full_matrices=False)[2][:3]
+        values.append(brute_force((test - train.mean(axis=0)) @ directions.T, labels)['map_at_r'])
+    assert float(log['separated']['test_map_at_r']) == pytest.approx(np.mean(values), abs=1e-6)
+    assert '--pca 17: the embeddings have 8 dimensions' in evaluate(*members, '--pca', '17')[2]
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The networks that embed; 'stop' at one of them is a Ctrl-C."""
+    seen, embed = {'n': 0, 'stop': None}, ensembles.embed_member
+
+    def count(*arguments):
+        seen['n'] += 1
+        if seen['n'] == seen['stop']:
+            raise KeyboardInterrupt
+        return embed(*arguments)
+
+    monkeypatch.setattr(ensembles, 'embed_member', count)
+    return seen
+
+
+def test_interrupted_and_started_again(runs, evaluate, tmp_path, counted):
+    counted['stop'], some = 4, [folder for (method, _, _), folder in runs.items() if method == 'A']
+    code, out, error = evaluate(*some, '--latex', tmp_path / 't.tex')
+    assert code == 130 and 'Stopped' in error and not (tmp_path / 't.tex').exists()
+    assert [path.name for path in (tmp_path / 'E' / 'folder').iterdir()] == ['A_ensemble_s0']
+    before = {path: path.read_bytes() for path in (tmp_path / 'E').rglob('*') if path.is_file()}
+    counted |= {'n': 0, 'stop': None}
+    code, whole, _ = evaluate(*some)
+    assert code == 0 and counted['n'] == 2
+    assert all(path.read_bytes() == content for path, content in before.items())
+    counted['n'] = 0
+    assert evaluate(*some)[1] == whole and counted['n'] == 0
+    for n in (2, 0):
+        counted['n'] = 0
+        assert evaluate(*some[::2], '--evaluation_metrics', 'nmi')[0] == 0 and counted['n'] == n
+    assert (tmp_path / 'E' / 'folder' / 'A_ensemble_s0_1').is_dir()
+
+
+def test_killed_while_writing_leaves_nothing(runs, evaluate, tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('utilities.ensemble_records.store', interrupt)
+    assert evaluate(runs['A', 0, 0], runs['A', 1, 0])[0] == 130
+    assert not list((tmp_path / 'E' / 'folder').iterdir())
+
+
+def test_untrained_networks_are_evaluated_once_for_all_methods(runs, evaluate, counted):
+    some = [folder for (_, _, seed), folder in runs.items() if seed == 0]
+    assert evaluate(*some, '--untrained')[0] == 0 and counted['n'] == 4 + 2 * 2         # two states of two folds
+
+
+def test_missing_folds_and_seeds_are_named(runs, evaluate, tmp_path):
+    some = [folder for key, folder in runs.items() if key not in (('A', 1, 0), ('B', 0, 1), ('B', 1, 1))]
+    code, out, _ = evaluate(*some)
+    assert code == 0 and '- A, seed 0: 1 of 2 folds' in out and '(n = 1)' in out and '‡' in out
+    assert 'Concatenated (8/16-dim)' in out
+    row, *_ = rows_of(tmp_path / 'E' / 'folder' / 'A_ensemble_s0' / 'log.csv')
+    assert row['n_folds_of'] == '1/2' and row['sem_test_map_at_r'] == ''
+
+
+def change(folder, **flags):
+    config = yaml.safe_load((folder / 'config.yaml').read_text())
+    config['flags'] |= flags
+    run_folder.write_yaml(folder / 'config.yaml', config)
+
+
+def change_splits(folder, edit):
+    """Gives the run other splits, and their hash in both files."""
+    content = yaml.safe_load((folder / 'splits.yaml').read_text())
+    edit(content['splits'])
+    run_folder.write_yaml(folder / 'splits.yaml', content | {'hash': 'other'})
+    config = yaml.safe_load((folder / 'config.yaml').read_text())
+    run_folder.write_yaml(folder / 'config.yaml', config | {'split_hash': 'other'})
+
+
+def other_test_classes(splits):
+    splits['test'] |= {'hash': 'x', 'classes': {'class_99': 5}}
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+REFUSALS = {
+    'test classes': (lambda one, other: change_splits(other, other_test_classes), 'its folds have other test classes'),
+    'trained on': (lambda one, other: change_splits(other, lambda splits: splits['train']['classes'].update(
+        class_07=5)), 'A_fold1_s0: it trained on 1 of the test classes, the first: class_07'),
+    'validated on': (lambda one, other: change_splits(other, lambda splits: splits['val']['classes'].update(
+        class_06=5)), 'A_fold1_s0: it was validated on 1 of the test classes, the first: class_06'),
+    'same fold': (lambda one, other: change(other, fold=0, group='A_fold0'), 'seed 0: fold 0 is there twice'),
+    'data sets': (lambda one, other: change(other, dataset='omniglot'), 'its folds are of different data sets'),
+    'flags': (lambda one, other: change(other, lr=0.5, decay=0.1), 'its folds differ in --decay --lr ('),
+    'unfinished': (lambda one, other: (other / 'summary.json').unlink(), 'A_fold1_s0: unfinished: 1 of 1 epochs; fin'),
+    'no checkpoint': (lambda one, other: (other / 'checkpoint_val_map_at_r.pt').unlink(),
+                      'A_fold1_s0: there is no checkpoint_val_map_at_r.pt'),
+    'broken checkpoint': (lambda one, other: cut(other / 'checkpoint_val_map_at_r.pt'), 'not a checkpoint of this'),
+    'other checkpoint': (lambda one, other: change_epoch(other), 'it is of epoch 7, but the best one in log.csv is'),
+    'no validation': (lambda one, other: change(other, storage_metrics=['nmi']), 'it has no val_nmi to choose'),
+    'no splits': (lambda one, other: (one / 'splits.yaml').write_text('splits: {'), 'not the splits of a run'),
+    'broken log': (lambda one, other: cut_log(other), 'log.csv: cut off in its last line'),
+    'other images': (lambda one, other: [change_splits(folder, lambda splits: splits['val'].update(n_images=3))
+                                         for folder in (one, other)], '--source_path must lead to the same data'),
+}
+
+
+def change_epoch(folder):
+    import torch
+    file = folder / 'checkpoint_val_map_at_r.pt'
+    torch.save(checkpoint.load(file) | {'epoch': 7}, file)
+
+
+def cut_log(folder):
+    (folder / 'log.csv').write_text((folder / 'log.csv').read_text()[:-3])
+
+
+@pytest.mark.parametrize('damage, sentence', REFUSALS.values(), ids=REFUSALS)
+def test_refused_in_a_sentence_and_nothing_written(damage, sentence, runs, evaluate, tmp_path):
+    folders = []
+    for fold in (0, 1):
+        folders.append(tmp_path / runs['A', fold, 0].name)
+        shutil.copytree(runs['A', fold, 0], folders[-1])
+    damage(*folders)
+    code, out, error = evaluate(*folders, '--csv', tmp_path / 't.csv')
+    assert code == 2 and sentence in error and len(error.splitlines()) == 1 and not out
+    assert not (tmp_path / 'E').exists() and not (tmp_path / 't.csv').exists()
+
+
+@pytest.mark.parametrize('arguments, sentence', [
+    ([], 'the following arguments are required: RUN_FOLDER'), (['nowhere'], 'nowhere: not a run folder'),
+    (['{A}', '--evaluation_metrics', 'precision'], '--evaluation_metrics precision: unknown'),
+    (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is no number'),
+    (['{A}', '--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
+    (['{A}', '--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
+    (['{A}', '--pcs', '3'], '--pcs: unknown flag; did you mean pca?'),
+])
+def test_what_the_user_must_change(arguments, sentence, runs, evaluate, tmp_path):
+    code, out, error = evaluate(*(argument.format(A=runs['A', 0, 0]) for argument in arguments))
+    assert code == 2 and sentence in error and not out and not (tmp_path / 'E').exists()
+
+
+def test_methods_with_other_test_classes_are_not_compared(runs, evaluate, tmp_path):
+    other = shutil.copytree(runs['B', 0, 0], tmp_path / 'B_fold0_s0')
+    change_splits(other, other_test_classes)
+    code, _, error = evaluate(runs['A', 0, 0], other)
+    assert code == 2 and 'they have other test classes and cannot be compared' in error
+
+
+def test_closed_sets_are_refused(data, evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    assert main.main(['--dataset', 'folder', '--source_path', str(data), '--arch', 'conv4_normalize', '--bs', '8',
+                      '--not_pretrained', '--input_size', '16', '--embed_dim', '8', '--kernels', '0', '--n_epochs', '0',
+                      '--device', 'cpu', '--save_path', str(tmp_path), '--pictures', 'none', '--split_scheme',
+                      'closed_set', '--test_size', '0.2', '--n_folds', '2', '--evaluation_metrics', 'e_recall@1',
+                      '--group', 'C_fold0']) == 0
+    code, _, error = evaluate(tmp_path / 'folder' / 'C_fold0_s1')
+    assert code == 2 and 'it trained on 12 of the test classes' in error
+
+
+# Intervals and tests
+
+def test_intervals_are_students():
+    for n in (2, 3, 10):
+        values = np.random.default_rng(n).normal(50, 3, n)
+        low, high = stats.t.interval(.95, n - 1, values.mean(), stats.sem(values))
+        mean, half = t_interval(values)
+        assert (mean - half, mean + half) == (pytest.approx(low, rel=1e-12), pytest.approx(high, rel=1e-12))
+    assert t_interval([1, 3])[1] == pytest.approx(12.706204736432095)          # t(0.975; 1) x 1
+    assert np.isnan(t_interval([1.])[1])
+
+
+def test_paired_tests():
+    one, other = np.random.default_rng(0).uniform(size=(2, 12))
+    assert paired_test(one, other) == (pytest.approx(stats.ttest_rel(one, other).pvalue, rel=1e-12), 'paired t-test')
+    assert paired_test(one, one) == (1, 'equal scores') == paired_test(one, one + 1e-17)
+    assert paired_test(one, one + .1) == (2 ** -11, 'sign test')                # equal up to rounding
+    assert paired_test([.5, .6], [.4, .5]) == (.5, 'sign test')
+    assert np.isnan(paired_test([.5], [.4])[0]) and paired_test([], [])[1] == 'no test'
+
+
+def test_holm():
+    assert holm([.01, .04, .03, .005]) == pytest.approx([.03, .06, .06, .02])
+    assert holm([.5, .9]) == [1, 1] and holm([]) == []
+    assert holm([.01, np.nan, .02])[::2] == pytest.approx([.02, .02]) and np.isnan(holm([.01, np.nan])[1])
+    p = np.random.default_rng(0).uniform(0, .1, 9)
+    by_hand = [max(min(1, (9 - (p < other).sum()) * other) for other in p[p <= one]) for one in p]
+    assert holm(p) == pytest.approx(by_hand)
+
+
+def records(scores, n_folds=4, metric='test_map_at_r'):
+    """{method: {seed: mean}} -> (log, folds), the folds around the mean; concatenated is 0.1 better."""
+    log, folds = [], []
+    random = np.random.default_rng(0)
+    for method, seeds in scores.items():
+        for seed, mean in seeds.items():
+            own = {'dataset': 'cub200', 'method': method, 'seed': seed, 'trained_status': 'trained'}
+            values = mean + random.normal(0, .01, n_folds)
+            folds += [own | {'fold': fold, metric: value} for fold, value in enumerate(values)]
+            log += [own | {'form': 'separated', 'dim': 128, metric: values.mean()},
+                    own | {'form': 'concatenated', 'dim': 512, metric: mean + .1}]
+    return pandas.DataFrame(log), pandas.DataFrame(folds)
+
+
+def test_the_report_on_known_records():
+    random = np.random.default_rng(1)
+    scores = {method: dict(enumerate(mean + random.normal(0, .004, 10)))
+              for method, mean in {'Near': .299, 'Best': .3, 'Far': .2, 'Few': .25}.items()}
+    scores['Few'] = {3: scores['Few'][3]}
+    log, folds = records(scores)
+    compared = ensemble_tables.compare(log, folds, ['test_map_at_r']).set_index(['form', 'method'])
+    for form, table, keys in (('separated', folds, ['seed', 'fold']), ('concatenated', log, ['seed'])):
+        table = table[table.form == form] if 'form' in table else table
+        values = {method: part.set_index(keys).test_map_at_r for method, part in table.groupby('method')}
+        best = max(values, key=lambda method: values[method].groupby('seed').mean().mean())
+        p = {}
+        for method in values.keys() - {best}:
+            row = compared.loc[form, method]
+            shared = values[best].index.intersection(values[method].index)
+            assert row.against == best and row.n_pairs == len(shared) and not row.best
+            p[method] = row.p
+            if len(shared) > 1:
+                assert row.p == pytest.approx(stats.ttest_rel(values[best][shared], values[method][shared]).pvalue)
+        assert np.isnan(p['Few']) == (form == 'concatenated') and compared.loc[form, best].best
+        corrected = dict(zip(p, holm(list(p.values())), strict=True))
+        assert all(compared.loc[form, method].p_holm == pytest.approx(corrected[method], nan_ok=True) for method in p)
+        for method, seeds in scores.items():
+            own = log[(log.form == form) & (log.method == method)].test_map_at_r
+            assert compared.loc[form, method]['mean'] == pytest.approx(own.mean())
+            assert compared.loc[form, method].n == len(seeds) and compared.loc[form, method].n_expected == 10
+
+    texts = ensemble_tables.report(log, folds, ['test_map_at_r'])
+    cells = {line.split(' | ')[0].strip('| '): line.strip('|').split(' | ')[1:]
+             for line in texts['markdown'].splitlines() if line.startswith('| ')}
+    assert '†' in cells['Near'][0] + cells['Best'][0] and '†' not in ''.join(cells['Far'])
+    assert '‡ (n = 1)' in cells['Few'][0] and '‡' not in cells['Few'][1]
+    for text in ('CUB200-2011, test classes: mean and 95 % t-interval', 'Holm-corrected for 3 comparisons',
+                 'pairs: seeds (n = 1 to 10), or folds and seeds (n = 4 to 40)', '‡: no test'):
+        assert text in texts['markdown']
+    assert '$^\\dagger$' in texts['latex'] and 'MAP@R' in texts['latex'] and texts['csv'].count('\n') == 9
+
+
+def test_the_report_of_one_seed_one_method_and_metrics_without_a_best():
+    log, folds = records({'A': {0: .3}, 'B': {0: .4}})
+    text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
+    assert 'one seed, and so no interval' in text and '±' not in text and '**50.00**' in text and '40.00‡' in text
+    log, folds = records({'A': {0: .3, 1: .31}})
+    text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
+    assert '40.50 ± 6.35 |' in text and 'Bold' not in text and '†' not in text
+    log, folds = records({'A': {0: .3, 1: .31}, 'B': {0: .4, 1: .5}}, metric='test_dists@intra')
+    text = ensemble_tables.report(log, folds, ['test_dists@intra'])['markdown']
+    assert '0.4050 ± 0.0635 |' in text and '**' not in text and 'percent' not in text
+    log, folds = records({'A': {0: .3, 1: np.nan}, 'B': {0: .4, 1: .5}})
+    text = ensemble_tables.report(log, folds, ['test_map_at_r'])['markdown']
+    assert '| A | – | – |' in text and '- A, concatenated: test_map_at_r is not a number' in text
+
+
+def test_the_latex_compiles(tmp_path):
+    if shutil.which('pdflatex') is None:
+        pytest.skip('pdflatex is not installed')
+    log, folds = records({'A_b': {0: .3, 1: .31}, 'B': {0: .4, 1: .5}, 'C': {0: .4}})
+    latex = ensemble_tables.report(log, folds, ['test_map_at_r'])['latex']
+    (tmp_path / 'd.tex').write_text('\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n' + latex
+                                    + '\\end{document}\n')
+    done = subprocess.run(['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 'd.tex'], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]

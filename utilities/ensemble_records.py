@@ -1,0 +1,109 @@
+"""
+What the evaluation of an ensemble writes down, into a folder like a run's that is made whole and never overwritten:
+ensemble.yaml, log.csv, folds.csv, records.sqlite, tensorboard/.
+"""
+import importlib.util
+import os
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import yaml
+
+from utilities import run_folder
+from utilities.errors import UserError
+from utilities.files import read_csv, write_csv
+from utilities.records import as_text, quoted, slashed
+
+SETTINGS = 'ensemble.yaml'
+
+
+def find(folder, identity):
+    """The place in which what `identity` says is recorded, `folder` or folder_1 ...; None where it is not."""
+    for place in run_folder.places(Path(folder)):
+        if not place.exists():
+            return None
+        try:
+            recorded = yaml.safe_load((place / SETTINGS).read_text(encoding='utf-8'))['identity']
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+            raise UserError(f'{place}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
+                            'choose another --save_path') from None
+        if recorded == identity:
+            return place
+
+
+def read(folder):
+    """(rows of log.csv, rows of folds.csv) as write() got them, with all digits; None where there is no value."""
+    tables = []
+    for name in ('log.csv', 'folds.csv'):
+        try:
+            rows = [{column: value_of(column, text) for column, text in row.items()} for row in read_csv(folder / name)]
+        except (ValueError, TypeError):
+            rows = []
+        if not rows:
+            raise UserError(f'{folder / name}: broken or not there; delete the folder, and it is evaluated anew')
+        tables.append(rows)
+    return tables
+
+
+def value_of(column, text):
+    if column.startswith(('test_', 'sem_test_')):
+        return float(text) if text else None
+    return int(text) if column in ('seed', 'fold', 'epoch', 'dim') and text else text
+
+
+def write(folder, settings, log, folds):
+    """
+    Args:
+        folder:   where to; with _1, _2 ... where the name is taken.
+        settings: of ensemble.yaml, with the 'identity' that find() looks for.
+        log:      rows, one per form and state of the networks: {'form', 'trained_status', ..., 'test_<metric>': float}.
+        folds:    rows, one per fold and state of the networks.
+
+    Returns the folder. Raises UserError where it cannot be made.
+    """
+    folder = Path(folder)
+    unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}')
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f'--save_path: {folder.parent}: no folder can be made there ({error.strerror})') from None
+    try:
+        run_folder.write_yaml(unfinished / SETTINGS, settings | {
+            'versions': run_folder.versions(), 'git_commit': run_folder.git_commit(),
+            'written': time.strftime('%Y-%m-%d %H:%M:%S')})
+        database = sqlite3.connect(unfinished / 'records.sqlite')
+        for name, rows in (('log', log), ('folds', folds)):
+            write_csv(unfinished / f'{name}.csv', [
+                {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
+                for row in rows])
+            store(database, name, rows)
+        database.close()
+        if importlib.util.find_spec('tensorboard'):
+            write_events(unfinished / 'tensorboard', log, max(row['epoch'] for row in folds))
+        return run_folder.settle(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def store(database, name, rows):
+    """Makes the table `name` of the rows."""
+    kinds = {str: 'TEXT', int: 'INTEGER', float: 'REAL'}
+    columns = {column: kinds.get(type(value), 'REAL') for row in rows for column, value in row.items()}
+    with database:
+        database.execute(f'CREATE TABLE {name} ({", ".join(f"{quoted(one)} {kind}" for one, kind in columns.items())})')
+        database.executemany(f'INSERT INTO {name} VALUES ({", ".join("?" * len(columns))})',
+                             [[row.get(column) for column in columns] for row in rows])
+
+
+def write_events(folder, log, last):
+    """A series per form and state, with a run's names (test/map_at_r), at the last of the members' epochs."""
+    from torch.utils.tensorboard import SummaryWriter
+    for row in log:
+        with SummaryWriter(folder / f'{row["form"]}_{row["trained_status"]}') as writer:
+            for name, value in row.items():
+                if name.startswith(('test_', 'sem_test_')) and value is not None:
+                    sem, name = ('/sem', name.removeprefix('sem_')) if name.startswith('sem_') else ('', name)
+                    writer.add_scalar(slashed(name) + sem, value, last if row['trained_status'] == 'trained' else 0)
