@@ -312,10 +312,9 @@ def storage_of(url):
             heartbeat_interval=HEARTBEAT, grace_period=GRACE, heartbeat_stale_trial_callback=requeue)
     except sqlalchemy.exc.ArgumentError:
         raise UserError('--storage: not the URL of a database, as postgresql://USER@HOST/NAME') from None
-    except ModuleNotFoundError as error:
-        raise UserError(f'--storage {shown}: its driver is not installed: pip install {error.name}') from None
-    except ImportError as error:
-        raise UserError(f'--storage {shown}: its driver is not installed ({str(error).splitlines()[0]})') from None
+    except ImportError:
+        raise UserError(f'--storage {shown}: the driver of this database is not installed; for PostgreSQL: pip install '
+                        "'psycopg[binary]'") from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(getattr(error, 'orig', None) or error).strip().splitlines()[-1]
         raise UserError(f'--storage {shown}: {reason}') from None

@@ -11,7 +11,7 @@ if ! ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql
 fi
-"$python" -c 'import psycopg2' 2> /dev/null || "$python" -m pip install -q psycopg2-binary
+"$python" -c 'import psycopg' 2> /dev/null || "$python" -m pip install -q 'psycopg[binary]'
 bin=$(dirname "$(ls /usr/lib/postgresql/*/bin/initdb | tail -1)")
 
 work=$(mktemp -d)
@@ -43,6 +43,7 @@ for name in one two three; do
 done
 for _ in $(seq 600); do
     ls "$work"/three/trials/glyphs/*/log.csv > /dev/null 2>&1 && break
+    kill -0 "$three" 2> /dev/null || { cat "$work/three.txt"; exit 1; }
     sleep 0.5
 done
 kill -9 "$three"

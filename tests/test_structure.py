@@ -60,7 +60,8 @@ def commands(text):
 def test_the_commands_of_the_docs_parse(page):
     for command in commands(page.read_text()):
         arguments = shlex.split(command, comments=True)[2:]
-        flags = {argument[2:] for argument in arguments if argument.startswith('--')} - {'loss_softmargin_scale'}
+        flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
+        flags -= {'loss_softmargin_scale'}
         assert flags <= set(parameters.known_flags(parameters.build()))
         elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'reproduce', 'config', 'help'}
         if not flags & elsewhere and 'softmargin' not in arguments:

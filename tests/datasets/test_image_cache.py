@@ -15,11 +15,11 @@ from torchvision.transforms import v2
 import datasets
 from datasets import base, image_cache, transforms
 from evaluation import results
-from Launch_Runs import MACHINE
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
 from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
+from utilities.run_folder import MACHINE
 
 FORK = multiprocessing.get_context('fork')
 
