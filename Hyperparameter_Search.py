@@ -577,15 +577,19 @@ def plot(search, study):
         {'slice': ('plot_slice', {'params': several})} if several else {}) | (
         {'contour': ('plot_contour', {'params': several}),
          'importances': ('plot_param_importances', {'params': several})} if len(several) > 1 else {})
+    prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
     folder = search.folder / 'plots'
     folder.mkdir(exist_ok=True)
     for name, (function, options) in wanted.items():
         options |= {'target_name': f'validation {search.metric}'}
         axes = np.atleast_1d(getattr(optuna.visualization.matplotlib, function)(study, **options))
         figure, shape = axes.flat[0].figure, axes.shape if axes.ndim > 1 else (1, len(axes))
-        figure.set_size_inches(3.2 * max(shape[1], 2), 3.2 * max(shape[0], 1.3))
+        figure.set_size_inches(3.6 * max(shape[1], 2), 3.2 * max(shape[0], 1.3))
+        for axis in [axis for one in axes.flat for axis in (one.xaxis, one.yaxis)]:
+            if axis.get_label_text() in several:                      # names of flags are long and begin alike
+                axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
         for axis in [axis for one in axes.flat for axis in (one.xaxis, one.yaxis) if axis.get_scale() == 'log']:
-            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5), numticks=6))
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3), numticks=5))
             axis.set_major_formatter(lambda value, _: f'{value:g}')
             axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         if name == 'history':
