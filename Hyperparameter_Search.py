@@ -301,7 +301,7 @@ def open_study(search):
     return study
 
 
-def storage_of(url):
+def storage_of(url, attempts=5):
     """Optuna's storage at the URL of a database. Raises UserError, without the URL's password."""
     import sqlalchemy
     try:
@@ -315,6 +315,11 @@ def storage_of(url):
     except ImportError:
         raise UserError(f'--storage {shown}: the driver of this database is not installed; for PostgreSQL: pip install '
                         "'psycopg[binary]'") from None
+    except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:
+        if attempts:                       # another worker is making the tables at this moment
+            time.sleep(2)
+            return storage_of(url, attempts - 1)
+        raise UserError(f'--storage {shown}: {str(error.orig).strip().splitlines()[-1]}') from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(getattr(error, 'orig', None) or error).strip().splitlines()[-1]
         raise UserError(f'--storage {shown}: {reason}') from None
