@@ -261,7 +261,7 @@ def launch(runs, slots):
 def stop(running):
     """Interrupts the processes as Ctrl-C does, and waits for them."""
     for process in running:
-        process.send_signal(signal.SIGINT)
+        process.terminate()                         # SIGINT does not reach what a script started in the background
     for process, (run, _) in running.items():
         try:
             ended(run, process.wait(timeout=60))

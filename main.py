@@ -1,6 +1,7 @@
 """One run: flags -> parts -> loop -> records. `python main.py --help` is the manual."""
 import math
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -233,5 +234,12 @@ def main(arguments):
     return 0
 
 
+def terminated(*_):
+    """What SIGTERM does: the same as Ctrl-C, once, since a scheduler and a launcher may both send it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, terminated)
     sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """What several tests need: small image folders, flags of quick runs, and the development data where they are."""
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import main
 import parameters
 
 os.environ['WANDB_MODE'] = 'offline'
+signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 
 

@@ -175,8 +175,10 @@ def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script
 
 
 def launcher(*arguments):
+    """As a script starts it in the background, where Ctrl-C does not reach."""
     return subprocess.Popen([sys.executable, ROOT / 'Launch_Runs.py', *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True)
+                            stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
 
 
 def wait_for(condition, seconds=120):

@@ -148,14 +148,15 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert 'not a checkpoint' in refused('--resume', folder)
 
 
-def test_ctrl_c_leaves_a_resumable_run(quick, tmp_path):
+@pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_resumable_run(how, quick, tmp_path):
     command = [sys.executable, str(ROOT / 'main.py'), *quick, '--n_epochs', '500', '--kernels', '2']
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     folder = folder_of(tmp_path)
     deadline = time.time() + 120
     while not (folder / 'log.csv').exists() or len(rows_of(folder)) < 4 and time.time() < deadline:
         time.sleep(.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and f'To continue: python main.py --resume {folder}' in out
     assert str(ROOT) not in err, err                                       # no traceback through this program
