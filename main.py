@@ -195,15 +195,16 @@ def finish(opt, model, data, criterion, embedded, records, state):
 
 
 def restored(opt, place):
-    """The network of a run folder or checkpoint, its data, its criterion; for --evaluate, --embed and --draw."""
+    """Of a run folder or checkpoint: the network, its data, its criterion or None; for --evaluate, --embed, --draw."""
     states = checkpoint.load(checkpoint.find(place))
     model, data = prepare(opt)
     try:
         model.load_state_dict(states['model'])
     except RuntimeError as error:
         raise UserError(f'{place}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
-    criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
-    if hasattr(criterion, 'ranking_embeddings'):               # else it has no say in an evaluation
+    criterion = None                                           # else it has no say in an evaluation
+    if criteria.ranks(opt):
+        criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
         criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(place)}, epoch {states["epoch"]}')
     return model, data, criterion

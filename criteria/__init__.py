@@ -106,6 +106,12 @@ def supporting():
     return ', '.join(name for name, module in CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False))
 
 
+def ranks(opt):
+    """Whether one of the losses has a distance of its own, which evaluation ranks by."""
+    return any(hasattr(CRITERIA[part.loss].Criterion, 'ranking_embeddings')
+               for part in parts(opt) if part.loss in CRITERIA)
+
+
 def build(opt, batchminer, pml_arguments):
     """One criterion, with its memory or its direction regularisation where the flags ask for them."""
     if opt.loss.startswith(pml.PREFIX):

@@ -1,5 +1,6 @@
 """Metrics: one pass embeds, one ranking, one clustering and one decomposition serve all that need them."""
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ class Metric:
     needs:    what evaluate() computes once and hands to the function: 'ranks' (of the positives, and their numbers; the
               function gives a value per query), 'clusters' (their contingency table), 'distances' or 'spectrum'.
     argument: of what follows the @: int, or the allowed words; None where nothing does.
-    depth:    of metrics of ranks, the last rank that matters, from the largest number of positives and the argument.
+    depth:    of metrics of ranks, the last rank that matters, from the number of positives and the argument.
     select:   whether a higher value means a better network, so that it can choose one.
     """
     needs: str
@@ -82,6 +83,9 @@ def check_metrics(opt):
         _, metric, argument = parse(name)
         if opt.knn_approx and metric.needs == 'ranks' and np.isinf(metric.depth(1, *argument)):
             raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
+    if opt.knn_approx and opt.ranking_backend != 'auto':
+        raise UserError(f'--knn_approx is a way to rank of its own, and --ranking_backend {opt.ranking_backend} '
+                        'another: leave one of them out')
     for name in opt.storage_metrics:
         if name not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')
@@ -167,11 +171,17 @@ def check_data(opt, data):
     """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
     if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
-    if opt.eval_reference == 'train' and not any(
-            set(data.evaluation[name].class_names) & set(data.train.class_names)
-            for name in splits_to_evaluate(opt, data) if name != 'train'):
-        raise UserError('--eval_reference train: no evaluated class is a training class, so that there is nothing to '
-                        'find; choose all, or cut a validation split by --tv_split_by_samples')
+    if opt.eval_reference == 'self':
+        return
+    searched = [data.evaluation[name] for name in splits_to_evaluate(opt, data) if name != 'train']
+    if not searched:
+        raise UserError(f'--eval_reference {opt.eval_reference} says what test and validation images are searched in, '
+                        'and neither are evaluated (--splits_to_eval): leave it out')
+    for level in opt.eval_level if opt.eval_reference == 'train' else ():
+        kind, names = ('super-class', 'superclasses') if level == 'parent' else ('class', 'class_names')
+        if not any(set(getattr(images, names)) & set(getattr(data.train, names)) for images in searched):
+            raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that there is '
+                            'nothing to find; choose all, or cut a validation split by --tv_split_by_samples')
 
 
 def pool_of(opt, embedded, split, level):
@@ -356,7 +366,8 @@ def from_ranks(metrics, job):
         search = neighbours.Search(*arguments, transformed)
         if not search.n_positives.any():
             continue
-        depth = max(metric.depth(int(search.n_positives.max()), *argument) for metric, argument in metrics.values())
+        depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
+                                              for metric, argument in metrics.values()])
         index = neighbours.approximate_index(search, job.seed) if job.approximate else None
         for rows, ranks in ranking.positive_ranks(search, depth, job.backend, index):
             for name, (metric, argument) in metrics.items():

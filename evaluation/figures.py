@@ -19,7 +19,9 @@ STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, '
 
 
 def check(opt):
-    """Raises UserError where a picture needs a package that is not installed."""
+    """Raises UserError where pictures exclude each other, or one needs a package that is not installed."""
+    if 'none' in opt.pictures and len(opt.pictures) > 1:
+        raise UserError(f'--pictures {" ".join(opt.pictures)}: none leaves no room for others; leave it out')
     if 'umap' in opt.pictures and importlib.util.find_spec('umap') is None:
         raise UserError('--pictures umap needs umap-learn: pip install umap-learn, or choose tsne')
 

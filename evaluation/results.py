@@ -51,10 +51,17 @@ def column(metric):
     return metric if metric.partition('_')[0] in SPLITS else f'test_{metric}'
 
 
+def parts(name):
+    """'test_parent_e_recall@1' -> 'test', 'parent', 'e_recall@1'; the level 'class' is not named in columns."""
+    split, _, metric = name.partition('_')
+    level, _, rest = metric.partition('_')
+    return (split, level, rest) if level in ('parent', 'within') else (split, 'class', metric)
+
+
 def metric_of(name):
     """'test_e_recall@1' -> the Metric e_recall, or None for what is no metric of --evaluation_metrics."""
     try:
-        return evaluation.parse(name.partition('_')[2].removeprefix('parent_').removeprefix('within_'))[1]
+        return evaluation.parse(parts(name)[2])[1]
     except UserError:
         return None
 
@@ -66,13 +73,13 @@ def is_share(name):
 
 
 def title(name):
-    """'test_e_recall@1' -> 'R@1', 'train_nmi' -> 'train NMI'."""
-    split, _, metric = name.partition('_')
+    """'test_e_recall@1' -> 'R@1', 'train_nmi' -> 'train NMI', 'test_parent_c_nmi' -> 'parent NMI (cosine)'."""
+    split, level, metric = parts(name)
     cosine, metric = (' (cosine)', metric[2:]) if metric.startswith('c_') else ('', metric)
     base, _, argument = metric.partition('@')
     short = (f'R@{argument}' if base in ('e_recall', 'recall') else f'rho@{argument}' if base == 'rho_spectrum'
              else TITLES.get(metric, metric))
-    return short + cosine if split == 'test' else f'{split} {short}{cosine}'
+    return f'{"" if split == "test" else split + " "}{"" if level == "class" else level + " "}{short}{cosine}'
 
 
 def dataset_title(dataset):

@@ -208,6 +208,19 @@ def test_what_the_user_must_change(arguments, sentence, make, evaluate, tmp_path
     assert code == 2 and sentence in error and not out and not (tmp_path / 'f').exists()
 
 
+def test_a_file_in_the_place_of_a_folder_and_the_other_way_round(make, evaluate, tmp_path):
+    for seed in range(3):
+        make('A', seed)
+    (tmp_path / 'file').write_text('mine')
+    code, _, error = evaluate('--figures', tmp_path / 'file')
+    assert code == 2 and f'--figures {tmp_path / "file"}: it is a file; give a folder' in error
+    (tmp_path / 'folder').mkdir()
+    for flag in ('--latex', '--csv'):
+        code, _, error = evaluate(flag, tmp_path / 'folder')
+        assert code == 2 and 'is a folder; give' in error
+    assert (tmp_path / 'file').read_text() == 'mine' and not list((tmp_path / 'folder').iterdir())
+
+
 def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     assert 'there is no such folder' in evaluate()[2]
     (tmp_path / 'runs').mkdir()
@@ -260,6 +273,9 @@ def test_key_names():
                       ('lr/backbone', 'lr/backbone'), ('seconds', 'seconds')):
         assert wandb_records.local_name(key) == name
     assert results.title('test_e_recall@4') == 'R@4' and results.title('train_nmi') == 'train NMI'
+    assert results.title('test_parent_nmi') == 'parent NMI' and results.title('val_within_c_recall@1') == (
+        'val within R@1 (cosine)')
+    assert results.is_share('test_parent_nmi') and not results.is_share('test_nearby_nmi')
 
 
 class FakeProject:

@@ -131,6 +131,20 @@ def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
 
 
+@pytest.mark.parametrize('flags, part, change', [
+    ('--loss contrastive --batch_mining all --xbm_size 50', 'criterion', ('xbm_size', 50, 60)),
+    ('--batch_mining parametric --miner_parametric_adapt --use_tv_split --tv_split_by_samples', 'miner',
+     ('miner_parametric_n_support', 30, 20)),
+], ids=['memory', 'support'])
+def test_a_resume_names_the_flags_that_a_part_does_not_fit(flags, part, change, quick, run, tmp_path, capsys):
+    assert run(*quick, *flags.split(), '--n_epochs', '1', '--no_train_metrics') == 0
+    flag, before, after = change
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', f'--{flag}', after) == 2
+    error = capsys.readouterr().err
+    assert f'its {part} does not fit the flags given now: ' in error and f'--{flag} {after} (was {before})' in error
+    assert 'state_dict' not in error and len(error.splitlines()) == 1
+
+
 def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, capsys):
     def refused(*arguments):
         assert run(*arguments) == 2
@@ -141,7 +155,8 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert run(*quick) == 0
     folder = folder_of(tmp_path)
     assert 'not a run folder' in refused('--resume', tmp_path)
-    assert 'does not fit' in refused('--resume', folder, '--embed_dim', '7')
+    error = refused('--resume', folder, '--embed_dim', '7')
+    assert 'its model does not fit the flags given now: --embed_dim 7 (was 16)' in error
     assert 'the classes or numbers of images' in refused('--resume', folder, '--use_tv_split', '--bs', '8')
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')

@@ -56,10 +56,18 @@ class Checkpoint:
             try:
                 part.load_state_dict(states[name])
             except (KeyError, RuntimeError, ValueError) as error:
-                raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now '
-                                f'({" ".join(str(error).split())[:200]})') from None
+                changed = [f'--{flag} {shown(value)} (was {shown(states["settings"].get(flag))})'
+                           for flag, value in self.settings.items() if states['settings'].get(flag) != value]
+                reason = (f'{", ".join(changed)}; give it the flags it was saved with, or begin a new run' if changed
+                          else ' '.join(str(error).split())[:200])
+                raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: {reason}'
+                                ) from None
         self.best, self.row = states['best'], states['row']
         return states['epoch'] + 1
+
+
+def shown(value):
+    return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def load(path):

@@ -3,6 +3,7 @@ import csv
 import importlib.util
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -82,6 +83,12 @@ def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     assert '--eval_level: a run needs class among its levels' in capsys.readouterr().err
     assert run(*quick, '--eval_level', 'class', 'parent') == 2
     assert '--eval_level class parent: --dataset folder has no super-classes' in capsys.readouterr().err
+    folder = tmp_path / 'runs' / 'online_products' / 'quick_s1'
+    few = ['--evaluate', folder, '--eval_reference', 'train', '--evaluation_metrics', 'e_recall@1']
+    assert run(*few, '--eval_level', 'parent') == 0               # training and test classes share super-classes
+    assert 0 < float(capsys.readouterr().out.partition('test_parent_e_recall@1: ')[2]) <= 1
+    assert run(*few, '--eval_level', 'class', 'parent') == 2
+    assert 'no evaluated class is a training class' in capsys.readouterr().err
 
 
 def test_what_is_evaluated_instead_of_the_embeddings(quick, run, tmp_path, capsys):
@@ -125,6 +132,16 @@ def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(qui
     assert f'test_mAP: {row["test_mAP"]}' in capsys.readouterr().out
 
 
+def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp_path, capsys, monkeypatch):
+    pytest.importorskip('pytorch_metric_learning')
+    assert run(*quick, '--loss', 'pml:ContrastiveLoss', '--batch_mining', 'none', '--n_epochs', '0',
+               '--no_train_metrics') == 0
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
+    assert run('--evaluate', folder_of(tmp_path)) == 0
+    assert f'test_e_recall@1: {rows_of(folder_of(tmp_path))[0]["test_e_recall@1"]}' in capsys.readouterr().out
+    assert run('--embed', folder_of(tmp_path), tmp_path / 'embedded.npz') == 0
+
+
 def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys):
     pictures = [name for name in PICTURES if name != 'umap']
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
@@ -160,6 +177,10 @@ def test_short_names():
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx is a way to rank of its own'),
+    (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none leaves no room for others'),
+    (['--splits_to_eval', 'train', '--eval_reference', 'train'],
+     '--eval_reference train says what test and validation images are searched in'),
     (['--evaluate_on_gpu', '--ranking_backend', 'count'], '--ranking_backend count runs on the CPU'),
     (['--pictures', 'umap'], '--pictures umap needs umap-learn'),
 ])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, geometry, neighbours, ranking, retrieval
+from evaluation import clustering, counting, geometry, neighbours, ranking, retrieval
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -58,51 +58,57 @@ def cases(draw):
     return points, labels, None if is_query is None else np.array(is_query)
 
 
-def small_blocks(patch, strip):
-    """Several blocks even where there are few images."""
-    patch.setattr(ranking, 'STRIP', strip)
-    patch.setattr(ranking, 'WIDTH', 32)
+def small_blocks(patch, strip, few, sample):
+    """Several blocks even where there are few images; both ways to count in them, and samples too small for a bound."""
+    patch.setattr(counting, 'STRIP', strip)
+    patch.setattr(counting, 'FEW', few)
+    patch.setattr(counting, 'SAMPLE', sample)
+    patch.setattr(counting, 'WIDTH', 32)
     patch.setattr(ranking, 'CHUNK', 40 * strip)
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(['auto', *EXACT]))
-def test_retrieval_metrics_equal_brute_force(case, strip, backend):
+@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
+       few=st.sampled_from([0, .5, 1]), sample=st.sampled_from([1, 4, 9, 99]))
+def test_retrieval_metrics_equal_brute_force(case, strip, backend, few, sample):
     points, labels, is_query = case
     with pytest.MonkeyPatch.context() as patch:
-        small_blocks(patch, strip)
+        small_blocks(patch, strip, few, sample)
         values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
-        few = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
+        short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
     for name in RETRIEVAL:
         assert values[name] == pytest.approx(brute_force(name, points, labels, is_query), abs=1e-12, nan_ok=True), name
-    assert few == pytest.approx({name: values[name] for name in few}, abs=1e-12, nan_ok=True)
+    assert short == pytest.approx({name: values[name] for name in short}, abs=1e-12, nan_ok=True)
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), seed=st.integers(0, 99))
-def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, seed):
+@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), few=st.sampled_from([0, .5, 1]),
+       metric=st.sampled_from(['mAP', 'map_at_r']), seed=st.integers(0, 99))
+def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, few, metric, seed):
     points, labels, _ = case
     random = np.random.default_rng(seed)
     is_query, in_gallery = random.random((2, len(points))) < .7
     is_query[0], in_gallery[-1] = True, True
     with pytest.MonkeyPatch.context() as patch:
-        small_blocks(patch, strip)
+        small_blocks(patch, strip, few, sample=4)
         pool = evaluation.Pool(torch.from_numpy(points), labels, is_query, in_gallery)
-        found = evaluation.compute(['mAP'], torch.from_numpy(points), labels, pool=pool, backend=backend)['mAP']
+        found = evaluation.compute([metric], torch.from_numpy(points), labels, pool=pool, backend=backend)[metric]
     values = []
     for q in np.flatnonzero(is_query):
         gallery = [j for j in np.flatnonzero(in_gallery) if j != q]
         gallery.sort(key=lambda j: (float(((points[q] - points[j]) ** 2).sum()), j))
         hits = np.array([labels[j] == labels[q] for j in gallery])
         if hits.any():
-            values.append((hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean())
+            precisions = np.where(hits, hits.cumsum() / np.arange(1, len(hits) + 1), 0)
+            values.append(precisions[:None if metric == 'mAP' else hits.sum()].sum() / hits.sum())
     assert found == pytest.approx(np.mean(values) if values else math.nan, abs=1e-12, nan_ok=True)
 
 
 @pytest.mark.parametrize('n_queries', [0, 700])
 @pytest.mark.parametrize('threads', [1, 3])
-def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads):
+def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, monkeypatch):
     """Blocks and chunks of the usual sizes; embeddings on a grid, so that float32 adds them up exactly."""
+    monkeypatch.setattr(counting, 'SAMPLE', 300)
     random = np.random.default_rng(0)
     labels = np.unique(random.integers(0, 300, 1900) * (random.random(1900) < .9), return_inverse=True)[1]
     points = torch.from_numpy((random.integers(-3, 4, (300, 24))[labels] + random.integers(-2, 3, (1900, 24))) / 4)
@@ -111,10 +117,26 @@ def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads):
     torch.set_num_threads(threads)
     try:
         found = {backend: evaluation.compute(RETRIEVAL, points, labels, is_query, backend=backend) for backend in EXACT}
+        short = evaluation.compute(RETRIEVAL[4:7], points, labels, is_query, backend='count')
     finally:
         torch.set_num_threads(before)
     for values in found.values():
         assert values == pytest.approx(found['count'], abs=1e-12) and .1 < values['mAP'] < .9
+    assert short == pytest.approx({name: found['count'][name] for name in short}, abs=1e-12)
+
+
+def test_counting_few_or_all_scores_of_a_block_gives_the_same_ranks(monkeypatch):
+    """Embeddings that float32 rounds, in which many images are there twice."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 90, 700)
+    points = (random.normal(size=(90, 12))[labels] + random.normal(size=(700, 12))).astype(np.float32)
+    points[350:] = points[:350]
+    search, found = neighbours.Search(torch.from_numpy(points), labels), []
+    for few in (0, 1):
+        monkeypatch.setattr(counting, 'FEW', few)
+        found.append(list(counting.by_counting(search, np.inf)))
+    for (rows, ranks), (same_rows, same_ranks) in zip(*found, strict=True):
+        assert np.array_equal(rows, same_rows) and np.array_equal(ranks, same_ranks)
 
 
 def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():

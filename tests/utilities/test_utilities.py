@@ -27,6 +27,13 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
     assert file.read_text() == 'old' and list(tmp_path.iterdir()) == [file]
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_and_kept(tmp_path):
+    (tmp_path / 'a.txt').mkdir()
+    with pytest.raises(UserError, match='a.txt is a folder; give the name of a file'):
+        files.write_text(tmp_path / 'a.txt', 'text')
+    assert list(tmp_path.iterdir()) == [tmp_path / 'a.txt'] and not list((tmp_path / 'a.txt').iterdir())
+
+
 def test_an_error_keeps_its_sentence_through_a_data_worker():
     wrapped = UserError('Caught UserError.\nTraceback:\n ...\nutilities.errors.UserError: a.png: bad\nFetch it.')
     assert str(wrapped) == 'a.png: bad\nFetch it.'
@@ -164,8 +171,12 @@ def test_the_best_by_each_metric_and_split_are_kept(tmp_path):
 def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
     assert make(tmp_path).resume() == 0
     make(tmp_path).save(0)
-    with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now .*size mismatch'):
+    with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now: .*size mismatch'):
         make(tmp_path, n=4).resume()
+    changed = make(tmp_path, n=4)
+    changed.settings = {'lr': [1, 2]}
+    with pytest.raises(UserError, match=r'its model does not fit the flags given now: --lr 1 2 \(was 1\); give'):
+        changed.resume()
     with pytest.raises(UserError, match='there is no checkpoint'):
         checkpoint.find(tmp_path / 'nowhere')
     for content, sentence in ((b'nonsense', 'not a checkpoint'), (b'broken', 'not a checkpoint'),
