@@ -14,8 +14,9 @@ import torch
 from tqdm import tqdm
 
 STRIP, WIDTH = 480, 8160     # queries and gallery images of a block of scores: 16 MB; count_rows needs 8160 at most
+CHUNK = 1 << 14              # images that are copied at a time
 SAMPLE = 1024                # gallery images that bound how near the `depth` nearest are
-FEW = 1 / 2                  # of all groups of eight scores: the most that are looked at one score after the other
+FEW = 1 / 2                  # of a block's groups of eight scores: as many groups, and scores, are looked at one by one
 
 
 def by_counting(search, depth):
@@ -55,16 +56,20 @@ class Counting:
         # Two more coordinates, (−½‖g‖², 1) against (1, −½‖q‖²), make the product the score; 32 more columns, which
         # score −inf, let blocks be of widths that bytes can be counted in.
         self.index = np.concatenate([by_gallery, np.full(32, self.n_gallery)])
-        self.gallery = np.zeros((self.n_gallery + 32, search.gallery.shape[1] + 2), np.float32)
-        self.gallery[:self.n_gallery, :-2] = search.gallery.numpy()[by_gallery]
-        self.gallery[:self.n_gallery, -2] = -search.gallery_half_norms.numpy()[by_gallery]
+        self.half_norms = search.half_norms(search.queries).numpy()
+        points = search.gallery.numpy()
+        self.gallery = np.zeros((self.n_gallery + 32, points.shape[1] + 2), points.dtype)
         self.gallery[self.n_gallery:, -2], self.gallery[:, -1] = -np.inf, 1
+        for start in range(0, self.n_gallery, CHUNK):      # no second copy of them all
+            some = slice(start, min(start + CHUNK, self.n_gallery))
+            part = points[by_gallery[some]]
+            self.gallery[some, :-2], self.gallery[some, -2] = part, -search.half_norms(torch.from_numpy(part)).numpy()
 
         self.n_with = np.bincount(self.n_positives)[::-1].cumsum()[::-1][1:]
-        self.own = [np.empty(n, np.float32) for n in self.n_with]
+        self.own = [np.empty(n, points.dtype) for n in self.n_with]
         self.positive = [np.empty(n, np.int32) for n in self.n_with]
         self.above = [np.zeros(n, np.int32) for n in self.n_with]
-        self.floor = np.empty(len(by_query), np.float32)
+        self.floor = np.empty(len(by_query), points.dtype)
         self.local, self.lock = threading.local(), threading.Lock()
 
     def rows(self, strip):
@@ -72,9 +77,9 @@ class Counting:
 
     def queries(self, rows):
         """[q, D + 2]: what the gallery is multiplied with."""
-        points = self.search.queries[self.by_query[rows]]
-        queries = np.ones((len(points), self.gallery.shape[1]), np.float32)
-        queries[:, :-2], queries[:, -1] = points.numpy(), -self.search.half_norms(points).numpy()
+        which = self.by_query[rows]
+        queries = np.ones((len(which), self.gallery.shape[1]), self.gallery.dtype)
+        queries[:, :-2], queries[:, -1] = self.search.queries.numpy()[which], -self.half_norms[which]
         return queries
 
     def look_up(self, strip):
@@ -86,8 +91,11 @@ class Counting:
         columns = self.starts[rows, None] + slots
         columns = np.where(exists, columns + (columns >= self.itself[rows, None]), self.starts[rows, None])
         low, high = self.starts[rows].min(), self.stops[rows].max()
-        block = queries @ self.gallery[low:high].T
-        own = np.where(exists, np.take_along_axis(block, columns - low, axis=1), np.inf)
+        if high - low <= WIDTH:
+            own = np.take_along_axis(queries @ self.gallery[low:high].T, columns - low, axis=1)
+        else:                                              # the classes of a few queries can span the whole gallery
+            own = np.stack([np.einsum('qd,qd->q', queries, self.gallery[column]) for column in columns.T], axis=1)
+        own[~exists] = np.inf
         positive = self.by_gallery[columns]
         farthest_first = np.lexsort((-positive, own))
         own, positive = (np.take_along_axis(some, farthest_first, axis=1) for some in (own, positive))
@@ -110,7 +118,8 @@ class Counting:
         rows, local = self.rows(strip), self.local
         queries = self.queries(rows)
         if not hasattr(local, 'scores'):
-            local.scores, local.hits = np.empty(STRIP * WIDTH, np.float32), np.empty(STRIP * WIDTH + 8, bool)
+            local.scores = np.empty(STRIP * WIDTH, self.gallery.dtype)
+            local.hits = np.empty(STRIP * WIDTH + 8, bool)
         begin = strip if self.symmetric else 0
         n_blocks = -(-(self.n_gallery - begin) // WIDTH)
         width = -(-(self.n_gallery - begin) // n_blocks)
@@ -143,6 +152,8 @@ class Counting:
         if len(eights) > FEW * buffer.size / 8:
             return self.count_all(block, first, rivals, hits, axis)
         places = np.flatnonzero(buffer.reshape(-1, 8)[eights])
+        if len(places) > FEW * buffer.size / 8:
+            return self.count_all(block, first, rivals, hits, axis)
         row, column = np.divmod(eights[places // 8] * 8 + places % 8, block.shape[1])
         score = block[row, column]
         query, rival = (row + first, rivals[column]) if axis == 1 else (column + first, rivals[row])

@@ -130,7 +130,7 @@ def tsne(points, seed):
 def umap(points, seed):
     """McInnes et al., UMAP, https://arxiv.org/abs/1802.03426."""
     from umap import UMAP
-    return UMAP(n_neighbors=min(15, len(points) - 1), random_state=seed % 2 ** 32).fit_transform(points)
+    return UMAP(n_neighbors=min(15, len(points) - 1), random_state=seed % 2 ** 32, n_jobs=1).fit_transform(points)
 
 
 def spectrum(embedded, seed):

@@ -25,7 +25,8 @@ def choose(search, depth, backend='auto'):
     if search.queries.device.type != 'cpu':
         return 'torch'
     n_positives = search.n_positives.mean()
-    if np.max(depth) <= SEARCH_DEPTH and (n_positives > SEARCH_FROM or not search.symmetric) and has_faiss():
+    worthwhile = np.max(depth) <= SEARCH_DEPTH and (n_positives > SEARCH_FROM or not search.symmetric)
+    if worthwhile and search.queries.dtype == torch.float32 and has_faiss():       # faiss knows no other
         return 'search'
     return 'count' if n_positives <= COUNT_UP_TO else 'sort'
 

@@ -69,7 +69,7 @@ def small_blocks(patch, strip, few, sample):
 
 @settings(max_examples=200, deadline=None)
 @given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
-       few=st.sampled_from([0, .5, 1]), sample=st.sampled_from([1, 4, 9, 99]))
+       few=st.sampled_from([0, .5, 8]), sample=st.sampled_from([1, 4, 9, 99]))
 def test_retrieval_metrics_equal_brute_force(case, strip, backend, few, sample):
     points, labels, is_query = case
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def test_retrieval_metrics_equal_brute_force(case, strip, backend, few, sample):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), few=st.sampled_from([0, .5, 1]),
+@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), few=st.sampled_from([0, .5, 8]),
        metric=st.sampled_from(['mAP', 'map_at_r']), seed=st.integers(0, 99))
 def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, few, metric, seed):
     points, labels, _ = case
@@ -125,6 +125,24 @@ def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, 
     assert short == pytest.approx({name: found['count'][name] for name in short}, abs=1e-12)
 
 
+@pytest.mark.parametrize('backend', ['auto', 'count', 'sort', 'torch'])
+@pytest.mark.parametrize('is_query', [None, np.arange(90) < 30])
+def test_a_distance_of_its_own_keeps_its_float64(backend, is_query):
+    """Scores that differ in the tenth digit, as those of points of hyperbolic space that lie close together."""
+    random = np.random.default_rng(0)
+    labels, place = random.integers(0, 9, 90), random.permutation(90)
+    points = torch.from_numpy(np.stack([np.ones(90), 1e-10 * place], axis=1))
+    values = evaluation.compute(['mAP', 'e_recall@1'], points.float(), labels, is_query, backend=backend,
+                                ranking=lambda _: (torch.ones(90, 2).double(), points))     # score: 1 + 1e-10 place
+    queries, gallery = (range(90),) * 2 if is_query is None else (np.flatnonzero(is_query), np.flatnonzero(~is_query))
+    expected = []
+    for q in queries:
+        nearest_first = sorted((j for j in gallery if j != q), key=lambda j: -place[j])
+        hits = labels[nearest_first] == labels[q]
+        expected.append((hits.cumsum() / np.arange(1, len(hits) + 1))[hits].mean())
+    assert values['mAP'] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
 def test_counting_few_or_all_scores_of_a_block_gives_the_same_ranks(monkeypatch):
     """Embeddings that float32 rounds, in which many images are there twice."""
     random = np.random.default_rng(0)
@@ -132,7 +150,7 @@ def test_counting_few_or_all_scores_of_a_block_gives_the_same_ranks(monkeypatch)
     points = (random.normal(size=(90, 12))[labels] + random.normal(size=(700, 12))).astype(np.float32)
     points[350:] = points[:350]
     search, found = neighbours.Search(torch.from_numpy(points), labels), []
-    for few in (0, 1):
+    for few in (0, 8):
         monkeypatch.setattr(counting, 'FEW', few)
         found.append(list(counting.by_counting(search, np.inf)))
     for (rows, ranks), (same_rows, same_ranks) in zip(*found, strict=True):
