@@ -296,7 +296,7 @@ def open_study(search):
             points = grid(search.tuned, search.opt.grid_points)
             for point in points:
                 study.enqueue_trial(point, skip_if_exists=True)
-            search.opt.n_trials = min(search.opt.n_trials, len(points))
+            search.opt.n_trials = min(search.opt.n_trials, sum(counted(t) or under_way(t) for t in study.trials))
         run_folder.write_yaml(search.folder / 'base.yaml', search.settings)
     return study
 
@@ -353,6 +353,19 @@ def requeue(study, trial):
     optuna.storages.RetryHeartbeatStaleTrialCallback()(study, trial)
 
 
+def requeue_unbegun(study, trials, since):
+    """
+    The same for trials whose worker died before they had a heartbeat, which Optuna does not see.
+
+    since: {number: when it was first met}, in seconds; kept by the caller.
+    """
+    for trial in trials:
+        if trial.user_attrs.get('begun') != trial.number and \
+                time.monotonic() - since.setdefault(trial.number, time.monotonic()) > GRACE:
+            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            requeue(study, study.trials[trial.number])
+
+
 def name_of(trial):
     """Of the trial's runs; that of the first try, where it was begun before."""
     first = trial.system_attrs.get('failed_trial')
@@ -378,6 +391,7 @@ def suggest(trial, tuned):
 
 def objective(search, study, trial):
     """Trains the folds of a trial; returns the mean of their best validation scores."""
+    trial.set_user_attr('begun', trial.number)             # from here on, Optuna sees it die
     frozen = study.trials[trial.number]
     before = [other for other in study.trials[:trial.number] if counted(other) or under_way(other)]
     if len(before) >= search.opt.n_trials:
@@ -490,7 +504,8 @@ class Folds:
 def optimize(search, study):
     """Runs trials until --n_trials are over, here or in other workers. Raises UserError where none can be run."""
     bar = tqdm(total=search.opt.n_trials, unit='trial', disable=None)
-    asked = None
+    asked, waiting_since = None, {}
+    before = {trial.number for trial in study.trials if counted(trial)}
 
     def one(trial):
         nonlocal asked
@@ -505,21 +520,30 @@ def optimize(search, study):
             bar.refresh()
             if len(over) >= search.opt.n_trials:
                 return
-            failed = [trial for trial in over if trial.state == TrialState.FAIL]
-            if len(failed) == len(over) >= HOPELESS:
-                raise UserError(f'all of the first {len(failed)} trials failed, the last one: '
-                                f'{failed[-1].user_attrs["reason"]}')
+            new = [trial for trial in over if trial.number not in before]
+            if len(new) >= HOPELESS and all(trial.state == TrialState.FAIL for trial in over):
+                raise UserError(f'all of the first {len(over)} trials failed, the last one: '
+                                f'{new[-1].user_attrs["reason"]}')
             alive = [trial for trial in trials if under_way(trial)]
             if len(over) + len(alive) >= search.opt.n_trials and all(t.state == TrialState.RUNNING for t in alive):
-                time.sleep(1)                                      # others have the last ones; they may die
+                if not waiting_since:
+                    bar.write(f'waiting for {", ".join(map(name_of, alive))}, which other workers have')
+                time.sleep(1)                                      # they may die
                 optuna.storages.fail_stale_trials(study)
+                requeue_unbegun(study, alive, waiting_since)
                 continue
-            asked = None
-            study.optimize(one, n_trials=1, catch=(TrialFailed, Superfluous))
+            asked, waiting_since = None, {}
+            try:
+                study.optimize(one, n_trials=1, catch=(TrialFailed, Superfluous))
+            except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+                if asked is None or study.trials[asked].state != TrialState.FAIL:
+                    raise
+                bar.write(f'{name_of(study.trials[asked])}  another worker has taken it over: this one was silent for '
+                          f'more than {GRACE} s')
             say(search, study, asked, bar)
             summarise(search, study)
     except KeyboardInterrupt:
-        if asked is not None and study.trials[asked].state == TrialState.FAIL:
+        if asked is not None and study.trials[asked].state == TrialState.FAIL and not counted(study.trials[asked]):
             requeue(study, study.trials[asked])
         bar.write('Stopped; start the same command again to go on.')
         raise
@@ -615,7 +639,9 @@ def reproduce(search, study):
     write_lines(folder.with_suffix('.sh'), commands)
     print(f'reproductions of {name_of(best)}, seeds {seeds[0]} to {seeds[-1]}: {folder.with_suffix(".sh")}')
     code = Launch_Runs.launch([Launch_Runs.planned(arguments) for arguments in commands], search.slots)
-    print(f'To judge them on the test classes: python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*')
+    for older in sorted(set(folder.parent.glob('*/')) - {folder}):
+        print(f'{older}: of a setting that was the best before; leave it out of tables')
+    print(f'To judge them on the test classes: python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
     return code
 
 

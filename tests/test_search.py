@@ -208,6 +208,73 @@ def test_a_search_in_which_everything_fails_ends(flags, stub, capsys):
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89']) == 2
     assert 'all of the first 3 trials failed' in capsys.readouterr().err
     assert len(table_of(folder)) == 3
+    repaired = (folder / 'main.py').read_text().replace('0.8 < margin', '0.85 < margin')
+    (folder / 'main.py').write_text(repaired)                       # the reason was not in the settings
+    assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '6']) == 0
+    assert len(table_of(folder)) == 6
+
+
+def test_an_extended_grid_has_all_points(flags, stub):
+    folder = stub()
+    grid = [*flags, '--n_epochs', '0', '--tune', 'loss_triplet_margin', '0.1', '0.7', '--sampler', 'grid',
+            '--grid_points']
+    assert Hyperparameter_Search.main([*grid, '3']) == 0 and len(table_of(folder)) == 3
+    assert Hyperparameter_Search.main([*grid, '4']) == 0
+    assert sorted(float(row['loss_triplet_margin']) for row in table_of(folder)) == pytest.approx([.1, .3, .4, .5, .7])
+
+
+def test_stopped_before_its_heartbeat_a_trial_is_run_all_the_same(flags, stub, monkeypatch, capsys):
+    import optuna.study._optimize
+    folder, begin, n = stub(), optuna.study._optimize.get_heartbeat_thread, 0
+
+    def stopped(*arguments):
+        nonlocal n
+        n += 1
+        if n == 2:
+            raise KeyboardInterrupt
+        return begin(*arguments)
+
+    arguments = [*flags, *TUNE, '--n_trials', '2', '--n_epochs', '0']
+    monkeypatch.setattr(Hyperparameter_Search, 'GRACE', 3)
+    monkeypatch.setattr(optuna.study._optimize, 'get_heartbeat_thread', stopped)
+    assert Hyperparameter_Search.main(arguments) == 130
+    assert [trial.state for trial in study_of(folder).trials] == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert Hyperparameter_Search.main(arguments) == 0
+    assert 'waiting for trial_0001, which other workers have' in capsys.readouterr().out
+    assert [row['state'] for row in table_of(folder)] == ['complete'] * 2
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_ctrl_c_leaves_a_trial_alone_that_failed_for_its_own_reason(flags, stub, monkeypatch):
+    folder = stub()
+    search = Hyperparameter_Search.read([*flags, '--tune', 'loss_triplet_margin', '0.1,0.85', '--sampler', 'grid'])
+    study = Hyperparameter_Search.open_study(search)
+    other = study.ask()                                             # another worker has the first point
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Hyperparameter_Search, 'requeue_unbegun', stopped)      # while the other one is waited for
+    with pytest.raises(KeyboardInterrupt):
+        Hyperparameter_Search.optimize(search, study)
+    assert [trial.state for trial in study_of(folder).trials] == [TrialState.RUNNING, TrialState.FAIL]
+    assert other.number == 0
+
+
+def test_a_worker_that_was_silent_too_long_leaves_its_trial_to_another(flags, stub, monkeypatch, capsys):
+    folder, report = stub(), Hyperparameter_Search.Folds.report
+
+    def taken_over(folds):
+        study = folds.trial.study
+        if folds.trial.number == 0:
+            study.tell(0, state=TrialState.FAIL, skip_if_finished=True)         # what the other worker does
+            Hyperparameter_Search.requeue(study, study.trials[0])
+        return report(folds)
+
+    monkeypatch.setattr(Hyperparameter_Search.Folds, 'report', taken_over)
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--n_epochs', '1']) == 0
+    assert 'trial_0000  another worker has taken it over' in capsys.readouterr().out
+    assert {row['trial'] for row in table_of(folder)} > {'trial_0000'} and len(table_of(folder)) == 2
 
 
 @pytest.mark.parametrize('pruner', ['median', 'hyperband'])
