@@ -1,5 +1,6 @@
 """One positive and many negatives per anchor. Sohn, NIPS 2016, section 3, and the form of Roth et al., ICML 2020."""
 import torch
+import torch.nn.functional as F
 
 RETURNS = 'masks'
 
@@ -19,22 +20,21 @@ def npair_tuples(labels, negatives='all'):
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()
     ([[0, 1], [1, 0]], [[0, 2], [1, 2]])
     """
-    same = labels[:, None] == labels
     order = torch.randperm(len(labels), device=labels.device)
     ordered, place = labels[order].sort(stable=True)
     order = order[place]                                           # a class stands together, in random order
+    chosen = torch.zeros(len(labels), len(labels), dtype=torch.bool, device=labels.device)
+    if negatives == 'pairs':
+        followed = F.pad(ordered[1:] == ordered[:-1], (1, 1))      # by one of its class: the place before, each place
+        chosen[order, order.roll(-1)] = followed[1:] & ~followed[:-1]              # the first two of a class
+        ones = chosen.view(torch.uint8)                            # any() and & are many times slower on bool
+        return chosen, (ones.amax(dim=1, keepdim=True) & ones.amax(dim=0)).view(torch.bool) ^ chosen
     start = torch.searchsorted(ordered, ordered)
     size = torch.searchsorted(ordered, ordered, right=True) - start
     step = torch.arange(len(labels), device=labels.device) - start
     further = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
-    positive = order[start + (step + further) % size]              # itself where it is alone
-    is_anchor = size > 1 if negatives == 'all' else (size > 1) & (step == 0)
-
-    chosen = torch.zeros_like(same)
-    chosen[order, positive] = is_anchor
-    rows = torch.zeros_like(labels, dtype=torch.bool).scatter(0, order, is_anchor)[:, None]
-    negative = ~same & rows
-    return chosen, negative if negatives == 'all' else negative & chosen.any(dim=0)
+    chosen[order, order[start + (step + further) % size]] = size > 1               # itself where it is alone
+    return chosen, (labels[:, None] != labels) & chosen.any(dim=1, keepdim=True)
 
 
 class BatchMiner:

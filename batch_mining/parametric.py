@@ -50,12 +50,12 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     squared = squared_distances(batch)
     edges = torch.linspace(*support_lim, len(weights) + 1, device=batch.device, dtype=squared.dtype)
     chances = weights[torch.bucketize(squared, edges[1:-1].square())]
-    same = labels[:, None] == labels
+    same = labels.unsqueeze(1) == labels
     size = same.sum(dim=1, keepdim=True)
     negative = draw(chances if among_all else chances.masked_fill_(same, 0))
     positive, _ = uniform(same if among_all else same.fill_diagonal_(False))
     anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
-    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+    return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def squared_distances(batch):
@@ -63,7 +63,7 @@ def squared_distances(batch):
     batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        norms = gram.diagonal()
+        norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
         return (norms[:, None] + norms - 2 * gram).clamp_(min=0)
 
 
@@ -71,20 +71,22 @@ def draw(weights):
     """
     A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
 
-    In float64, so that rounding makes no weight of 0 a chance.
+    Never one of weight 0: sums must not differ where nothing is added, as in float64, or on the CPU, which adds one by
+    one, in float64 itself; mps has no float64.
     """
-    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
-    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
-    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
+    total = cumulated[:, -1:]
+    drawn = torch.rand_like(total).mul_(total)              # less than the total, and so below a column with weight
+    return torch.searchsorted(cumulated, drawn, right=True).clamp_(max=weights.shape[1] - 1)
 
 
 def uniform(mask):
     """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
     count = mask.cumsum(dim=1, dtype=torch.int32)
     total = count[:, -1:]
-    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k), total
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
+    return torch.searchsorted(count, k, right=True), total
 
 
 class Policy(torch.nn.Module):

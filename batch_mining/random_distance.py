@@ -24,49 +24,50 @@ def random_distance_triplets(batch, labels, lower_cutoff=0.5):
     torch.Size([2, 3])
     """
     labels = labels[torch.randperm(len(labels), device=labels.device)]
-    same = labels[:, None] == labels
+    same = labels.unsqueeze(1) == labels
     negative = draw(negative_weights(batch, same, lower_cutoff))
     positive, n_positives = uniform(same.fill_diagonal_(False))
     anchor = (n_positives * (len(labels) - 1 - n_positives)).nonzero()[:, :1]
-    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+    return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def negative_weights(batch, same, lower_cutoff=0.5):
     """
-    [B, B], each row in proportion to the probabilities of its negatives, the largest between ½ and 2; 0 where `same`.
+    [B, B], each row in proportion to the probabilities of its negatives, the largest between 1 / 2B and 2; 0 where
+    `same`, save in rows without a negative.
 
     log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
     u^(−(D − 3)/2) / √s.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    squared = batch.new_empty(len(batch), len(batch))
-    squared.addmm_(batch, batch.T, beta=0, alpha=-2)                # in place, where autocast has no effect
-    norms = squared.diagonal() / -2
-    squared.add_(norms).add_(norms[:, None]).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
-    weights = torch.addcmul(squared, squared, squared, value=-0.25).log_().mul_((3 - batch.shape[1]) / 2)
-    weights.masked_fill_(same, -torch.inf)
-    weights.sub_(weights.amax(dim=1, keepdim=True).nan_to_num_(neginf=0)).exp_()
-    return weights.mul_(squared.rsqrt_())
+    gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
+    norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
+    squared = (norms.unsqueeze(1) + norms).sub_(gram, alpha=2).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
+    logs = torch.addcmul(squared, squared, squared, value=-0.25, out=gram).log_().mul_((3 - batch.shape[1]) / 2)
+    # finite, since −inf would make rows without a negative nan
+    return logs.masked_fill_(same, torch.finfo(logs.dtype).min).softmax(dim=1).mul_(squared.rsqrt_())
 
 
 def draw(weights):
     """
     A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
 
-    In float64, so that rounding makes no weight of 0 a chance.
+    Never one of weight 0: sums must not differ where nothing is added, as in float64, or on the CPU, which adds one by
+    one, in float64 itself; mps has no float64.
     """
-    exact = torch.float32 if weights.device.type == 'mps' else torch.float64                # mps has no other
+    exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
-    drawn = (1 - torch.rand(len(weights), 1, device=weights.device, dtype=exact)) * cumulated[:, -1:]     # never 0
-    return torch.searchsorted(cumulated, drawn).clamp_(max=weights.shape[1] - 1)
+    total = cumulated[:, -1:]
+    drawn = torch.rand_like(total).mul_(total)              # less than the total, and so below a column with weight
+    return torch.searchsorted(cumulated, drawn, right=True).clamp_(max=weights.shape[1] - 1)
 
 
 def uniform(mask):
     """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
     count = mask.cumsum(dim=1, dtype=torch.int32)
     total = count[:, -1:]
-    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k), total
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
+    return torch.searchsorted(count, k, right=True), total
 
 
 class BatchMiner:

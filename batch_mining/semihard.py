@@ -20,21 +20,22 @@ def semihard_triplets(batch, labels, margin=0.2):
     tensor([[0, 1, 2],
             [1, 0, 2]])
     """
-    different = labels[:, None] != labels
+    different = labels.unsqueeze(1) != labels
     positive, n_positives = uniform((~different).fill_diagonal_(False))
-    nearness = nearer(batch)
-    gap = nearness.gather(1, positive.clamp(max=len(labels) - 1)) - nearness         # ½ (d_an² − d_ap²)
-    window = (gap > 0).logical_and_(gap < margin / 2).logical_and_(different)
+    gap = farther(batch)
+    gap.sub_(gap.gather(1, positive.clamp(max=len(labels) - 1)))                        # d_an² − d_ap²
+    window = (gap > 0).logical_and_(gap < margin).logical_and_(different)
     negative, n_negatives = uniform(window, otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
-    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+    return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
-def nearer(batch):
-    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
+def farther(batch):
+    """‖x_j‖² − 2 x_i·x_j: [B, B], in a row the squared distance up to a constant."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
-    return gram.sub_(gram.diagonal() / 2)
+    norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
+    return torch.add(norms, gram, alpha=-2, out=gram)
 
 
 def uniform(mask, otherwise=None):
@@ -44,10 +45,10 @@ def uniform(mask, otherwise=None):
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
-        count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
+        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
-    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k), total
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
+    return torch.searchsorted(count, k, right=True), total
 
 
 class BatchMiner:

@@ -19,7 +19,7 @@ def softhard_triplets(batch, labels):
     tensor([[0, 2, 3],
             [1, 2, 3]])
     """
-    different = labels[:, None] != labels
+    different = labels.unsqueeze(1) != labels
     positives = (~different).fill_diagonal_(False)
     nearness = nearer(batch)
     farthest_positive = nearness.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
@@ -27,7 +27,7 @@ def softhard_triplets(batch, labels):
     positive, n_positives = uniform((nearness < nearest_negative).logical_and_(positives), otherwise=positives)
     negative, n_negatives = uniform((nearness > farthest_positive).logical_and_(different), otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
-    return torch.cat([anchor, positive[anchor[:, 0]], negative[anchor[:, 0]]], dim=1)
+    return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def nearer(batch):
@@ -46,10 +46,10 @@ def uniform(mask, otherwise=None):
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
-        count += otherwise.cumsum(dim=1, dtype=torch.int32) * (count[:, -1:] == 0)
+        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
-    k = (torch.rand(len(mask), 1, device=mask.device) * total).int() + 1             # 1 ... total
-    return torch.searchsorted(count, k), total
+    k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
+    return torch.searchsorted(count, k, right=True), total
 
 
 class BatchMiner:

@@ -6,6 +6,7 @@ from statistics import median
 
 import torch
 
+WARM_UP = 3e-3                                            # seconds of processor time, or one call if that takes longer
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # else the profiler reports its own starts and stops
 
 
@@ -17,9 +18,9 @@ def median_times(competitors, repeats=9, budget=30.0):
         budget:      seconds of processor time after which no other round begins; three rounds are always made.
 
     Returns: {name: the median processor time of a call, in seconds}. The calls are interleaved: each round times every
-    competitor once, so that all of them meet the same disturbances, and right after a call that is not timed, so that
-    none finds the caches and the allocator as another one left them. Processor time does not count what other
-    processes take away, but adds up threads: torch should use one.
+    competitor once, so that all of them meet the same disturbances, right after WARM_UP seconds of calls that are not
+    timed, so that none finds the caches and the allocator as another one left them. Processor time does not count what
+    other processes take away, but adds up threads: torch should use one.
     """
     times = {name: [] for name in competitors}
     started = time.process_time()
@@ -27,7 +28,9 @@ def median_times(competitors, repeats=9, budget=30.0):
         if done >= 3 and time.process_time() - started > budget:
             break
         for name, function in competitors.items():
-            function()
+            began = time.process_time()
+            while time.process_time() - began < WARM_UP:
+                function()
             began = time.process_time()
             function()
             times[name].append(time.process_time() - began)

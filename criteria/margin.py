@@ -45,14 +45,16 @@ def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        distances, beta = distance_matrix(batch), beta.expand(len(batch))
-        n_positives, n_negatives = positives.sum(dim=1, dtype=torch.int32), negatives.sum(dim=1, dtype=torch.int32)
-        too_far = F.relu(distances - (beta - margin)[:, None]).where(positives, 0)
-        too_near = F.relu((beta + margin)[:, None] - distances).where(negatives, 0)
-        total = (too_far.sum(dim=1) * n_negatives + too_near.sum(dim=1) * n_positives
-                 + nu * beta * n_positives * n_negatives).sum()
-        count = ((too_far > 0).sum(dim=1, dtype=torch.int32) * n_negatives
-                 + (too_near > 0).sum(dim=1, dtype=torch.int32) * n_positives).sum()
+        distances, beta = distance_matrix(batch), beta.expand(len(batch))[:, None]
+        n_positives, n_negatives = (mask.sum(dim=1, keepdim=True, dtype=torch.int32).to(batch.dtype)
+                                    for mask in (positives, negatives))
+        with torch.no_grad():
+            # In how many triplets a pair is too far apart, or too near, which is negative: the sum is linear in the
+            # distances then, and needs fewer passes over [B, B] than two hinges.
+            weights = ((distances > beta - margin) & positives) * n_negatives
+            weights -= ((distances < beta + margin) & negatives) * n_positives
+            count = weights.abs().sum()
+        total = (weights * (distances - beta)).sum() + margin * count + nu * (beta * n_positives * n_negatives).sum()
         return total / count.clamp(min=1) * (count > 0)
 
 
