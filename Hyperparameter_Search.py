@@ -191,7 +191,8 @@ def read_tuned(words):
         return flag, CategoricalDistribution(choices)
     scale = rest[2:]
     if len(rest) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale):
-        raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int], or --tune {flag} A,B,C')
+        raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int], or --tune {flag} A,B,C; negative '
+                        'numbers as -0.1, without an exponent, and not first in a list')
     kind = int if 'int' in scale else float
     try:
         low, high = map(kind, rest[:2])
