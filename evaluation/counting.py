@@ -16,7 +16,8 @@ from tqdm import tqdm
 STRIP, WIDTH = 480, 8160     # queries and gallery images of a block of scores: 16 MB; count_rows needs 8160 at most
 CHUNK = 1 << 14              # images that are copied at a time
 SAMPLE = 1024                # gallery images that bound how near the `depth` nearest are
-FEW = 1 / 2                  # of a block's groups of eight scores: as many groups, and scores, are looked at one by one
+FEW = 1 / 2                  # of a block's groups of eight scores: the most that are looked at score by score
+PIECE = 1 << 18              # scores that are looked at so at a time
 
 
 def by_counting(search, depth):
@@ -152,9 +153,13 @@ class Counting:
         if len(eights) > FEW * buffer.size / 8:
             return self.count_all(block, first, rivals, hits, axis)
         places = np.flatnonzero(buffer.reshape(-1, 8)[eights])
-        if len(places) > FEW * buffer.size / 8:
-            return self.count_all(block, first, rivals, hits, axis)
-        row, column = np.divmod(eights[places // 8] * 8 + places % 8, block.shape[1])
+        for start in range(0, len(places), PIECE):
+            some = places[start:start + PIECE]
+            self.count_some(block, first, rivals, eights[some // 8] * 8 + some % 8, axis)
+
+    def count_some(self, block, first, rivals, places, axis):
+        """The same of the scores at some places of the block alone."""
+        row, column = np.divmod(places, block.shape[1])
         score = block[row, column]
         query, rival = (row + first, rivals[column]) if axis == 1 else (column + first, rivals[row])
         for slot in range(self.n_positives[first]):

@@ -64,6 +64,7 @@ def small_blocks(patch, strip, few, sample):
     patch.setattr(counting, 'FEW', few)
     patch.setattr(counting, 'SAMPLE', sample)
     patch.setattr(counting, 'WIDTH', 32)
+    patch.setattr(counting, 'PIECE', 5)
     patch.setattr(ranking, 'CHUNK', 40 * strip)
 
 
