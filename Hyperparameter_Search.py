@@ -544,8 +544,9 @@ def optimize(search, study):
             say(search, study, asked, bar)
             summarise(search, study)
     except KeyboardInterrupt:
-        if asked is not None and study.trials[asked].state == TrialState.FAIL and not counted(study.trials[asked]):
-            requeue(study, study.trials[asked])
+        trial = None if asked is None else study.trials[asked]
+        if trial and trial.state == TrialState.FAIL and not counted(trial):
+            requeue(study, trial)
         bar.write('Stopped; start the same command again to go on.')
         raise
     finally:

@@ -35,7 +35,8 @@ class Counting:
     n_with:               [R] the number of queries with more than s positives.
     own, positive, above: lists of R arrays of [n_with[s]]: the score of the s-th positive, the farthest first, its
                           index in the gallery, and how many others of the gallery have been counted above it.
-    floor:                [Q] what is less is above no positive that matters.
+    floor:                [Q] what is less is above no positive that matters. half_norms: [Q] of the queries.
+    gallery:              [G + 32, D + 2] in the order of columns; index: [G + 32] of each column, the image.
     """
 
     def __init__(self, search, depth):
@@ -57,7 +58,7 @@ class Counting:
         # Two more coordinates, (−½‖g‖², 1) against (1, −½‖q‖²), make the product the score; 32 more columns, which
         # score −inf, let blocks be of widths that bytes can be counted in.
         self.index = np.concatenate([by_gallery, np.full(32, self.n_gallery)])
-        self.half_norms = search.half_norms(search.queries).numpy()
+        self.half_norms = search.half_norms(search.queries).numpy()[by_query]
         points = search.gallery.numpy()
         self.gallery = np.zeros((self.n_gallery + 32, points.shape[1] + 2), points.dtype)
         self.gallery[self.n_gallery:, -2], self.gallery[:, -1] = -np.inf, 1
@@ -78,9 +79,9 @@ class Counting:
 
     def queries(self, rows):
         """[q, D + 2]: what the gallery is multiplied with."""
-        which = self.by_query[rows]
-        queries = np.ones((len(which), self.gallery.shape[1]), self.gallery.dtype)
-        queries[:, :-2], queries[:, -1] = self.search.queries.numpy()[which], -self.half_norms[which]
+        points = self.search.queries.numpy()[self.by_query[rows]]
+        queries = np.ones((len(points), self.gallery.shape[1]), points.dtype)
+        queries[:, :-2], queries[:, -1] = points, -self.half_norms[rows]
         return queries
 
     def look_up(self, strip):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from utilities import run_folder
 from utilities.errors import UserError
 from utilities.files import atomic
 
@@ -56,8 +57,8 @@ class Checkpoint:
             try:
                 part.load_state_dict(states[name])
             except (KeyError, RuntimeError, ValueError) as error:
-                changed = [f'--{flag} {shown(value)} (was {shown(states["settings"].get(flag))})'
-                           for flag, value in self.settings.items() if states['settings'].get(flag) != value]
+                changed = [f'--{flag} {shown(change["to"])} (was {shown(change["from"])})'
+                           for flag, change in run_folder.changes(states['settings'], self.settings).items()]
                 reason = (f'{", ".join(changed)}; give it the flags it was saved with, or begin a new run' if changed
                           else ' '.join(str(error).split())[:200])
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: {reason}'

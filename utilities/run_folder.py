@@ -77,13 +77,16 @@ def require_same_data(folder, description):
                         f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
 
 
+def changes(before, now):
+    """{flag: {'from': what it was, 'to': what it is}} of the settings `now` that are other than `before`."""
+    return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
+
+
 def note_resumption(folder, settings, arguments, epoch):
     """Notes in config.yaml that the run goes on, from which epoch, and with which flags changed."""
     config = read(folder)
-    changes = {name: {'from': config['flags'].get(name), 'to': value} for name, value in settings.items()
-               if config['flags'].get(name) != value}
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
-                              'versions': versions(), 'changed_flags': changes})
+                              'versions': versions(), 'changed_flags': changes(config['flags'], settings)})
     config['flags'] = settings
     write_yaml(folder / 'config.yaml', config)
 
