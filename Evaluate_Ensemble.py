@@ -11,10 +11,10 @@ import pandas
 from tqdm import tqdm
 
 import evaluation
-import main as training
 import parameters
+import parts
 from evaluation import ensemble_tables, ensembles, folds
-from utilities import checkpoint, ensemble_records
+from utilities import checkpoint, command_line, ensemble_records
 from utilities.errors import RunFailed, UserError
 from utilities.files import require_folder, write_text
 
@@ -25,7 +25,7 @@ OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'not_pretrained', 'weight
 
 
 def build():
-    parser = parameters.Parser(prog='Evaluate_Ensemble.py', allow_abbrev=False, formatter_class=parameters.Formatter,
+    parser = command_line.Parser(prog='Evaluate_Ensemble.py',
                                description="Evaluates each fold's best network by validation on the test classes: one "
                                            'by one, and as one with their embeddings joined. Prints the table.')
     parser.add_argument('runs', nargs='+', metavar='RUN_FOLDER',
@@ -34,21 +34,21 @@ def build():
     what = parser.add_argument_group('what to evaluate').add_argument
     what('--evaluation_metrics', nargs='+', metavar='METRIC', default=['precision_at_1', 'r_precision', 'map_at_r'],
          help='of those of main.py')
-    what('--pca', metavar='D', type=parameters.COUNT, default=0,
+    what('--pca', metavar='D', type=command_line.COUNT, default=0,
          help='the first D principal components, fitted on images of classes that do not test; 0: all dimensions')
     what('--untrained', action='store_true', help="also the networks as they were before the training: the backbone's "
                                                   'features, and the embeddings')
     machine = parser.add_argument_group("this machine; by default as the runs'")
     machine.add_argument('--source_path', '--source', help="the folder that holds the data sets' folders")
     machine.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], help='what to compute on')
-    machine.add_argument('--gpu', nargs='+', type=parameters.COUNT, help='index of the NVIDIA GPU')
-    machine.add_argument('--kernels', type=parameters.COUNT, help='data workers')
-    machine.add_argument('--bs', type=parameters.POSITIVE_INT, help='images that are embedded at a time')
+    machine.add_argument('--gpu', nargs='+', type=command_line.COUNT, help='index of the NVIDIA GPU')
+    machine.add_argument('--kernels', type=command_line.COUNT, help='data workers')
+    machine.add_argument('--bs', type=command_line.POSITIVE_INT, help='images that are embedded at a time')
     machine.add_argument('--weights', metavar='FILE', help="for --untrained: the backbone's pretrained weights")
-    parameters.switch(machine, '--evaluate_on_gpu', help='compute the metrics on the GPU as well', default=None)
+    command_line.switch(machine, '--evaluate_on_gpu', help='compute the metrics on the GPU as well', default=None)
     output = parser.add_argument_group('what to write').add_argument
     output('--save_path', default='Ensembles', help='records go to <save_path>/<dataset>/<group>_ensemble_s<seed>/')
-    output('--digits', type=parameters.COUNT, default=2, help='decimals of percentages; other numbers have two more')
+    output('--digits', type=command_line.COUNT, default=2, help='decimals of percentages; other numbers have two more')
     output('--latex', metavar='FILE', help='the table, for booktabs')
     output('--markdown', metavar='FILE', help='the table')
     output('--csv', metavar='FILE', help='the table with all digits, and every test')
@@ -60,12 +60,12 @@ def network(opt, member, state):
     given = {name: getattr(opt, name) for name in MACHINE}
     metrics = list(dict.fromkeys([*opt.evaluation_metrics, *member.run.flags['storage_metrics']]))
     start = ['--evaluate', str(member.checkpoint)] if state == 'trained' else ['--reproduce', member.run.where]
-    own = parameters.parse([*start, *parameters.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
+    own = parameters.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
                             '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])
     own.evaluation_metrics = opt.evaluation_metrics
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
-        model, data, criterion = (training.restored(own, member.checkpoint) if state == 'trained'
-                                  else (*training.prepare(own), None))
+        built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
+    model, data, criterion = built.model, built.data, built.criterion
     if data.description['hash'] != member.config['split_hash']:
         raise UserError(f'{member.run.where}: the classes or numbers of images are not those of this run; '
                         '--source_path must lead to the same data')

@@ -26,7 +26,7 @@ from tqdm import tqdm
 import datasets
 import Launch_Runs
 import parameters
-from utilities import run_folder, run_records
+from utilities import command_line, run_folder, run_records
 from utilities.errors import UserError, choose
 from utilities.files import write_text
 from utilities.randomness import derive
@@ -44,8 +44,8 @@ HOPELESS = 3                                                      # failed trial
 
 
 def build():
-    parser = parameters.Parser(
-        prog='Hyperparameter_Search.py', allow_abbrev=False, formatter_class=parameters.Formatter,
+    parser = command_line.Parser(
+        prog='Hyperparameter_Search.py',
         usage='Hyperparameter_Search.py --study_path FOLDER --tune FLAG LOW HIGH [--tune ...] [FLAG of main.py ...]',
         description='Maximises the mean over folds of the best validation score (the first of --storage_metrics, by '
                     'default map_at_r). All other flags are those of main.py, as --config, --loss, --n_folds. Start it '
@@ -54,21 +54,21 @@ def build():
     add('--study_path', metavar='FOLDER', required=True, help='of the study: its records, runs and plots')
     add('--tune', nargs='+', action='append', metavar=('FLAG', 'LOW HIGH [log] [int] | A,B,C'), default=[],
         help='a flag without dashes, and its range or its choices; repeatable')
-    add('--n_trials', type=parameters.POSITIVE_INT, default=50, help='settings to try, failed ones included')
+    add('--n_trials', type=command_line.POSITIVE_INT, default=50, help='settings to try, failed ones included')
     add('--sampler', choices=['tpe', 'gp', 'random', 'grid'], default='tpe', help='what proposes the settings')
-    add('--grid_points', metavar='N', type=parameters.number(int, 2), default=5,
+    add('--grid_points', metavar='N', type=command_line.number(int, 2), default=5,
         help='of --sampler grid: values of each range of numbers')
     add('--pruner', choices=['none', 'median', 'hyperband'], default='none',
         help='what stops hopeless trials, by the validation scores so far')
     add('--storage', metavar='URL',
         help='database of the study, as postgresql://HOST/NAME; by default an SQLite file in its folder')
     add('--study_name', help='in the database; by default the name of the folder')
-    add('--reproductions', metavar='N', type=parameters.COUNT, default=0,
+    add('--reproductions', metavar='N', type=command_line.COUNT, default=0,
         help='at the end, train the best setting with N new seeds on all folds')
     add('--keep_checkpoints', action='store_true', help='of all trials; by default only those of the best one are kept')
-    add('--workers', type=parameters.POSITIVE_INT, metavar='N', help='that many runs at once, on the CPU')
+    add('--workers', type=command_line.POSITIVE_INT, metavar='N', help='that many runs at once, on the CPU')
     add('--gpus', metavar='0,1', help='runs on these GPUs')
-    add('--per_gpu', type=parameters.POSITIVE_INT, metavar='N', default=1, help='that many runs at once on each GPU')
+    add('--per_gpu', type=command_line.POSITIVE_INT, metavar='N', default=1, help='that many runs at once on each GPU')
     return parser
 
 
@@ -119,8 +119,8 @@ class Search:
         """The arguments of main.py for each fold, with the tuned flags `params`."""
         machine = {name: value for name, value in vars(self.main).items()
                    if name in run_folder.MACHINE and value != parameters.build().get_default(name)}
-        return [['--config', str(self.folder / 'base.yaml'), *parameters.tokens(params), f'--fold={fold}',
-                 *([] if seed is None else [f'--seed={seed}']), *parameters.tokens(machine),
+        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(params), f'--fold={fold}',
+                 *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
                  f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
 
     @contextlib.contextmanager
@@ -165,7 +165,7 @@ def read(arguments):
         tuned[flag] = distribution
     search = Search(opt, main, tuned, Launch_Runs.slots_of(opt))
     for ends in zip(*(ends_of(distribution) for distribution in tuned.values()), strict=True):
-        parameters.parse([*others, *parameters.tokens(dict(zip(tuned, ends, strict=True)))], DEFAULTS)
+        parameters.parse([*others, *command_line.tokens(dict(zip(tuned, ends, strict=True)))], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
         datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)
@@ -178,8 +178,8 @@ def read_tuned(words):
     where = f'--tune {" ".join(words)}'
     flags = {name: action for action in parser._actions for name in (action.dest,)}
     if flag not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{parameters.nearest(flag, flags)}')
-    if flag in NOT_TUNABLE or flag not in [*parameters.of_groups(parser, *TUNABLE), 'augmentation']:
+        raise UserError(f'--tune {flag}: unknown flag{command_line.nearest(flag, flags)}')
+    if flag in NOT_TUNABLE or flag not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     if len(rest) == 1:
@@ -214,7 +214,7 @@ def read_tuned(words):
 def accepted(parser, flag, value, where):
     """Raises UserError where main.py would refuse the value of the flag."""
     try:
-        parser.parse_args(parameters.tokens({flag: value}))
+        parser.parse_args(command_line.tokens({flag: value}))
     except UserError as error:
         raise UserError(f'{where}: {error}') from None
 
@@ -449,7 +449,7 @@ class Folds:
 
     def untrained(self, run):
         """--untrained with a run of another trial that has evaluated the same untrained network, if there is one."""
-        free = {*parameters.of_groups(parameters.build(), *TRAINING)}
+        free = {*command_line.of_groups(parameters.build(), *TRAINING)}
         losses = [self.search.main.loss, *getattr(self.search.tuned.get('loss'), 'choices', [])]
         if self.search.tuned.keys() - free or any('hyperbolic' in loss for loss in losses) or run.folder():
             return []                              # other networks, a distance of its own, or begun before

@@ -20,7 +20,7 @@ import criteria
 import datasampler
 import datasets
 import parameters
-from utilities import checkpoint, run_folder, run_records, run_script
+from utilities import checkpoint, command_line, run_folder, run_records, run_script
 from utilities.errors import UserError, choose
 
 ROOT = Path(__file__).resolve().parent
@@ -68,16 +68,16 @@ def progress(folder):
 
 
 def build():
-    parser = parameters.Parser(prog='Launch_Runs.py', allow_abbrev=False, formatter_class=parameters.Formatter,
+    parser = command_line.Parser(prog='Launch_Runs.py',
                                description='Runs the lines of a script in parallel. Finished runs are skipped, stopped '
                                            'ones go on where they were; start it again after whatever happened.')
     add = parser.add_argument
     add('script', nargs='?', metavar='SCRIPT', help='Revisit_Runs.sh, or a file of lines python main.py ...')
     add('--only', nargs='+', metavar='TEXT', default=[],
         help='lines whose <dataset>/<group>_s<seed> contains one of these')
-    add('--workers', type=parameters.POSITIVE_INT, metavar='N', help='that many runs at once, on the CPU')
+    add('--workers', type=command_line.POSITIVE_INT, metavar='N', help='that many runs at once, on the CPU')
     add('--gpus', metavar='0,1', help='runs on these GPUs')
-    add('--per_gpu', type=parameters.POSITIVE_INT, metavar='N', default=1, help='that many runs at once on each GPU')
+    add('--per_gpu', type=command_line.POSITIVE_INT, metavar='N', default=1, help='that many runs at once on each GPU')
     add('--dry_run', action='store_true', help='check every line, say what would be done, and do nothing')
     add('--status', action='store_true', help='a table of all runs; on a terminal it stays and is kept up to date')
     add('--line', metavar='ARGUMENTS', help='instead of a script, one run: the arguments of main.py in quotes')
@@ -86,9 +86,9 @@ def build():
     slurm.add_argument('--partition', metavar='P', help='of the cluster')
     slurm.add_argument('--time', default='12:00:00', metavar='HH:MM:SS',
                        help='limit of a job; it is queued again when it is over, and the run goes on')
-    slurm.add_argument('--at_once', type=parameters.POSITIVE_INT, default=64, help='jobs of the array that may run')
-    slurm.add_argument('--cpus', type=parameters.POSITIVE_INT, default=4, help='processor cores of a job')
-    slurm.add_argument('--gpus_per_job', type=parameters.COUNT, default=1, help='GPUs of a job')
+    slurm.add_argument('--at_once', type=command_line.POSITIVE_INT, default=64, help='jobs of the array that may run')
+    slurm.add_argument('--cpus', type=command_line.POSITIVE_INT, default=4, help='processor cores of a job')
+    slurm.add_argument('--gpus_per_job', type=command_line.COUNT, default=1, help='GPUs of a job')
     slurm.add_argument('--memory', metavar='32GB', help="of a job; by default the cluster's own")
     slurm.add_argument('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
                        help='more of sbatch, such as account=lab qos=long')

@@ -3,8 +3,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import parameters
-from utilities import run_records, wandb_records
+from utilities import command_line, run_records, wandb_records
 from utilities.errors import UserError
 from utilities.files import require_folder, write_text
 
@@ -12,7 +11,7 @@ FIGURE_FORMATS = ('png', 'pdf', 'svg')
 
 
 def build():
-    parser = parameters.Parser(prog='Result_Evaluations.py', allow_abbrev=False, formatter_class=parameters.Formatter,
+    parser = command_line.Parser(prog='Result_Evaluations.py',
                                description='Groups runs over seeds; prints the table, and writes it and figures.')
     source = parser.add_argument_group('which runs').add_argument
     source('--runs', nargs='+', metavar='FOLDER', default=[],
@@ -25,7 +24,7 @@ def build():
            help='not the runs whose name or place contains one of these')
     source('--script', metavar='SCRIPT', help='a script of runs, such as Revisit_Runs.sh: those that it has and the '
                                               'records have not are named, and the table is in its order')
-    source('--seeds', nargs='+', type=parameters.COUNT, metavar='SEED', default=[],
+    source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],
            help='that every group should have; by default those that any group of its data set has')
     source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and say so')
     numbers = parser.add_argument_group('which numbers').add_argument
@@ -37,7 +36,7 @@ def build():
             help='what best means; by default the first of --metrics of which more is better')
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: each metric on test at its own best epoch, as in Roth et al.')
-    numbers('--digits', type=parameters.COUNT, default=1, help='decimals of percentages; other numbers have two more')
+    numbers('--digits', type=command_line.COUNT, default=1, help='decimals of percentages; other numbers have two more')
     output = parser.add_argument_group('what to write').add_argument
     output('--latex', metavar='FILE', help='the table, for booktabs')
     output('--markdown', metavar='FILE', help='the table')

@@ -4,13 +4,7 @@ Every flag of main.py, grouped; the only place with defaults.
 A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, --miner_<miner>_<parameter>,
 --data_<sampler>_<parameter>. Every part of the program gets the whole namespace.
 """
-import argparse
-import difflib
-import json
-import math
 from pathlib import Path
-
-import yaml
 
 import evaluation
 from architectures import ARCHITECTURES, PREFIXES
@@ -22,80 +16,27 @@ from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, ranking
 from evaluation.figures import PICTURES
 from utilities import checkpoint, run_folder
+from utilities.command_line import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_INT,
+    REAL,
+    WHOLE,
+    Parser,
+    known,
+    number,
+    read_config,
+    switch,
+    tokens,
+    yaml_mapping,
+)
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
 # what to do, not part of a run's settings
 MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untrained')
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one line, instead of printing the usage; argparse would exit by itself."""
-
-    def error(self, message):
-        if message.startswith('unrecognized arguments: --'):
-            flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
-        raise UserError(message.removeprefix('argument '))
-
-
-class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows each default that says something."""
-
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=40, width=120)
-
-    def _get_help_string(self, action):
-        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
-
-    def _get_default_metavar_for_optional(self, action):
-        return getattr(action.type, '__name__', 'NAME')
-
-
-def boolean(text):
-    if text.lower() not in ('true', 'false'):
-        raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
-    return text.lower() == 'true'
-
-
-def number(kind, low=None, high=None, above=False):
-    """An argparse type: a finite int or float, at least `low` (more than it, with `above`), at most `high`."""
-    expected = 'a whole number' if kind is int else 'a number'
-    if low is not None:
-        expected += f' {"above" if above else "of at least"} {low}' + ('' if high is None else f' and at most {high}')
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or (low is not None and (value <= low if above else value < low)) or (
-                high is not None and value > high):
-            raise argparse.ArgumentTypeError(f'expected {expected}, not {text}')
-        return value
-
-    parse.__name__ = 'INT' if kind is int else 'FLOAT'
-    return parse
-
-
-def yaml_mapping(text):
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {text!r}")
-    return value
-
-
-REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
-WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
-FRACTION = number(float, 0, 1)
-
-
-def switch(group, *names, help, default=False):
-    """A flag that is true when given; `--flag false` takes it back, where a config file sets it."""
-    group.add_argument(*names, nargs='?', const=True, default=default, type=boolean, metavar='true|false', help=help)
 
 
 def run_parameters(parser):
@@ -431,27 +372,12 @@ def record_parameters(parser):
 
 
 def build():
-    parser = Parser(prog='main.py', allow_abbrev=False, formatter_class=Formatter, usage='main.py [FLAG ...]',
+    parser = Parser(prog='main.py', usage='main.py [FLAG ...]',
                     description='Trains an embedding network on some classes, judges it on classes it has never seen.')
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
         add(parser)
     return parser
-
-
-def known_flags(parser):
-    return [flag.removeprefix('--') for action in parser._actions for flag in action.option_strings if flag != '-h']
-
-
-def nearest(name, names):
-    close = difflib.get_close_matches(name, names, n=1)
-    return f'; did you mean {close[0]}?' if close else ''
-
-
-def of_groups(parser, *titles):
-    """The names of the flags in the groups of these titles."""
-    groups = {group.title: group for group in parser._action_groups}
-    return [action.dest for title in titles for action in groups[title]._group_actions]
 
 
 def parse(arguments, defaults=None):
@@ -470,9 +396,9 @@ def parse(arguments, defaults=None):
         raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
     settings = dict(defaults or {})
     for folder in folders:
-        settings |= known(parser, flags_of(folder), folder)
+        settings |= known(parser, flags_of(folder), folder, MODES)
     for file in given.config:
-        settings |= read_config(parser, file)
+        settings |= read_config(parser, file, MODES)
     opt = parser.parse_args([*tokens(settings), *arguments])
     check(opt)
     check_splits(parser, opt)
@@ -482,44 +408,6 @@ def parse(arguments, defaults=None):
 def flags_of(place):
     """The settings of a run folder, or of the run that a checkpoint file is of."""
     return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
-
-
-def read_config(parser, file):
-    """The flags of a YAML file of names and values; each must be one that the command line would take."""
-    try:
-        settings = yaml.safe_load(Path(file).read_text(encoding='utf-8')) or {}
-    except OSError as error:
-        raise UserError(f'--config {file}: {error.strerror}') from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f'--config {file}: not a YAML file: {" ".join(str(error).split())}') from None
-    if not isinstance(settings, dict):
-        raise UserError(f'--config {file}: expected lines of the form "flag: value"')
-    return known(parser, settings, f'--config {file}')
-
-
-def known(parser, settings, where):
-    """`settings`, if each is a flag and a value that the command line would take; else raises UserError."""
-    names = set(known_flags(parser)) - {'help', *MODES}
-    for name in settings:
-        if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')
-    try:
-        parser.parse_args(tokens(settings))
-    except UserError as error:
-        raise UserError(f'{where}: {error}') from None
-    return settings
-
-
-def tokens(settings):
-    """{flag: value} -> the arguments that say so; None and empty lists say nothing."""
-    arguments = []
-    for name, value in settings.items():
-        if isinstance(value, list):
-            values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
-            arguments += [f'--{name}', *values] if value else []
-        elif value is not None:
-            arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']
-    return arguments
 
 
 def settings_of(opt):

@@ -1,4 +1,6 @@
 """Batch miners: which tuples of a batch a ranking loss is computed on."""
+import numpy as np
+
 from batch_mining import (
     all_pairs,
     distance,
@@ -17,7 +19,7 @@ from batch_mining import (
 )
 from utilities import pml
 from utilities.combination import parts
-from utilities.errors import choose
+from utilities.errors import UserError, choose
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -73,3 +75,31 @@ class Miners(list):
         for miner in self:
             if getattr(miner, 'update_every', 0):
                 miner.update(validation_metrics)
+
+
+def check_feedback(miner, images):
+    """
+    Raises UserError where the miner learns from validation metrics and these are not defined.
+
+    images: the validation split, None where there is none.
+    """
+    if not getattr(miner, 'update_every', 0):
+        return
+    if images is None:
+        raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
+                        '--use_tv_split')
+    sizes = np.bincount(images.labels)
+    if len(sizes) < 2 or sizes.max() < 2:
+        raise UserError(f'--miner_parametric_adapt: the validation split has {len(sizes)} classes of at most '
+                        f'{sizes.max()} images; it needs two or more of both: set a smaller --tv_split_perc')
+
+
+def feedback(miner, step, n_steps, validate):
+    """
+    After a training step: every miner.update_every steps, a miner that learns is told the validation metrics.
+
+    step:     counted from 1 to n_steps over all epochs.
+    validate: (names of metrics) -> {name: float}, called only where the miner wants to know.
+    """
+    if getattr(miner, 'update_every', 0) and step % miner.update_every == 0:
+        miner.update(validate(miner.validation_metrics) | {'progress': step / n_steps})

@@ -213,31 +213,16 @@ def write_embeddings(opt, model, data, file):
     print(f'Embeddings, labels, class names, paths and splits: {file}')
 
 
-def check_feedback(miner, data):
-    """Raises UserError for a miner that learns from validation metrics where these are not defined."""
-    if getattr(miner, 'update_every', 0):
-        if 'val' not in data.evaluation:
-            raise UserError('--miner_parametric_adapt learns from validation images of the training classes: add '
-                            '--use_tv_split')
-        sizes = np.bincount(data.evaluation['val'].labels)
-        if len(sizes) < 2 or sizes.max() < 2:
-            raise UserError(f'--miner_parametric_adapt: the validation split has {len(sizes)} classes of at most '
-                            f'{sizes.max()} images; it needs two or more of both: set a smaller --tv_split_perc')
-
-
-def feedback(opt, model, data, miner, step, n_steps):
+def validate(opt, model, data, metrics):
     """
-    After a training step, counted from 1 to n_steps over all epochs: every miner.update_every steps, the metrics of the
-    validation split for a miner that learns from them. The training goes on as if there had been no evaluation.
+    {metric: float} of the validation split in the middle of an epoch. The training goes on as if it had not happened:
+    the random generators, and the network's mode, are afterwards what they were.
     """
-    if not getattr(miner, 'update_every', 0) or step % miner.update_every:
-        return
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
-        images = embedded.images
-        metrics = compute(miner.validation_metrics, embedded.embeddings, images.labels, images.is_query, opt.seed)
+        values = compute(metrics, embedded.embeddings, embedded.images.labels, embedded.images.is_query, opt.seed)
     model.train()
-    miner.update(metrics | {'progress': step / n_steps})
+    return values
 
 
 def draw(opt, model, data, criterion, folder):
@@ -248,6 +233,11 @@ def draw(opt, model, data, criterion, folder):
         raise UserError(f'--draw {folder}: it is a file; give a folder')
     for file in figures.draw(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], folder, 'test'):
         print(file)
+
+
+def split_of_pictures(opt, data):
+    """The split whose embeddings a run draws at its end: test, or val where that alone is evaluated."""
+    return 'val' if 'test' not in splits_to_evaluate(opt, data) and 'val' in data.evaluation else 'test'
 
 
 def splits_to_evaluate(opt, data):

@@ -6,8 +6,9 @@ import pandas
 
 import evaluation
 from utilities import run_folder
+from utilities.columns import SPLITS
 from utilities.errors import UserError
-from utilities.run_records import FINISHED, SPLITS
+from utilities.run_records import FINISHED
 
 RULES = {'last': 'the last epoch', 'best_val': 'the epoch of the best validation {by}',
          'best_test': 'the epoch of the best test {by}'}

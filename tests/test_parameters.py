@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 import parameters
+from utilities import command_line
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -66,7 +67,7 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
         parse('--help')
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and all(len(line) <= 120 for line in text.splitlines())
-    for flag in parameters.known_flags(parameters.build()):
+    for flag in command_line.known_flags(parameters.build()):
         assert f'--{flag}' in text, flag
     for registry in (CRITERIA, BATCHMINERS, SAMPLERS, DATASETS, ARCHITECTURES, METRICS):
         assert all(name in text for name in registry)

@@ -10,6 +10,7 @@ import pytest
 
 import criteria
 import parameters
+from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
@@ -62,7 +63,7 @@ def test_the_commands_of_the_docs_parse(page):
         arguments = shlex.split(command, comments=True)[2:]
         flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
         flags -= {'loss_softmargin_scale'}
-        assert flags <= set(parameters.known_flags(parameters.build()))
+        assert flags <= set(command_line.known_flags(parameters.build()))
         elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'reproduce', 'config', 'help'}
         if not flags & elsewhere and 'softmargin' not in arguments:
             parameters.parse(arguments)                    # the others need a folder or a file of the reader's
@@ -94,7 +95,7 @@ def test_the_custom_loss_of_the_readme_runs(quick, run, monkeypatch, tmp_path):
 
     def with_its_flag():
         parser = build()
-        parser.add_argument('--loss_softmargin_scale', type=parameters.POSITIVE, default=1.0)
+        parser.add_argument('--loss_softmargin_scale', type=command_line.POSITIVE, default=1.0)
         return parser
 
     monkeypatch.setattr(parameters, 'build', with_its_flag)

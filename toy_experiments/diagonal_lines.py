@@ -18,8 +18,8 @@ from scipy.stats import t
 from tqdm import tqdm
 
 import evaluation
-import parameters
 from criteria.contrastive import contrastive_loss, pair_distances
+from utilities import command_line
 from utilities.errors import UserError
 from utilities.files import atomic
 from utilities.randomness import seed_everything
@@ -161,12 +161,12 @@ def draw(found, file):
 
 
 def main(arguments):
-    parser = parameters.Parser(prog='toy_experiments.diagonal_lines', formatter_class=parameters.Formatter,
+    parser = command_line.Parser(prog='toy_experiments.diagonal_lines',
                                description=__doc__.splitlines()[1])
-    parser.add_argument('--seeds', type=parameters.number(int, 2), default=10, help='number of seeds')
-    parser.add_argument('--cp', type=parameters.FRACTION, default=0.2, help='p, probability of the switch')
-    parser.add_argument('--steps', type=parameters.POSITIVE_INT, default=500, help='training steps')
-    parameters.switch(parser, '--normalize', help='embeddings of norm 1, on a circle instead of in the plane')
+    parser.add_argument('--seeds', type=command_line.number(int, 2), default=10, help='number of seeds')
+    parser.add_argument('--cp', type=command_line.FRACTION, default=0.2, help='p, probability of the switch')
+    parser.add_argument('--steps', type=command_line.POSITIVE_INT, default=500, help='training steps')
+    command_line.switch(parser, '--normalize', help='embeddings of norm 1, on a circle instead of in the plane')
     parser.add_argument('--figure', metavar='FILE', help='where to draw it')
     try:
         opt = parser.parse_args(arguments)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from utilities import run_folder
+from utilities import columns, run_folder
 from utilities.errors import UserError
 from utilities.files import atomic
 
@@ -16,13 +16,14 @@ class Checkpoint:
     folder:   of the run.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    what has a state: model, criterion, optimizer, scheduler, and miner, sampler, storage where they have one.
+    parts:    {name: part} of what has a state: model, criterion, optimizer, scheduler, and miner, sampler, storage
+              where they have one.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     """
 
-    def __init__(self, folder, settings, metrics, **parts):
+    def __init__(self, folder, settings, metrics, parts):
         self.folder, self.settings, self.metrics = Path(folder), settings, metrics
-        self.parts = {name: part for name, part in parts.items() if hasattr(part, 'state_dict')}
+        self.parts = parts
         self.best, self.row, self.trained = {}, None, False      # the last row; whether any epoch was trained
         self.last = self.folder / LAST
 
@@ -35,7 +36,7 @@ class Checkpoint:
         states = {name: part.state_dict() for name, part in self.parts.items()}
         common = {'settings': self.settings, 'epoch': epoch, 'row': row}
         self.row = row or self.row
-        for name in [f'{split}_{metric}' for split in ('train', 'val', 'test') for metric in self.metrics]:
+        for name in [columns.Column(split, metric).name for split in columns.SPLITS for metric in self.metrics]:
             value = row[name] if row and name in row else math.nan
             if value > self.best.get(name, {name: -math.inf})[name]:
                 self.best[name] = row

@@ -12,9 +12,10 @@ from pathlib import Path
 import yaml
 
 from utilities import run_folder
+from utilities.columns import at_backend
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
-from utilities.records import as_text, quoted, slashed
+from utilities.records import as_text, quoted
 
 SETTINGS = 'ensemble.yaml'
 
@@ -106,4 +107,4 @@ def write_events(folder, log, last):
             for name, value in row.items():
                 if name.startswith(('test_', 'sem_test_')) and value is not None:
                     sem, name = ('/sem', name.removeprefix('sem_')) if name.startswith('sem_') else ('', name)
-                    writer.add_scalar(slashed(name) + sem, value, last if row['trained_status'] == 'trained' else 0)
+                    writer.add_scalar(at_backend(name) + sem, value, last if row['trained_status'] == 'trained' else 0)

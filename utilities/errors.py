@@ -1,4 +1,5 @@
-"""The two kinds of failure that are told in a sentence instead of a traceback."""
+"""The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import sys
 
 
 class UserError(Exception):
@@ -18,3 +19,20 @@ def choose(table, name, flag):
     if name not in table:
         raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}')
     return table[name]
+
+
+def exit_code(script, work):
+    """
+    Calls work() and returns the exit code of the script: what work() returns, or 0 for None; 2 after a UserError and 1
+    after a RunFailed, whose sentences are printed; 130 after Ctrl-C. Any other exception keeps its traceback.
+    """
+    try:
+        return work() or 0
+    except UserError as error:
+        print(f'{script}: error: {error}', file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f'{script}: the run failed: {error}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -2,13 +2,17 @@
 import json
 import math
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
 
-from utilities import backends, run_folder, run_records
+from utilities import backends, columns, run_folder, run_records
+from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
+
+SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
 
 
 class Records:
@@ -26,48 +30,52 @@ class Records:
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.backends = backends.select(opt, self.folder, settings, start)
+        self.clock = time.perf_counter()
         for row in self.rows:
-            self.pass_on(int(row['epoch']), {slashed(name): float(value) for name, value in row.items() if value != ''},
-                         {f'{spectrum["split"]}/rho_spectrum@0': spectrum_of(spectrum)
-                          for spectrum in self.spectra if spectrum['epoch'] == row['epoch']})
+            spectra = [spectrum for spectrum in self.spectra if spectrum['epoch'] == row['epoch']]
+            self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
+                         {Column(spectrum['split'], SPECTRUM).name: spectrum_of(spectrum) for spectrum in spectra})
 
     def pass_on(self, epoch, scalars, spectra):
-        """To the backends that have not got this epoch yet."""
+        """Gives what was logged of an epoch, under the names of log.csv, to the backends that do not have it yet."""
+        scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
+                            for part in (scalars, spectra))
         for backend in self.backends:
             if epoch > backend.last:
                 backend.log(epoch, scalars, spectra)
 
     def log(self, epoch, trained, evaluated=None):
         """
-        trained:   {'train_loss', 'lr', 'seconds', and whatever else a backend takes, named <where>/<what>}.
+        trained:   {'train_loss', 'lr', and whatever else a backend takes, named <where>/<what>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
 
-        Returns the epoch's row of log.csv, or None.
+        Returns the epoch's row of log.csv, or None. Its `seconds` are those since the row before, or since the start.
         """
-        scalars = {slashed(name): value for name, value in trained.items()}
+        now = time.perf_counter()
+        trained, self.clock = trained | {'seconds': now - self.clock}, now
         row, spectra = None, {}
         if evaluated is not None:
             print(progress(epoch, trained, evaluated, self.opt.storage_metrics))
             spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
-            row = {'epoch': epoch} | {name: trained.get(name) for name in ('train_loss', 'lr', 'seconds')} | {
+            row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
                 name: value for name, value in evaluated.items() if name not in spectra}
             self.store([row], epoch)
             self.rows.append({name: as_text(value) for name, value in row.items()})
             write_csv(self.folder / 'log.csv', self.rows)
             for name, values in spectra.items():
-                self.spectra.append({'epoch': str(epoch), 'split': name.split('_')[0]}
+                self.spectra.append({'epoch': str(epoch), 'split': columns.parse(name).split}
                                     | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)})
             if spectra:
                 write_csv(self.folder / 'spectrum.csv', self.spectra)
-            scalars |= {slashed(name): value for name, value in row.items() if value is not None}
-        self.pass_on(epoch, scalars, {slashed(name): values for name, values in spectra.items()})
+        self.pass_on(epoch, trained | (row or {}), spectra)
         return row
 
-    def summarise(self, last, best, finished):
-        """summary.json: whole rows, chosen by the first storage metric."""
+    def summarise(self, state, finished=False):
+        """Writes summary.json: whole rows of the Checkpoint `state`, chosen by the first storage metric."""
         metric = self.opt.storage_metrics[0]
-        summary = {'finished': finished, 'selected_by': metric, 'last_epoch': last,
-                   'best_by_validation': best.get(f'val_{metric}'), 'best_on_test': best.get(f'test_{metric}')}
+        summary = {'finished': finished, 'selected_by': metric, 'last_epoch': state.row,
+                   'best_by_validation': state.best.get(Column('val', metric).name),
+                   'best_on_test': state.best.get(Column('test', metric).name)}
         write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
 
     def store(self, rows, start):
@@ -75,11 +83,11 @@ class Records:
         with self.database as database:
             database.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
             database.execute('DELETE FROM log WHERE epoch >= ?', (start,))
-            columns = {column[1] for column in database.execute('PRAGMA table_info(log)')}
+            known = {column[1] for column in database.execute('PRAGMA table_info(log)')}
             for row in rows:
-                for name in [name for name in row if name not in columns]:
+                for name in [name for name in row if name not in known]:
                     database.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
-                columns |= row.keys()
+                known |= row.keys()
                 names, marks = ', '.join(map(quoted, row)), ', '.join('?' * len(row))
                 database.execute(f'INSERT INTO log ({names}) VALUES ({marks})', list(row.values()))
 
@@ -107,26 +115,19 @@ def untrained(other, folder, flags):
     rows = run_records.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
         raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
-    spectra = {f'{row["split"]}_rho_spectrum@0': spectrum_of(row) for row in read_csv(Path(other) / 'spectrum.csv')
+    spectra = {Column(row['split'], SPECTRUM).name: spectrum_of(row) for row in read_csv(Path(other) / 'spectrum.csv')
                if row['epoch'] == '0'}
-    return {name: value for name, value in rows[0].items() if name.partition('_')[0] in run_records.SPLITS
-            and name != 'train_loss'} | spectra
+    return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
 
 
 def progress(epoch, trained, evaluated, storage_metrics):
     """A line for people: the loss, and the storage metrics and MAP@R on the classes that were not trained on."""
-    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained["train_loss"]:.4f}'] if epoch else ['untrained'])
+    parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['untrained'])
     metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
-    for name in [f'{split}_{metric}' for split in ('val', 'test') for metric in metrics]:
+    for name in [Column(split, metric).name for split in ('val', 'test') for metric in metrics]:
         if name in evaluated:
             parts.append(f'{name} {evaluated[name]:.4f}')
     return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
-
-
-def slashed(name):
-    """test_e_recall@1 -> test/e_recall@1, the name at the backends."""
-    split, _, metric = name.partition('_')
-    return f'{split}/{metric}' if split in ('train', 'val', 'test') and metric else name
 
 
 def spectrum_of(row):

@@ -8,7 +8,6 @@ from utilities.errors import UserError
 from utilities.files import read_csv
 
 FINISHED = 'finished'
-SPLITS = ('train', 'val', 'test')
 
 
 @dataclass

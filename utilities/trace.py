@@ -35,13 +35,17 @@ class Trace:
             self.values.setdefault(name, []).extend(column)
         self.unread = []
 
-    def names(self):
-        self.read()
-        return list(self.values)
-
     def mean(self, name):
         return self.total(name) / len(self.values[name])
 
     def total(self, name):
         self.read()
         return sum(self.values[name])
+
+    def summary(self):
+        """{'train_<name>': mean over the steps}, with the fraction of active tuples where these are counted."""
+        self.read()
+        means = {f'train_{name}': self.mean(name) for name in self.values}
+        if 'active_tuples' in self.values:
+            means['train_active_share'] = self.total('active_tuples') / max(1, self.total('tuples'))
+        return means

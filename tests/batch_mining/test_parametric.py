@@ -260,7 +260,7 @@ def test_only_the_validation_split_is_seen(quick, monkeypatch):
         update = staticmethod(updates.append)
 
     for step in range(1, 8):
-        evaluation.feedback(opt, model, data, Learner, step, 10)
+        batch_mining.feedback(Learner, step, 10, lambda metrics: evaluation.validate(opt, model, data, metrics))
     assert seen == [data.evaluation['val']] * 2
     assert [found.keys() for found in updates] == [{'nmi', 'e_recall@1', 'progress'}] * 2
     assert [found['progress'] for found in updates] == [.3, .6]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import criteria
 import parameters
+from utilities import command_line
 
 TEXT = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
 ROWS = {row.split(' | ')[0].removeprefix('| '): row for row in TEXT.partition('## Where public')[0].splitlines()
@@ -36,7 +37,7 @@ def test_each_flag_stands_in_the_row_of_its_loss_with_its_true_default():
         row, = (row for name, row in ROWS.items() if name in criteria.CRITERIA and f'`--{flag}' in row)
         assert flag.startswith(f'loss_{row.split()[1]}_')
         given, = re.findall(rf'`--{flag}((?: [^` ]+)*)`', row)
-        if action.type is parameters.boolean:
+        if action.type is command_line.boolean:
             assert given == '' and action.default is False
         elif isinstance(action.default, list):
             assert list(map(action.type, given.split())) == action.default
@@ -46,7 +47,7 @@ def test_each_flag_stands_in_the_row_of_its_loss_with_its_true_default():
 
 def test_it_names_no_flag_that_is_not_there():
     flags = set(re.findall(r'--((?:loss|xbm|dr|miner)_\w+)', TEXT))
-    assert flags <= set(parameters.known_flags(parameters.build()))
+    assert flags <= set(command_line.known_flags(parameters.build()))
 
 
 def test_every_loss_is_compared_with_public_code_or_has_nothing_to_say():
@@ -56,7 +57,7 @@ def test_every_loss_is_compared_with_public_code_or_has_nothing_to_say():
 
 def test_the_ranges_are_those_that_the_flags_take():
     for flag, action in actions().items():
-        if flag in OTHERS or action.choices or action.type is parameters.boolean:
+        if flag in OTHERS or action.choices or action.type is command_line.boolean:
             continue
         stated, = re.findall(rf'`--{flag}(?: [^` ]+)*` \(([^)]+)\)', TEXT.split('\n## ')[0])
         low = {'> 0': (None, '0'), '≥ 0': ('0', '-1'), '≥ 1': ('1', '0'), '≥ 2': ('2', '1'), '0 to 1': ('1', '2'),

@@ -15,14 +15,14 @@ import yaml
 import Result_Evaluations
 from tests.helpers import folder_of, rows_of
 from utilities import backends, wandb_records
-from utilities.records import slashed
+from utilities.columns import at_backend
 
 ROOT = Path(__file__).parents[2]
 
 
 def numbers_of(folder):
     """log.csv -> {epoch: {'test/e_recall@1': 0.5, ...}}"""
-    return {int(row['epoch']): {slashed(name): float(value) for name, value in row.items() if value != ''}
+    return {int(row['epoch']): {at_backend(name): float(value) for name, value in row.items() if value != ''}
             for row in rows_of(folder, without=())}
 
 

@@ -149,8 +149,8 @@ def make(tmp_path, n=3):
     torch.manual_seed(0)
     model, criterion = torch.nn.Linear(n, 1), torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()])
-    return Checkpoint(tmp_path, {'lr': 1}, ['e_recall@1'], model=model, criterion=criterion, optimizer=optimizer,
-                      miner=None)
+    return Checkpoint(tmp_path, {'lr': 1}, ['e_recall@1'],
+                      {'model': model, 'criterion': criterion, 'optimizer': optimizer})
 
 
 def test_the_best_by_each_metric_and_split_are_kept(tmp_path):

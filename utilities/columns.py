@@ -1,0 +1,73 @@
+"""
+The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
+`class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split.
+"""
+import re
+from typing import NamedTuple
+
+SPLITS = ('train', 'val', 'test')
+LEVELS = ('class', 'parent', 'within')
+LOSS = 'train_loss'
+OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
+
+
+class Column(NamedTuple):
+    """A metric of a split. metric: with its argument, such as e_recall@1."""
+    split: str
+    metric: str
+    level: str = 'class'
+
+    @property
+    def name(self):
+        """
+        >>> Column('test', 'e_recall@1').name, Column('val', 'nmi', 'parent').name
+        ('test_e_recall@1', 'val_parent_nmi')
+        """
+        return f'{self.split}_{self.metric}' if self.level == 'class' else f'{self.split}_{self.level}_{self.metric}'
+
+
+def parse(name):
+    """
+    The Column of a name in log.csv; None for what is no metric of a split.
+
+    >>> parse('test_parent_e_recall@1'), parse('train_loss'), parse('lr')
+    (Column(split='test', metric='e_recall@1', level='parent'), None, None)
+    """
+    split, _, rest = name.partition('_')
+    if split not in SPLITS or not rest or name == LOSS:
+        return None
+    level, _, metric = rest.partition('_')
+    return Column(split, metric, level) if level in LEVELS[1:] and metric else Column(split, rest)
+
+
+def interval(name):
+    """The columns of the lower and the upper end of a metric's bootstrap interval."""
+    return f'{name}_low', f'{name}_high'
+
+
+def is_interval(name):
+    return name.endswith(('_low', '_high'))
+
+
+def at_backend(name):
+    """
+    The name at the backends.
+
+    >>> at_backend('test_e_recall@1'), at_backend('lr')
+    ('test/e_recall@1', 'lr')
+    """
+    split, _, rest = name.partition('_')
+    return f'{split}/{rest}' if split in SPLITS and rest else name
+
+
+def from_backend(key):
+    """
+    The column of a key at the backends, of this program or of the public code of Roth et al.; other keys as they are.
+
+    >>> from_backend('test/e_recall@1'), from_backend('Test: discriminative_e_recall: e_recall@1')
+    ('test_e_recall@1', 'test_e_recall@1')
+    """
+    if found := OF_THE_PUBLIC_CODE.fullmatch(key):
+        return f'{found[1].lower()}_{found[2]}'
+    split, slash, rest = key.partition('/')
+    return f'{split}_{rest}' if slash and split in SPLITS else key
