@@ -1,7 +1,6 @@
 """One run: flags -> parts -> loop -> records. `python main.py --help` is the manual."""
 import contextlib
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from utilities import command_line, errors, run_folder
-from utilities.checkpoint import Checkpoint
+from utilities import command_line, errors, run_folder, run_lock, run_records, stopping
+from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
+from utilities.files import remove_temporary
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
 from utilities.records import Records, untrained
@@ -27,16 +27,20 @@ def run(opt, arguments):
     """One run: build the parts, evaluate the untrained network, then train, evaluate and record epoch by epoch."""
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
-    folder = open_folder(opt, settings, arguments, built.data)
+    folder = find_folder(opt, settings, arguments, built.data)
     state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
-    first = state.resume()
-    if opt.resume:
-        run_folder.note_resumption(folder, settings, arguments, first)
-    print(summary(opt, folder, built, first))
-    with explained_stop(opt, state), Records(opt, folder, settings, first) as records:
+    with run_lock.held(folder), explained_stop(opt, state):
+        first = continue_run(opt, state, arguments) if opt.resume else 0
+        print(summary(opt, folder, built, first))
+        train(opt, built, state, first)
+
+
+def train(opt, built, state, first):
+    """Evaluates the untrained network, then trains, evaluates and records epoch by epoch, from the epoch `first` on."""
+    with Records(opt, state.folder, state.settings, first, state.records) as records:
         loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
         if first == 0:
-            evaluated, embedded = evaluate_untrained(opt, built, folder)
+            evaluated, embedded = evaluate_untrained(opt, built, state.folder)
             record(records, state, 0, {}, evaluated)
         for epoch in range(max(first, 1), opt.n_epochs + 1):
             if patience_is_over(opt, state):
@@ -48,7 +52,7 @@ def run(opt, arguments):
         finish(opt, built, embedded, records, state)
 
 
-def open_folder(opt, settings, arguments, data):
+def find_folder(opt, settings, arguments, data):
     """The run's folder: a new one, or with --resume the one that is there, if it is of the same data."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
@@ -56,6 +60,21 @@ def open_folder(opt, settings, arguments, data):
     if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
         print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
     return run_folder.create(opt, settings, arguments, data.description)
+
+
+def continue_run(opt, state, arguments):
+    """Restores the run of --resume and notes that it goes on; returns the epoch that comes next."""
+    remove_temporary(state.folder)
+    first = state.resume()
+    if first == 0 and (last := run_records.last_epoch(state.folder)) > 0:
+        raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
+                        f'start a new run with its settings by --reproduce {state.folder}')
+    if first and state.records is None:                      # a checkpoint of an earlier version of this program
+        state.records = run_records.contents(state.folder, first, state.row)
+    if opt.n_epochs < first - 1:
+        raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
+    run_folder.note_resumption(state.folder, state.settings, arguments, first)
+    return first
 
 
 @contextlib.contextmanager
@@ -66,13 +85,16 @@ def explained_stop(opt, state):
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
-    except RunFailed as error:
-        kept = f'\nThe last finite checkpoint: {state.last}' if state.last.exists() else ''
-        raise RunFailed(f'{error}{kept}') from None
     except UserError:
         if not opt.resume and not state.trained:
             shutil.rmtree(state.folder)                      # nothing is lost, and the name is free again
         raise
+    except Exception as error:
+        reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)
+        if reason is None:
+            raise
+        kept = f'\nTo continue after its last checkpoint: python main.py --resume {state.folder}'
+        raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
 
 
 def evaluate_untrained(opt, built, folder):
@@ -89,12 +111,13 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
+    built.schedule.start(epoch)
     model.train()
     model.backbone.requires_grad_(epoch > opt.warmup)
     trace = Trace(epoch)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
-    for step, (images, labels, indices) in enumerate(bar, start=(epoch - 1) * len(batches) + 1):
+    for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
@@ -107,14 +130,12 @@ def train_epoch(opt, built, loader, epoch):
         datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
-    rates = {f'lr/{group["name"]}': group['lr'] for group in optimizer.param_groups}
-    built.scheduler.step()
-    return trace.summary() | rates | {'lr': next(iter(rates.values()))}
+    return trace.summary() | built.schedule.rates()
 
 
 def record(records, state, epoch, trained, evaluated):
     """Writes down an epoch: its row, the checkpoints, the summary."""
-    state.save(epoch, records.log(epoch, trained, evaluated))
+    state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
     records.summarise(state)
 
 
@@ -177,12 +198,6 @@ def main(arguments):
     return errors.exit_code('main.py', lambda: work(arguments))
 
 
-def terminated(*_):
-    """What SIGTERM does: the same as Ctrl-C, once, since a scheduler and a launcher may both send it."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, terminated)
+    stopping.install()
     sys.exit(main(sys.argv[1:]))

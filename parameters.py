@@ -4,6 +4,7 @@ Every flag of main.py, grouped; the only place with defaults.
 A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, --miner_<miner>_<parameter>,
 --data_<sampler>_<parameter>. Every part of the program gets the whole namespace.
 """
+import re
 from pathlib import Path
 
 import evaluation
@@ -27,6 +28,7 @@ from utilities.command_line import (
     Parser,
     known,
     number,
+    of_groups,
     read_config,
     switch,
     tokens,
@@ -35,6 +37,10 @@ from utilities.command_line import (
 from utilities.errors import UserError
 
 SECRETS = ('wandb_key',)                                # never written anywhere
+# what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
+RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
+             'weights')
+RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # what to do, not part of a run's settings
 MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untrained')
 
@@ -400,9 +406,26 @@ def parse(arguments, defaults=None):
     for file in given.config:
         settings |= read_config(parser, file, MODES)
     opt = parser.parse_args([*tokens(settings), *arguments])
+    if opt.resume:
+        check_resume(parser, settings, opt)
     check(opt)
     check_splits(parser, opt)
     return opt
+
+
+def check_resume(parser, settings, opt):
+    """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
+    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
+    changed = [f'--{name} {shown(value)} (was {shown(before)})' for name, value in settings_of(opt).items()
+               if value != (before := settings.get(name, parser.get_default(name)))
+               and name not in may_change and not RATES.fullmatch(name)]
+    if changed:
+        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
+                        f'it was started with, or start a new run by --reproduce {opt.resume}')
+
+
+def shown(value):
+    return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def flags_of(place):

@@ -1,5 +1,4 @@
 """The parts of a run, built from the flags: network and data, and what trains them."""
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import criteria
 import datasampler
 import datasets
 import evaluation
+import optimization
 from utilities import backends, checkpoint, device
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -20,7 +20,7 @@ from utilities.randomness import seed_everything
 class Parts:
     """
     What one run is made of. criterion: None in an evaluation that does not rank by it. miner, sampler, optimizer and
-    scheduler: None where nothing is trained.
+    schedule: None where nothing is trained.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -28,7 +28,7 @@ class Parts:
     miner: object = None
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    schedule: optimization.Schedule | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
@@ -44,7 +44,7 @@ def build(opt):
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     parts.sampler = datasampler.select(opt, parts.data.train)
-    parts.optimizer, parts.scheduler = optimization(opt, parts.model, parts.criterion)
+    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
     return parts
 
 
@@ -89,25 +89,3 @@ def restore(opt, source):
         parts.criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
-
-
-def optimization(opt, model, criterion):
-    """The optimizer over backbone, embedding layer and criterion, each with its rate and decay, and their schedule."""
-    fc_lr = opt.lr if opt.fc_lr < 0 else opt.fc_lr
-    groups = [{'name': name, 'params': list(module.parameters()), 'lr': lr, 'weight_decay': opt.decay}
-              for name, module, lr in (('backbone', model.backbone, opt.lr), ('embedding', model.f_embed, fc_lr))]
-    groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-               for group in criteria.parameter_groups(criterion)]
-    optimizer = {'adam': lambda: torch.optim.Adam(groups), 'adamw': lambda: torch.optim.AdamW(groups),
-                 'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum),
-                 'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
-
-    def factor(n_trained):
-        """Of all rates after n_trained epochs; a function of the flags alone, so that a run can be extended."""
-        if opt.scheduler == 'step':
-            return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
-        if opt.scheduler == 'cosine' and n_trained:
-            return (1 + math.cos(math.pi * min(1, n_trained / opt.n_epochs))) / 2
-        return 1
-
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -12,6 +12,7 @@ import batch_mining
 import criteria
 import datasampler
 import main
+import optimization
 import parts
 from tests.helpers import assert_same_end, folder_of, rows_of
 from utilities import checkpoint, run_folder
@@ -200,7 +201,7 @@ def test_warmup_trains_the_embedding_layer_only(quick, run, tmp_path):
 def test_rates_and_decays_per_group(quick):
     opt = main.parameters.parse([*quick, '--loss', 'margin', '--fc_lr', '0.5', '--decay', '0.1', '--loss_decay', '0.2'])
     model = parts.prepare(opt).model
-    optimizer, _ = parts.optimization(opt, model, criteria.select(opt, batch_mining.select(opt)))
+    optimizer, _ = optimization.select(opt, model, criteria.select(opt, batch_mining.select(opt)))
     groups = {group['name']: (group['lr'], group['weight_decay']) for group in optimizer.param_groups}
     assert groups == {'backbone': (.001, .1), 'embedding': (.5, .1), 'criterion': (.0005, .2)}
 

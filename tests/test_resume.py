@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import main
+from tests.conftest import draw_classes
 from tests.helpers import assert_same_end, folder_of, rows_of
 from utilities import checkpoint
 
@@ -131,18 +132,60 @@ def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
 
 
-@pytest.mark.parametrize('flags, part, change', [
-    ('--loss contrastive --batch_mining all --xbm_size 50', 'criterion', ('xbm_size', 50, 60)),
-    ('--batch_mining parametric --miner_parametric_adapt --use_tv_split --tv_split_by_samples', 'miner',
+@pytest.mark.parametrize('flags, change', [
+    ('--loss contrastive --batch_mining all --xbm_size 50', ('xbm_size', 50, 60)),
+    ('--batch_mining parametric --miner_parametric_adapt --use_tv_split --tv_split_by_samples',
      ('miner_parametric_n_support', 30, 20)),
-], ids=['memory', 'support'])
-def test_a_resume_names_the_flags_that_a_part_does_not_fit(flags, part, change, quick, run, tmp_path, capsys):
+    ('', ('optim', 'adam', 'sgd')), ('', ('seed', 1, 2)), ('', ('loss_margin_beta', 1.2, 1.3)),
+], ids=['memory', 'support', 'optimizer', 'seed', 'loss'])
+def test_a_resume_names_the_flags_that_cannot_change(flags, change, quick, run, tmp_path, capsys):
     assert run(*quick, *flags.split(), '--n_epochs', '1', '--no_train_metrics') == 0
     flag, before, after = change
+    config = (folder_of(tmp_path) / 'config.yaml').read_bytes()
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', f'--{flag}', after) == 2
     error = capsys.readouterr().err
-    assert f'its {part} does not fit the flags given now: ' in error and f'--{flag} {after} (was {before})' in error
+    assert f'cannot change within a run: --{flag} {after} (was {before})' in error
     assert 'state_dict' not in error and len(error.splitlines()) == 1
+    assert (folder_of(tmp_path) / 'config.yaml').read_bytes() == config
+
+
+@pytest.mark.parametrize('flags', [
+    '--scheduler step --tau 2 4 --lr 0.01 --fc_lr 0.02 --decay 0.1 --gamma 0.5', '--scheduler cosine --n_epochs 6',
+    '--scheduler none --loss_decay 0.3 --loss_margin_beta_lr 0.7',
+])
+def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_path, monkeypatch):
+    """From the first resumed epoch on, rates and decays are those of a run that had the flags from its start."""
+    seen = {}
+
+    def trained(opt, built, loader, epoch):
+        built.schedule.start(epoch)
+        seen.setdefault(opt.group, {})[epoch] = [
+            (group['lr'], group['weight_decay']) for group in built.optimizer.param_groups]
+        return train_epoch(opt, built, loader, epoch)
+
+    train_epoch = main.train_epoch
+    monkeypatch.setattr(main, 'train_epoch', trained)
+    arguments = [*quick, '--no_train_metrics']
+    assert run(*arguments, '--scheduler', 'cosine', '--n_epochs', '2') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '5', *flags.split()) == 0
+    assert run(*arguments, '--n_epochs', '5', *flags.split(), '--group', 'fresh') == 0
+    assert len(seen['fresh']) > 4 and len({rates[0] for rates in seen['fresh'].values()}) > ('none' not in flags)
+    for epoch in range(3, len(seen['fresh']) + 1):
+        assert seen['quick'][epoch] == seen['fresh'][epoch]
+    rows = {int(row['epoch']): row for row in rows_of(folder_of(tmp_path))}
+    assert float(rows[3]['lr']) == seen['fresh'][3][0][0] > 0
+
+
+def test_a_resume_never_loses_records(quick, run, tmp_path, capsys):
+    assert run(*quick, '--no_train_metrics') == 0
+    folder = folder_of(tmp_path)
+    names = ('log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json')
+    before = {name: (folder / name).read_bytes() for name in names}
+    assert run('--resume', folder, '--n_epochs', '1') == 2 and 'has trained 2 epochs already' in capsys.readouterr().err
+    (folder / 'checkpoint_last.pt').unlink()
+    assert run('--resume', folder) == 2
+    assert 'records up to epoch 2, but no checkpoint_last.pt' in capsys.readouterr().err
+    assert before == {name: (folder / name).read_bytes() for name in names}
 
 
 def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, capsys):
@@ -156,8 +199,10 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     folder = folder_of(tmp_path)
     assert 'not a run folder' in refused('--resume', tmp_path)
     error = refused('--resume', folder, '--embed_dim', '7')
-    assert 'its model does not fit the flags given now: --embed_dim 7 (was 16)' in error
-    assert 'the classes or numbers of images' in refused('--resume', folder, '--use_tv_split', '--bs', '8')
+    assert 'cannot change within a run: --embed_dim 7 (was 16)' in error
+    (tmp_path / 'other').mkdir()
+    assert 'the classes or numbers of images' in refused(
+        '--resume', folder, '--source_path', draw_classes(tmp_path / 'other' / 'images', 10, 6).parent)
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')
     assert 'not a checkpoint' in refused('--resume', folder)

@@ -1,10 +1,11 @@
-"""What a run needs to continue exactly, and the best networks on the way. Generators start anew in every epoch."""
+"""What a run needs to continue exactly, and the best networks so far. Generators start anew in every epoch."""
 import math
+import zipfile
 from pathlib import Path
 
 import torch
 
-from utilities import columns, run_folder
+from utilities import columns
 from utilities.errors import UserError
 from utilities.files import atomic
 
@@ -16,41 +17,46 @@ class Checkpoint:
     folder:   of the run.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    {name: part} of what has a state: model, criterion, optimizer, scheduler, and miner, sampler, storage
-              where they have one.
+    parts:    {name: part} of what has a state: model, criterion, optimizer, and miner, sampler, storage where they have
+              one.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
+    row:      the last row that has metrics.
+    records:  what Records.contents() returned at the last save; None of a new run.
     """
 
     def __init__(self, folder, settings, metrics, parts):
-        self.folder, self.settings, self.metrics = Path(folder), settings, metrics
-        self.parts = parts
-        self.best, self.row, self.trained = {}, None, False      # the last row; whether any epoch was trained
+        self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
+        self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: for an epoch or more
         self.last = self.folder / LAST
 
-    def save(self, epoch, row=None):
+    def save(self, epoch, row, records=None):
         """
-        Writes the state after `epoch`; with the epoch's row of metrics, also the networks that are now the best.
+        Writes the state after `epoch`, and the networks that are the best now by the metrics in the epoch's row.
 
-        The best go first: killed in between, the run repeats the epoch and writes them again.
+        The best are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
         common = {'settings': self.settings, 'epoch': epoch, 'row': row}
-        self.row = row or self.row
+        if any(map(columns.parse, row)):
+            self.row = row
         for name in [columns.Column(split, metric).name for split in columns.SPLITS for metric in self.metrics]:
-            value = row[name] if row and name in row else math.nan
+            value = row.get(name, math.nan)
             if value > self.best.get(name, {name: -math.inf})[name]:
                 self.best[name] = row
                 network = {part: states[part] for part in ('model', 'criterion')}
                 self.write(f'checkpoint_{name}.pt', common | network)
-        self.trained = epoch > 0
-        self.write(LAST, common | states | {'best': self.best, 'row': self.row})
+        self.trained, self.records = epoch > 0, records
+        self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'records': records})
 
     def write(self, name, content):
-        with atomic(self.folder / name) as temporary:
-            torch.save(content, temporary)
+        with atomic(self.folder / name) as temporary, open(temporary, 'wb') as file:
+            torch.save(content, file)
 
     def resume(self):
-        """Restores the last state; returns the epoch that comes next: 0 where there is none yet."""
+        """
+        Restores the last state; returns the epoch that comes next: 0 of a run that has not evaluated the untrained
+        network yet. Raises UserError where there is no checkpoint of what the run has recorded, or it does not fit.
+        """
         if not self.last.exists():
             return 0
         states = load(self.last)
@@ -58,31 +64,47 @@ class Checkpoint:
             try:
                 part.load_state_dict(states[name])
             except (KeyError, RuntimeError, ValueError) as error:
-                changed = [f'--{flag} {shown(change["to"])} (was {shown(change["from"])})'
-                           for flag, change in run_folder.changes(states['settings'], self.settings).items()]
-                reason = (f'{", ".join(changed)}; give it the flags it was saved with, or begin a new run' if changed
-                          else ' '.join(str(error).split())[:200])
-                raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: {reason}'
+                raise UserError(f'--resume {self.folder}: its {name} does not fit: {" ".join(str(error).split())[:200]}'
                                 ) from None
-        self.best, self.row = states['best'], states['row']
+        self.best, self.row, self.records = states['best'], states['row'], states.get('records')
+        self.trained = states['epoch'] > 0
         return states['epoch'] + 1
 
 
-def shown(value):
-    return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def load(path):
-    """A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled."""
+    """
+    A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled.
+
+    Raises UserError where it is not one, or not as it was written: torch saves zip archives, whose parts have CRC-32
+    checksums.
+    """
+    require_whole(path)
     try:
         states = torch.load(path, map_location='cpu', weights_only=True)
-    except OSError as error:
-        raise UserError(f'{path}: {error.strerror or error}') from None
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program ({str(error).splitlines()[0]})') from None
+        raise UserError(f'{path}: not a checkpoint of this program ({type(error).__name__})') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     return states
+
+
+def require_whole(path):
+    """Raises UserError where the checksums in a file of torch.save do not fit its content."""
+    try:
+        with open(path, 'rb') as file:
+            if file.read(2) != b'PK':
+                raise UserError(f'{path}: not a checkpoint of this program, or damaged; copy it again')
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror or error}') from None
+    except UserError:
+        raise
+    except Exception as error:  # zipfile raises anything on a broken file
+        damaged = type(error).__name__
+    if damaged:
+        raise UserError(f'{path}: damaged: its checksums do not fit its content ({damaged}); copy it again, or use '
+                        'another checkpoint of the run')
 
 
 def find(place):

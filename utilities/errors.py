@@ -1,5 +1,9 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import errno
 import sys
+from pathlib import Path
+
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class UserError(Exception):
@@ -12,6 +16,19 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run itself went wrong, as with a loss that is not finite. main.py prints it and exits with 1."""
+
+
+def reason_of(error, folder):
+    """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
+    if not Path(folder).exists():
+        return f'The run folder {folder} was removed while the run was writing to it.'
+    codes = {getattr(one, 'errno', None) for one in (error, error.__context__)}      # torch.save raises its own on top
+    if codes & NO_SPACE or 'disk is full' in str(error):
+        return f'No space is left to write to {folder} ({error}). Everything up to the last saved epoch is kept.'
+    if isinstance(error, RuntimeError) and 'DataLoader worker' in str(error):
+        return ('A data worker was killed, as the system does where memory runs out; fewer --kernels need less. '
+                'Everything up to the last saved epoch is kept.')
+    return None
 
 
 def choose(table, name, flag):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, then moved into it."""
+"""Atomic writes: a file is written beside its path, then moved onto it."""
 import contextlib
 import csv
 import os
@@ -10,14 +10,14 @@ from utilities.errors import UserError
 @contextlib.contextmanager
 def atomic(path):
     """
-    Yields a temporary path beside `path`, of the same suffix, which takes its place after a block without error.
+    Yields a temporary path beside `path`, of the same suffix, which is moved onto `path` after a block without error.
 
     Raises UserError where `path` is a folder.
     """
     path = Path(path)
     if path.is_dir():
         raise UserError(f'{path} is a folder; give the name of a file')
-    temporary = path.with_name(f'.{path.stem}.tmp{path.suffix}')
+    temporary = path.with_name(f'.{path.stem}.{os.getpid()}.tmp{path.suffix}')      # two processes may write one file
     try:
         yield temporary
         with open(temporary, 'rb') as file:
@@ -25,6 +25,12 @@ def atomic(path):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporary(folder):
+    """Removes what processes that were killed in atomic() have left in a folder that nothing else writes to."""
+    for file in Path(folder).glob('.*.tmp*'):
+        file.unlink(missing_ok=True)
 
 
 def write_text(path, text):

@@ -1,13 +1,13 @@
 """What a run writes down: log.csv, records.sqlite, spectrum.csv, summary.json, and the same to the backends."""
+import csv
 import json
 import math
-import sqlite3
 import time
 from pathlib import Path
 
 import numpy as np
 
-from utilities import backends, columns, run_folder, run_records
+from utilities import backends, columns, database, run_folder, run_records
 from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
@@ -17,18 +17,25 @@ SPECTRUM = 'rho_spectrum@0'                                # the metric that is 
 
 class Records:
     """
-    A context, which closes what is open. folder: of the run. start: the epoch the run starts or goes on with; rows from
-    then on, of a run that was killed after writing them, are dropped, since they come again.
+    A context, which closes what is open.
+
+    folder: of the run. start: the epoch that the run begins or continues with. Rows from then on, of a run that was
+    killed after writing them, are dropped, since they come again.
+    recorded: None, or contents() as the checkpoint of the epoch before `start` has it: all files are made equal to it.
     """
 
-    def __init__(self, opt, folder, settings, start):
+    def __init__(self, opt, folder, settings, start, recorded=None):
         self.folder, self.opt = Path(folder), opt
-        self.rows = [row for row in read_csv(self.folder / 'log.csv') if int(row['epoch']) < start]
-        self.spectra = [row for row in read_csv(self.folder / 'spectrum.csv') if int(row['epoch']) < start]
-        self.database = sqlite3.connect(self.folder / 'records.sqlite')
-        self.store([], start)
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.rows, self.spectra = (recorded['rows'], recorded['spectra']) if recorded else ([], [])
+        self.database, whole = database.opened(self.folder / 'records.sqlite', self.rows, self.spectra)
+        damaged = [] if whole else ['records.sqlite']
+        for name, rows in (('log.csv', self.rows), ('spectrum.csv', self.spectra)):
+            if not holds(self.folder / name, rows):
+                damaged.append(name)
+            write_csv(self.folder / name, rows)
+        if damaged and start:
+            print(f'Note: {self.folder}: {", ".join(damaged)} did not hold what the checkpoint has recorded, and was '
+                  'written anew from it.')
         self.backends = backends.select(opt, self.folder, settings, start)
         self.clock = time.perf_counter()
         for row in self.rows:
@@ -36,38 +43,48 @@ class Records:
             self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
                          {Column(spectrum['split'], SPECTRUM).name: spectrum_of(spectrum) for spectrum in spectra})
 
+    def contents(self):
+        """The rows of log.csv and of spectrum.csv, lists of {column: text}."""
+        return {'rows': self.rows, 'spectra': self.spectra}
+
     def pass_on(self, epoch, scalars, spectra):
         """Gives what was logged of an epoch, under the names of log.csv, to the backends that do not have it yet."""
         scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
                             for part in (scalars, spectra))
-        for backend in self.backends:
-            if epoch > backend.last:
+        for backend in list(self.backends):
+            if epoch <= backend.last:
+                continue
+            try:
                 backend.log(epoch, scalars, spectra)
+            except Exception as error:                # of another process or server, without which the run can go on
+                self.backends.remove(backend)
+                print(f'Note: {type(backend).__name__} takes no more records ({type(error).__name__}: {error}). The '
+                      'training goes on without it. To send what is missing there afterwards: python main.py --resume '
+                      f'{self.folder}')
 
     def log(self, epoch, trained, evaluated=None):
         """
         trained:   {'train_loss', 'lr', and whatever else a backend takes, named <where>/<what>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
 
-        Returns the epoch's row of log.csv, or None. Its `seconds` are those since the row before, or since the start.
+        Returns the epoch's row of log.csv. Its `seconds` are those since the row before, or since the start.
         """
         now = time.perf_counter()
         trained, self.clock = trained | {'seconds': now - self.clock}, now
-        row, spectra = None, {}
-        if evaluated is not None:
-            print(progress(epoch, trained, evaluated, self.opt.storage_metrics))
-            spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
-            row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
-                name: value for name, value in evaluated.items() if name not in spectra}
-            self.store([row], epoch)
-            self.rows.append({name: as_text(value) for name, value in row.items()})
-            write_csv(self.folder / 'log.csv', self.rows)
-            for name, values in spectra.items():
-                self.spectra.append({'epoch': str(epoch), 'split': columns.parse(name).split}
-                                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)})
-            if spectra:
-                write_csv(self.folder / 'spectrum.csv', self.spectra)
-        self.pass_on(epoch, trained | (row or {}), spectra)
+        evaluated = evaluated or {}
+        print(progress(epoch, trained, evaluated, self.opt.storage_metrics))
+        spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
+        row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
+            name: value for name, value in evaluated.items() if name not in spectra}
+        rows = [{name: as_text(value) for name, value in row.items()}]
+        vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split}
+                   | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
+                   for name, values in spectra.items()]
+        self.database.replace(epoch, rows, vectors)
+        self.rows, self.spectra = self.rows + rows, self.spectra + vectors
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
+        self.pass_on(epoch, trained | row, spectra)
         return row
 
     def summarise(self, state, finished=False):
@@ -77,19 +94,6 @@ class Records:
                    'best_by_validation': state.best.get(Column('val', metric).name),
                    'best_on_test': state.best.get(Column('test', metric).name)}
         write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
-
-    def store(self, rows, start):
-        """Replaces what records.sqlite has from the epoch `start` on by `rows`."""
-        with self.database as database:
-            database.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
-            database.execute('DELETE FROM log WHERE epoch >= ?', (start,))
-            known = {column[1] for column in database.execute('PRAGMA table_info(log)')}
-            for row in rows:
-                for name in [name for name in row if name not in known]:
-                    database.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
-                known |= row.keys()
-                names, marks = ', '.join(map(quoted, row)), ', '.join('?' * len(row))
-                database.execute(f'INSERT INTO log ({names}) VALUES ({marks})', list(row.values()))
 
     def __enter__(self):
         return self
@@ -130,6 +134,19 @@ def progress(epoch, trained, evaluated, storage_metrics):
     return '  '.join([*parts, f'{trained["seconds"]:.1f} s'])
 
 
+def holds(file, rows):
+    """Whether a CSV file begins with these rows; further ones are of epochs that come again."""
+    try:
+        found = read_csv(file)[:len(rows)]
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    return [filled(row) for row in found] == [filled(row) for row in rows]
+
+
+def filled(row):
+    return {name: text for name, text in row.items() if text}
+
+
 def spectrum_of(row):
     """A row of spectrum.csv -> its singular values, an array."""
     return np.array([float(value) for name, value in row.items() if name.isdigit() and value])
@@ -145,7 +162,3 @@ def plain(value):
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def quoted(name):
-    return '"' + name.replace('"', '""') + '"'

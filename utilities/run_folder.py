@@ -1,12 +1,15 @@
-"""The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: made whole, never overwritten."""
+"""The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: it appears at once, and is never overwritten."""
+import glob
 import importlib.metadata
 import itertools
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import time
 import uuid
+import zlib
 from pathlib import Path
 
 import torch
@@ -18,6 +21,8 @@ from utilities.files import write_text
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
+STALE = 600                                                  # seconds; a folder is made in much less
+CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
 # flags that may differ between parts of what is one run: they belong to the machine, and do not change the results
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
            'log_online', 'online_backend', 'project'}
@@ -41,12 +46,15 @@ def create(opt, settings, arguments, description):
               'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
     unfinished = parent / f'.{name}.{os.getpid()}'
+    for old in parent.glob(f'.{glob.escape(name)}.*'):          # of processes that were killed while they did this
+        if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
+            shutil.rmtree(old, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
-    write_yaml(unfinished / 'config.yaml', config)
-    write_yaml(unfinished / 'splits.yaml', description)
+    write_checked(unfinished / 'config.yaml', config)
+    write_checked(unfinished / 'splits.yaml', description)
     return settle(unfinished, parent / name)
 
 
@@ -87,26 +95,50 @@ def note_resumption(folder, settings, arguments, epoch):
     config = read(folder)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changes(config['flags'], settings)})
-    config['flags'] = settings
-    write_yaml(folder / 'config.yaml', config)
+    write_checked(folder / 'config.yaml', config | {'flags': settings})
 
 
 def read(folder):
     """The run folder's config.yaml. Raises UserError where it is no run folder."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = yaml.load(file.read_text(encoding='utf-8'), LOADER)
+        config = read_checked(file)
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
     if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
         raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
     return config
 
 
+def write_checked(file, content):
+    """Writes a dict as YAML, with a checksum of the text as a comment in the last line."""
+    text = as_yaml(content)
+    write_text(file, f'{text}{CHECKSUM}{checksum_of(text)}\n')
+
+
+def read_checked(file):
+    """What write_checked has written. Raises UserError where it is damaged, OSError where it cannot be opened."""
+    try:
+        text = file.read_text(encoding='utf-8')
+        content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
+        if found and checksum.strip() != checksum_of(content + '\n'):
+            raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
+                            'an edit on purpose, remove its last line')
+        return yaml.load(text, LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
+
+
+def checksum_of(text):
+    return f'{zlib.crc32(text.encode()):08x}'
+
+
 def write_yaml(file, content):
-    write_text(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    write_text(file, as_yaml(content))
+
+
+def as_yaml(content):
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
 
 
 def without_secrets(arguments, secrets):

@@ -1,9 +1,10 @@
 """The records of one run, wherever they come from, and how to read them from its folder."""
+import csv
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utilities import run_folder
+from utilities import columns, run_folder
 from utilities.errors import UserError
 from utilities.files import read_csv
 
@@ -51,7 +52,8 @@ def read(folder):
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
     summary = summary_of(folder / 'summary.json')          # before the log, which is written first and may be ahead
     rows = rows_of(folder / 'log.csv')
-    return Run(folder.name, str(folder), flags, rows, state_of(folder, flags, rows, summary))
+    state = state_of(folder, flags, rows, summary)
+    return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state)
 
 
 def rows_of(file):
@@ -60,8 +62,12 @@ def rows_of(file):
         return []
     if not file.read_bytes().endswith(b'\n'):
         raise UserError(f'{file}: cut off in its last line; copy it again, or leave the run out')
+    try:
+        read = read_csv(file)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'{file}: damaged ({error}); copy it again, or leave the run out') from None
     rows = []
-    for number, row in enumerate(read_csv(file), start=2):
+    for number, row in enumerate(read, start=2):
         if None in row or None in row.values():
             n_columns = sum(value is not None for name, value in row.items() if name is not None)
             raise UserError(f'{file}, line {number}: cut off or damaged: {n_columns} values for '
@@ -73,6 +79,27 @@ def rows_of(file):
             raise UserError(f'{file}, line {number}: not the numbers of a run ({error}); copy it again, or leave the '
                             'run out') from None
     return rows
+
+
+def last_epoch(folder):
+    """The last epoch that a run folder has a record of; −1 where it has none."""
+    rows = rows_of(folder / 'log.csv')
+    return max(summary_of(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
+
+
+def contents(folder, start, last):
+    """
+    What Records.contents() returns, of the epochs before `start`, from the files of the run folder.
+
+    last: the checkpoint's last row with metrics. Raises UserError where log.csv does not have it.
+    """
+    known = {row['epoch']: row for row in rows_of(folder / 'log.csv')}
+    if last and any(known.get(last['epoch'], {}).get(name) != value for name, value in last.items()
+                    if value is not None and value == value):
+        raise UserError(f'{folder}/log.csv: its row of epoch {last["epoch"]} is not that of the checkpoint; copy the '
+                        'run folder again')
+    return {'rows': [row for row in read_csv(folder / 'log.csv') if int(row['epoch']) < start],
+            'spectra': [row for row in read_csv(folder / 'spectrum.csv') if int(row['epoch']) < start]}
 
 
 def summary_of(file):
@@ -89,6 +116,9 @@ def summary_of(file):
 def state_of(folder, flags, rows, summary):
     """'finished', or how far it came. Raises UserError where log.csv ends before the epoch that summary.json names."""
     finished, last = summary
+    if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
+        raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
+                        'leave the run out')
     reached = f'{rows[-1]["epoch"]} of {flags.get("n_epochs", "?")} epochs' if rows else 'no epoch was recorded'
     if last > (rows[-1]['epoch'] if rows else -1):
         raise UserError(f'{folder}/log.csv: {reached}, but summary.json has epoch {last}: rows are missing; copy it '

@@ -7,7 +7,7 @@ import torch
 
 import batch_mining
 import criteria
-import parts
+import optimization
 from criteria import triplet
 from criteria.cross_batch_memory import CrossBatchMemory
 from tests.criteria import cases, references
@@ -154,7 +154,7 @@ def test_the_parameters_of_all_parts_of_a_sum_reach_the_optimizer_and_the_checkp
     criterion = select(opt(**flags))
     model = torch.nn.Module()
     model.backbone, model.f_embed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    optimizer, _ = parts.optimization(opt(**flags), model, criterion)
+    optimizer, _ = optimization.select(opt(**flags), model, criterion)
     groups = {group['name']: group for group in optimizer.param_groups}
     assert {name: group['lr'] for name, group in groups.items() if 'criterion' in name} == {
         'criterion_margin': .0005, 'criterion_proxyanchor': 1., 'criterion_softmax': .00001}

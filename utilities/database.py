@@ -1,0 +1,76 @@
+"""records.sqlite: the rows of log.csv in the table `log`, those of spectrum.csv in the table `spectrum`."""
+import math
+import sqlite3
+
+
+class Database:
+    """
+    Rows are those of the CSV files, dicts from columns to text. Every call is one transaction: a process that is killed
+    in it leaves the tables as they were.
+    """
+
+    def __init__(self, file):
+        self.connection = sqlite3.connect(file)
+        with self.connection as connection:
+            connection.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
+            connection.execute('CREATE TABLE IF NOT EXISTS spectrum (epoch INTEGER, split TEXT, number INTEGER, '
+                               'value REAL, PRIMARY KEY (epoch, split, number))')
+
+    def replace(self, start, rows, spectra):
+        """Replaces what is stored from the epoch `start` on."""
+        with self.connection as connection:
+            for table in ('log', 'spectrum'):
+                connection.execute(f'DELETE FROM {table} WHERE epoch >= ?', (start,))
+            known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
+            for row in map(numbers, rows):
+                for name in [name for name in row if name not in known]:
+                    connection.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
+                known |= row.keys()
+                connection.execute(f'INSERT INTO log ({", ".join(map(quoted, row))}) VALUES '
+                                   f'({", ".join("?" * len(row))})', list(row.values()))
+            connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', map_spectra(spectra))
+
+    def holds(self, rows, spectra):
+        """Whether these are what is stored of the epochs up to their last one, and the file is not damaged."""
+        last = max((int(row['epoch']) for row in rows), default=-1)
+        cursor = self.connection.execute('SELECT * FROM log WHERE epoch <= ? ORDER BY epoch', (last,))
+        names = [column[0] for column in cursor.description]
+        stored = [{name: value for name, value in zip(names, row, strict=True) if value is not None} for row in cursor]
+        of_spectra = self.connection.execute('SELECT * FROM spectrum WHERE epoch <= ? ORDER BY epoch, split, number',
+                                             (last,))
+        return (stored == list(map(numbers, rows)) and of_spectra.fetchall() == sorted(map_spectra(spectra))
+                and self.connection.execute('PRAGMA integrity_check').fetchone() == ('ok',))
+
+    def close(self):
+        self.connection.close()
+
+
+def opened(file, rows, spectra):
+    """(the Database, made to hold these rows and no others; whether it held them already)."""
+    try:
+        database = Database(file)
+        whole = database.holds(rows, spectra)
+        database.replace(0, rows, spectra)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):      # as a lock or a full disk; the file itself is not damaged
+            raise
+        for name in (file.name, f'{file.name}-journal'):
+            file.with_name(name).unlink(missing_ok=True)
+        database, whole = Database(file), False
+        database.replace(0, rows, spectra)
+    return database, whole
+
+
+def numbers(row):
+    """A row's numbers, without those that SQLite does not store: empty ones and NaN."""
+    values = {name: float(text) for name, text in row.items() if text != '' and name != 'epoch'}
+    return {'epoch': int(row['epoch'])} | {name: value for name, value in values.items() if not math.isnan(value)}
+
+
+def map_spectra(spectra):
+    return [(int(row['epoch']), row['split'], int(name), None if math.isnan(float(text)) else float(text))
+            for row in spectra for name, text in row.items() if name.isdigit() and text]
+
+
+def quoted(name):
+    return '"' + name.replace('"', '""') + '"'

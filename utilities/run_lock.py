@@ -1,0 +1,68 @@
+"""
+A run folder has one writer at a time. The lock belongs to the main process of a run: the operating system releases it
+when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
+"""
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from utilities.errors import UserError
+
+try:
+    import fcntl
+except ImportError:                                          # Windows has none
+    fcntl = None
+
+NAME = '.lock'
+
+
+@contextlib.contextmanager
+def held(folder):
+    """
+    Holds the lock of `folder` in the block. Raises UserError where another process holds it. Where the file system has
+    no locks, there is a note and no lock.
+    """
+    path = Path(folder) / NAME
+    try:
+        file = acquire(path)
+    except OSError as error:
+        print(f'Note: {folder} cannot be locked ({error.strerror or error}): make sure that nothing else writes to it.')
+        yield
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)                         # before others can lock it; the folder itself may be gone
+        file.close()
+
+
+def acquire(path):
+    """The open and locked file. Raises UserError where another process holds the lock, OSError where there is none."""
+    if fcntl is None:
+        raise OSError('this platform has no file locks')
+    while True:
+        file = open(path, 'a+', encoding='utf-8')
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)          # flock() would be inherited by data workers
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            holder = file.read() or 'another process'
+            file.close()
+            raise UserError(f'{path.parent}: {holder} writes to this run folder; wait for it or stop it') from None
+        except OSError:
+            file.close()
+            raise
+        if is_same_file(path, file):                         # else its last holder has just removed it
+            file.truncate(0)
+            file.write(f'process {os.getpid()} on {socket.gethostname()}')
+            file.flush()
+            return file
+        file.close()
+
+
+def is_same_file(path, file):
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

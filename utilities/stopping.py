@@ -1,0 +1,37 @@
+"""
+Ctrl-C and SIGTERM. The handler only notes the request; loops call check() where they can be left, which raises
+KeyboardInterrupt. An exception raised by the handler itself could vanish in a callback whose exceptions Python ignores.
+"""
+import os
+import signal
+
+requested = False
+
+
+def install():
+    """Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once."""
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)         # launchers and schedulers send it, sometimes more than once
+
+
+def on_signal(number, frame):
+    global requested
+    if number == signal.SIGINT:
+        if requested:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
+    requested = True
+
+
+def check():
+    """Raises KeyboardInterrupt where a stop was requested."""
+    if requested:
+        raise KeyboardInterrupt
+
+
+def checked(items):
+    """Yields the items, with a check() before each."""
+    for item in items:
+        check()
+        yield item
