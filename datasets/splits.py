@@ -31,8 +31,8 @@ def mlrc(opt, table):
     """
     The class lists of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: the second half of the n classes are
     test classes, and n / (2 --n_folds) classes of the first half are validation classes. Fold 0 has the last of them.
-    Since the starts of the folds are rounded down, a class or two may be in no validation split. With an odd number of
-    classes, the middle one is a test class.
+    Since the starts of the folds are rounded down, a class or two may be in no fold's validation split. With an odd
+    number of classes, the middle one is a test class.
     """
     names = sorted(set(table.classes))
     development, test = names[:len(names) // 2], names[len(names) // 2:]
