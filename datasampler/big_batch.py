@@ -8,7 +8,7 @@ from utilities.errors import UserError
 class Matching:
     """
     Each batch is the one of --data_batchmatch_ncomps candidates that is most similar to a big batch of
-    --data_batchmatch_bigbs images. Every batch has a big batch of its own.
+    --data_batchmatch_bigbs images. There is a new big batch for each batch.
 
     The big batch consists of groups of samples_per_class images, spread evenly over as many classes as possible. A
     candidate is bs / samples_per_class of its groups, all of different classes, so that a batch is composed as by

@@ -19,7 +19,8 @@ def classes_per_batch(opt, n_classes=None):
 def chunks_of_permutations(n, k, generator):
     """
     Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k]: consecutive chunks of one random
-    permutation after another. A chunk that spans two permutations takes from the second only what it does not hold yet.
+    permutation after another. A chunk that spans two permutations takes from the second only numbers that it does not
+    contain yet.
     """
     remaining = torch.empty(0, dtype=torch.int64)
     while True:
