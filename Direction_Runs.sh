@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# DR-Triplet, DR-ProxyNCA and DR-MS of Mohan et al., Moving in the Right Direction, CVPR 2020, each with the direction
-# term and without it (gamma 0), with the settings of the public reproduction. docs/run_scripts.md describes it.
+# DR-Triplet, DR-ProxyNCA and DR-MS of Mohan et al., Moving in the Right Direction, CVPR 2020, each with direction
+# regularisation and without it (gamma 0), in the settings of the public reproduction. See docs/run_scripts.md.
 #
-#   bash Direction_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags go to every run
+#   ./Direction_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 for data in CUB CARS InShop; do

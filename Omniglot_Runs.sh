@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Six losses with three seeds each on Omniglot, small enough for a CPU: an example of a script of runs, and what the
-# pictures in docs/result_evaluations.md were made from.
+# Six losses with three seeds each on Omniglot, small enough for a CPU: an example of a run script, and the runs behind
+# the plots in docs/result_evaluations.md.
 #
-#   bash Omniglot_Runs.sh [--list] [FLAG ...]       # --list prints the commands; the flags go to every run
+#   ./Omniglot_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seeds=(0 1 2)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every algorithm of Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505, with
-# the published best settings: 14 on three data sets, and on CUB-200-2011 also with batches of 256; four folds each.
-# docs/run_scripts.md describes it.
+# the published best settings: 14 algorithms on three data sets, on CUB-200-2011 also with batches of 256, four folds
+# each. See docs/run_scripts.md.
 #
-#   bash Reality_Check_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags go to every run
+#   ./Reality_Check_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seeds=(0)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Every run of Roth et al., Revisiting Training Strategies and Generalization Performance in Deep Metric Learning, ICML
-# 2020, https://arxiv.org/abs/2002.08473: the baselines, and those regularised by rho_distance. What is not set here is
-# the default of parameters.py. docs/run_scripts.md describes it.
+# 2020, https://arxiv.org/abs/2002.08473: the baselines, and those with the regularisation of the miner rho_distance.
+# All flags that are not set here have the defaults of parameters.py. See docs/run_scripts.md.
 #
-#   bash Revisit_Runs.sh [--list] [FLAG ...]        # --list prints the commands; the flags go to every run
+#   ./Revisit_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 for data in CUB CARS SOP; do

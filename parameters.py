@@ -48,280 +48,396 @@ MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untraine
 def run_parameters(parser):
     group = parser.add_argument_group('what to do (by default: train)')
     group.add_argument('--config', nargs='+', metavar='FILE', default=[],
-                       help='YAML files of flag names and values, merged left to right; the command line wins')
-    group.add_argument('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of that one')
+                       help='YAML files of flag names and values, merged from left to right; the command line '
+                            'overrides them')
+    group.add_argument('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of this run')
     group.add_argument('--resume', metavar='RUN_FOLDER',
-                       help='continue a run exactly where it was stopped; a larger --n_epochs extends a finished one')
+                       help='continue this run exactly where it stopped; a larger --n_epochs extends a finished run')
     group.add_argument('--untrained', metavar='RUN_FOLDER',
-                       help="do not evaluate the untrained network, but take its metrics from that run, which has the "
-                            'same seed, data, network and evaluation')
+                       help='copy the metrics of the untrained network from this run instead of computing them; it '
+                            'must have the same seed, data, network and evaluation flags')
     group.add_argument('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT',
-                       help='train nothing; print the metrics of a trained network (of a folder: the last one)')
+                       help='do not train; print the metrics of a trained network (of a run folder, its last '
+                            'checkpoint)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
-                       help='train nothing; write embeddings, labels and paths of a trained network')
+                       help='do not train; write the embeddings, labels and paths of a trained network to a file')
     group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
-                       help='train nothing; draw the --pictures of a trained network into a folder')
-    group.add_argument('--seed', type=COUNT, default=1, help='all that is random is a function of it')
-    switch(group, '--deterministic', help='repeatable arithmetic also on a GPU, at a cost; on the CPU it always is')
-    switch(group, '--tf32', help='faster, less exact float32 products on NVIDIA GPUs')
-    group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto', help='what to compute on')
-    group.add_argument('--gpu', nargs='+', type=COUNT, default=[0], help='index of the NVIDIA GPU')
+                       help='do not train; save the --pictures of a trained network in a folder')
+    group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')
+    switch(group, '--deterministic',
+           help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it always is')
+    switch(group, '--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
+    group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
+                       help='device to compute on; auto: an NVIDIA GPU if available, else an Apple GPU, else the CPU')
+    group.add_argument('--gpu', nargs='+', type=COUNT, default=[0], help='index of the NVIDIA GPU, counted from 0')
     group.add_argument('--kernels', type=COUNT, default=6,
-                       help='data workers, at most one per processor core; they do not change the results')
+                       help='number of data loading processes, at most one per processor core; 0 loads in the main '
+                            'process; it does not change the results')
 
 
 def data_parameters(parser):
     group = parser.add_argument_group('data')
-    group.add_argument('--dataset', default='cub200', help=f'one of {", ".join(DATASETS)}')
+    group.add_argument('--dataset', default='cub200', help=f'data set, one of {", ".join(DATASETS)}')
     group.add_argument('--source_path', '--source', default='../../Datasets',
-                       help="the folder that holds the data sets' folders; for --dataset folder: that holds images/")
-    group.add_argument('--csv', metavar='FILE', help='for --dataset folder: a table of path,label[,split]')
-    switch(group, '--download', help='fetch the data set first, where it has a stable public address')
-    switch(group, '--skip_bad_images', help='check every image at the start, and leave out those that cannot be read')
-    group.add_argument('--image_cache', metavar='FOLDER', help='keep decoded images there for all runs on a machine')
+                       help='folder that contains the folders of the data sets; for --dataset folder, the one that '
+                            'contains images/')
+    group.add_argument('--csv', metavar='FILE',
+                       help='for --dataset folder: CSV file with the columns path, label and, optionally, split; by '
+                            'default the classes are the folders in images/')
+    switch(group, '--download', help='download the data set first, if it has a stable public address')
+    switch(group, '--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
+    group.add_argument('--image_cache', metavar='FOLDER',
+                       help='folder for decoded images, shared by all runs on a machine; by default images are '
+                            'decoded each time')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
-                       help='half: classes that train, classes that test; class_folds: and a fold of classes that '
-                            'validates; mlrc: the class lists of Musgrave et al.; closed_set: folds of images of every '
-                            "class; predefined: the data set's own parts; by default predefined where there are such, "
-                            'else half')
-    group.add_argument('--fold', metavar='K', type=COUNT, default=0, help='the fold that validates, from 0')
-    group.add_argument('--n_folds', type=number(int, 2), default=4, help='into which what does not test is cut')
+                       help='how the data are split; half: training and test classes; class_folds: also folds of '
+                            'validation classes; mlrc: the class lists of Musgrave et al.; closed_set: every class is '
+                            'in all splits, with folds of images; predefined: the official split of the data set; by '
+                            'default predefined if there is an official split, else half')
+    group.add_argument('--fold', metavar='K', type=COUNT, default=0,
+                       help='index of the validation fold, from 0, for a --split_scheme with folds')
+    group.add_argument('--n_folds', type=number(int, 2), default=4,
+                       help='number of folds, for a --split_scheme with folds')
     group.add_argument('--n_training_folds', type=POSITIVE_INT,
-                       help='how many of these folds validate, the first ones; by default all')
+                       help='use only the first of the folds for validation, this many; by default all')
     group.add_argument('--test_size', type=number(float, 0, 1, above=True), default=0.5,
-                       help='share of the classes (of closed_set: of the images of each class) that tests')
+                       help='fraction of the classes (closed_set: of the images of each class) in the test split')
     group.add_argument('--test_start', type=FRACTION, default=0.5,
-                       help='where this share begins in the sorted classes; beyond the last it goes on with the first')
-    switch(group, '--use_tv_split', help='cut a validation split off the training split')
-    switch(group, '--tv_split_by_samples', help='cut off samples of every class instead of whole classes')
+                       help='where the test range starts, as a fraction of the sorted classes; at the end it wraps '
+                            'around')
+    switch(group, '--use_tv_split', help='split a validation set off the training set')
+    switch(group, '--tv_split_by_samples',
+           help='with --use_tv_split: validate on samples of every class instead of on whole classes')
     group.add_argument('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8,
-                       help='the share of the training split that still trains')
+                       help='with --use_tv_split: fraction of the training set that remains for training')
     group.add_argument('--augmentation', default='base',
-                       help=f'of the training images, one of {", ".join(AUGMENTATIONS)}; base: random crops and flips '
-                            '(for characters: small affine changes); adv: and colours; big: base with 256 pixels; red: '
-                            'crops without a change of scale; mlrc: that of Musgrave et al.')
+                       help=f'augmentation of the training images, one of {", ".join(AUGMENTATIONS)}; base: random '
+                            'crops and flips (for images of characters: small affine changes); adv: base with random '
+                            'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
+                            'Musgrave et al.; characters: small affine changes')
 
 
 def network_parameters(parser):
     group = parser.add_argument_group('network')
     group.add_argument('--arch', default='resnet50_frozen_normalize',
-                       help=f'one of {", ".join(ARCHITECTURES)}, or any network of a library as '
-                            f'{", ".join(f"{prefix}:NAME" for prefix in PREFIXES)}; with _frozen appended, BatchNorm '
-                            'layers keep their running statistics; with _normalize, embeddings have norm 1')
-    group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension D of the embeddings')
+                       help=f'network, one of {", ".join(ARCHITECTURES)}, or any network of a library as '
+                            f'{", ".join(f"{prefix}:NAME" for prefix in PREFIXES)}; append _frozen to keep the '
+                            'running statistics of BatchNorm layers, and _normalize for embeddings of norm 1')
+    group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
-                       help='widths of hidden layers between backbone and embedding')
-    switch(group, '--not_pretrained', help='start from random weights')
-    group.add_argument('--weights', metavar='FILE', help="the backbone's pretrained weights, a state dict")
+                       help='widths of hidden layers between the backbone and the embedding; by default there are none')
+    switch(group, '--not_pretrained', help='start from random instead of pretrained weights')
+    group.add_argument('--weights', metavar='FILE',
+                       help='file with pretrained weights of the backbone, a state dict; by default they are '
+                            'downloaded')
     group.add_argument('--input_size', type=POSITIVE_INT,
-                       help="side of the input images in pixels, instead of the network's own")
-    group.add_argument('--input_mean', nargs='+', type=REAL, help='mean per channel of images in [0, 1], likewise')
-    group.add_argument('--input_std', nargs='+', type=POSITIVE, help='standard deviation per channel, likewise')
-    switch(group, '--input_bgr', help='channels in the order blue, green, red, likewise', default=None)
+                       help='height and width of the input images in pixels; by default as the network expects')
+    group.add_argument('--input_mean', nargs='+', type=REAL,
+                       help='mean of the input images per channel, for values in [0, 1]; by default as the network '
+                            'expects')
+    group.add_argument('--input_std', nargs='+', type=POSITIVE,
+                       help='standard deviation of the input images per channel; by default as the network expects')
+    switch(group, '--input_bgr',
+           help='whether the channels are in the order blue, green, red; by default as the network '
+                'expects', default=None)
 
 
 def training_parameters(parser):
     group = parser.add_argument_group('training')
-    group.add_argument('--n_epochs', type=COUNT, default=150, help='0: only evaluate the untrained network')
+    group.add_argument('--n_epochs', type=COUNT, default=150,
+                       help='number of training epochs; 0 only evaluates the untrained network')
     group.add_argument('--iterations_per_epoch', type=COUNT, default=0,
-                       help='batches per epoch; 0: as many as the training images fill')
-    group.add_argument('--bs', type=POSITIVE_INT, default=112, help='images per batch')
+                       help='number of batches per epoch; 0 leaves it to the sampler, usually training images // --bs')
+    group.add_argument('--bs', type=POSITIVE_INT, default=112, help='number of images per batch')
     group.add_argument('--lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the network')
-    group.add_argument('--fc_lr', type=REAL, default=-1.0, help='learning rate of the embedding layer; negative: --lr')
+    group.add_argument('--fc_lr', type=REAL, default=-1.0,
+                       help='learning rate of the embedding layer; a negative value means --lr')
     group.add_argument('--decay', type=NOT_NEGATIVE, default=0.0004, help='weight decay of the network')
-    group.add_argument('--loss_decay', type=NOT_NEGATIVE, default=0.0, help='weight decay of the criterion')
+    group.add_argument('--loss_decay', type=NOT_NEGATIVE, default=0.0,
+                       help='weight decay of the parameters of the loss')
     group.add_argument('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
-    group.add_argument('--momentum', type=FRACTION, default=0.9, help='of sgd and rmsprop')
+    group.add_argument('--momentum', type=FRACTION, default=0.9, help='momentum of the optimizers sgd and rmsprop')
     group.add_argument('--scheduler', choices=['none', 'step', 'cosine'], default='step',
-                       help='step: lr times gamma after each epoch of tau; cosine: to 0 over n_epochs')
-    group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3, help='factor of the step schedule')
-    group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000], help='epochs of the step schedule')
+                       help='schedule of all learning rates; step: multiplied by --gamma after each epoch in --tau; '
+                            'cosine: annealed to 0 over --n_epochs')
+    group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3,
+                       help='factor of the learning rates in the step schedule')
+    group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000],
+                       help='epochs after which the step schedule multiplies the learning rates by --gamma')
     group.add_argument('--warmup', type=COUNT, default=0,
-                       help='first epochs that train the embedding layer and the criterion only')
+                       help='number of epochs at the start in which only the embedding layer and the loss are '
+                            'trained; 0 means none')
     group.add_argument('--patience', type=POSITIVE_INT,
-                       help='stop when the first storage metric on the validation split is older than this many epochs')
+                       help='stop when the best epoch, by the first storage metric on the validation split, is more '
+                            'than this many epochs ago; by default a run does not stop early')
 
 
 def batch_creation_parameters(parser):
     group = parser.add_argument_group('batch creation')
-    group.add_argument('--data_sampler', default='class_random', help=f'one of {", ".join(SAMPLERS)}')
-    group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2, help='images of each class in a batch')
-    switch(group, '--data_cover_epoch', help='class_random: an epoch visits every class once')
+    group.add_argument('--data_sampler', default='class_random', help=f'batch sampler, one of {", ".join(SAMPLERS)}')
+    group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2,
+                       help='number of images per class in a batch')
+    switch(group, '--data_cover_epoch', help='class_random: visit every class once per epoch')
     group.add_argument('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
-                       help='super-classes in a batch; more, where these have too few classes')
+                       help='hierarchical: number of super-classes per batch; more are used if these have too few '
+                            'classes')
     group.add_argument('--data_batchmatch_bigbs', type=POSITIVE_INT, default=512,
-                       help='size of the big batch that is summarised')
-    group.add_argument('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10, help='number of candidate batches')
-    switch(group, '--data_storage_no_update', help='do not update the stored embeddings from the training batches')
+                       help='coreset and batchmatch samplers: number of images in the big batch that a batch is '
+                            'selected from')
+    group.add_argument('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10,
+                       help='batchmatch samplers: number of candidates per batch')
+    switch(group, '--data_storage_no_update',
+           help='do not update the memory bank with the embeddings of the training batches')
     group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0,
-                       help='exponent of the distances, against the density')
+                       help='d2_coreset: exponent of the distances, which are weighed against the density')
     group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9,
-                       help='greedy coreset: images no farther than this from an anchor are covered')
-    group.add_argument('--data_sampler_lowproj_dim', type=WHOLE, default=-1, help='of a random projection; -1: none')
+                       help='greedy_coreset: images within this distance of an anchor count as covered and are chosen '
+                            'last')
+    group.add_argument('--data_sampler_lowproj_dim', type=WHOLE, default=-1,
+                       help='dimension of a random projection of the embeddings in the memory bank; -1 means no '
+                            'projection')
     group.add_argument('--data_sim_measure', choices=['euclidean', 'cosine'], default='euclidean',
-                       help='distance of the stored embeddings; cosine: after normalising them')
-    switch(group, '--data_gc_softened', help='greedy coreset: random among the farthest 3 percent')
-    switch(group, '--data_idx_full_prec', help='embed all training images anew before each epoch')
-    group.add_argument('--data_mb_mom', type=REAL, default=-1.0, help="of the stored embeddings' changes; -1: none")
+                       help='distance between embeddings of the memory bank; cosine: Euclidean after L2 normalisation')
+    switch(group, '--data_gc_softened',
+           help='greedy_coreset: choose each anchor at random from the farthest 3 percent of the images')
+    switch(group, '--data_idx_full_prec', help='recompute the whole memory bank before each epoch')
+    group.add_argument('--data_mb_mom', type=REAL, default=-1.0,
+                       help='momentum of the changes of the embeddings in the memory bank; -1 means no momentum')
     group.add_argument('--data_mb_lr', type=REAL, default=1.0,
-                       help='how far the stored embeddings run ahead with that momentum')
+                       help='with --data_mb_mom: factor of the change that is added to each new embedding')
 
 
 def batch_mining_parameters(parser):
     group = parser.add_argument_group('batch mining')
     group.add_argument('--batch_mining', default='distance',
-                       help=f'one of {", ".join(BATCHMINERS)}, or pml:NAME, a class of pytorch-metric-learning')
+                       help=f'miner, one of {", ".join(BATCHMINERS)}, or pml:NAME for a class of '
+                            'pytorch-metric-learning')
     for miner in ('distance', 'rho_distance'):
         group.add_argument(f'--miner_{miner}_lower_cutoff', type=number(float, 0, 2), default=0.5,
-                           help='smaller distances weigh as much as this one')
+                           help='smaller distances are treated as equal to this one')
         group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
-                           help='without effect, as in the public code')
+                           help='without effect; kept for compatibility with the public code')
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
-                       help='probability of a triplet that pushes a positive away')
+                       help='probability that a triplet pushes a positive away from the anchor, in place of a negative')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
-                       help="width of the window on squared distances; by default the loss's margin, or 0.2")
-    group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
+                       help='width of the window of squared distances that makes a negative semi-hard; by default the '
+                            'margin of the loss, or 0.2 if it has none')
+    group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy',
+                       help='positive to choose; easy: the nearest; hard: the farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
-                       help='hard: the nearest; semihard: the nearest of those farther than the positive')
-    group.add_argument('--miner_multisimilarity_epsilon', type=REAL, default=0.1, help='in units of cosine')
+                       help='negative to choose; hard: the nearest; semihard: the nearest of those farther than the '
+                            'positive')
+    group.add_argument('--miner_multisimilarity_epsilon', type=REAL, default=0.1,
+                       help='margin of the pair mining, in cosine similarity')
     add = group.add_argument
     add('--miner_parametric_mode', choices=['uniform', 'hards', 'semihards', 'veryhards'], default='uniform',
-        help='distances that negatives are drawn from: all, up to 0.5, 0.3 to 0.7, up to 0.3')
-    add('--miner_parametric_n_support', type=number(int, 2), default=30, help='edges of the bins of distances')
+        help='without --miner_parametric_adapt: distances of the sampled negatives; uniform: all; hards: up to 0.5; '
+             'semihards: 0.3 to 0.7; veryhards: up to 0.3')
+    add('--miner_parametric_n_support', type=number(int, 2), default=30, help='number of edges of the distance bins')
     add('--miner_parametric_support_lim', nargs=2, type=NOT_NEGATIVE, default=[0.1, 1.4],
-        help='first and last edge; the bins there take all that is beyond')
+        help='first and last edge of the distance bins; the outer bins also cover all distances beyond')
     switch(group, '--miner_parametric_adapt',
-           help='PADS: a policy adapts the distribution to what becomes of validation metrics (--use_tv_split)')
+           help='PADS: a policy adapts the distribution of negatives during training, learning from validation '
+                'metrics; needs --use_tv_split')
     add('--miner_parametric_init', choices=['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
-        default='uniform_low', help='distribution that PADS starts from; uniform_low: distances from 0.3 to 0.7')
+        default='uniform_low',
+        help='PADS: initial distribution of negatives, as for --miner_parametric_mode; uniform_low: 0.3 to 0.7')
     add('--miner_parametric_update_every', type=POSITIVE_INT, default=30,
-        help='training steps between two updates of the policy')
+        help='PADS: number of training steps between two updates of the distribution')
     add('--miner_parametric_actions', nargs='+', type=POSITIVE, default=[0.8, 1.0, 1.25],
-        help="factors of a bin's weight that the policy chooses from")
-    add('--miner_parametric_policy_lr', type=NOT_NEGATIVE, default=0.01, help='learning rate of the policy')
+        help="PADS: factors of a bin's weight that the policy chooses from")
+    add('--miner_parametric_policy_lr', type=NOT_NEGATIVE, default=0.01, help='PADS: learning rate of the policy')
     add('--miner_parametric_policy_size', nargs='+', type=POSITIVE_INT, default=[128, 128],
-        help="widths of the policy's hidden layers")
+        help='PADS: widths of the hidden layers of the policy')
     add('--miner_parametric_history', type=POSITIVE_INT, default=20,
-        help='number of last validations that the policy sees')
+        help='PADS: number of past validations in the state that the policy sees')
     add('--miner_parametric_reward', choices=['recall_nmi', 'recall'], default='recall_nmi',
-        help='whether recall@1, or its mean with NMI, is better than at the last update')
+        help='PADS: the reward is the sign of the change, since the last update, of recall@1 or of its mean with NMI')
     add('--miner_parametric_learning', choices=['ppo', 'reinforce'], default='ppo',
-        help="how the policy learns: PPO with a value head, or REINFORCE with the rewards' moving average as baseline")
-    add('--miner_parametric_ppo_clip', type=FRACTION, default=0.2, help='of the ratio of new and old chances')
+        help='PADS: how the policy learns; ppo: PPO with a value head; reinforce: REINFORCE with the moving average '
+             'of the rewards as baseline')
+    add('--miner_parametric_ppo_clip', type=FRACTION, default=0.2,
+        help='PADS: clipping range of the probability ratio in PPO')
     add('--miner_parametric_old_update', type=POSITIVE_INT, default=5,
-        help="updates of the policy between two of PPO's old policy")
-    add('--miner_parametric_baseline_rate', type=FRACTION, default=0.05, help="of reinforce's moving average")
+        help='PADS: number of policy updates between two updates of the old policy in PPO')
+    add('--miner_parametric_baseline_rate', type=FRACTION, default=0.05,
+        help='PADS: rate of the moving average of the rewards in REINFORCE')
     switch(group, '--miner_parametric_no_self_reg',
-           help='PADS: draw negatives from other classes only, and positives other than the anchor')
+           help='PADS: sample negatives from other classes only, and never the anchor as its own positive')
     group.add_argument('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
-                       help="arguments of pml:NAME, as '{epsilon: 0.2}'; one for each such miner, or one for all")
+                       help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping for each such "
+                            'miner, or one for all')
 
 
 def loss_parameters(parser):
     group = parser.add_argument_group('losses')
     group.add_argument('--loss', default='margin',
-                       help=f'one of {", ".join(CRITERIA)}, or pml:NAME, a class of pytorch-metric-learning; a '
-                            'sum as a+b, with miners by position: --batch_mining c+d')
+                       help=f'loss, one of {", ".join(CRITERIA)}, or pml:NAME for a class of pytorch-metric-learning; '
+                            'a+b is a sum of losses, whose miners are --batch_mining c+d')
     add = group.add_argument
-    add('--loss_weights', nargs='+', type=REAL, default=[], help='of the losses of a sum; by default 1 each')
+    add('--loss_weights', nargs='+', type=REAL, default=[],
+        help='weights of the losses in a sum of losses; by default 1 each')
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
-        help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner')
-    add('--xbm_size', type=COUNT, default=0, help='entries of a cross-batch memory; 0: none')
-    add('--xbm_weight', type=NOT_NEGATIVE, default=1.0, help="weight of the memory's part of the loss")
-    add('--xbm_start', type=COUNT, default=1000, help='batches before the memory is used')
+        help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
+    add('--xbm_size', type=COUNT, default=0,
+        help='number of embeddings in the cross-batch memory bank; 0 means no memory bank')
+    add('--xbm_weight', type=NOT_NEGATIVE, default=1.0,
+        help='weight of the loss on pairs of a sample and an entry of the memory bank')
+    add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
     add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
-        help="arguments of pml:NAME, as '{margin: 0.1, distance: {LpDistance: {power: 2}}}'; one for each, or for all")
-    add('--loss_pml_lr', type=REAL, default=-1.0, help='learning rate of the parameters of pml:NAME; negative: --lr')
-    add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance under which positives do not count')
-    add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance over which negatives do not count')
-    switch(group, '--loss_contrastive_active_only', help='mean over the pairs that count (Musgrave et al.)')
-    add('--loss_triplet_margin', type=REAL, default=0.2, help='in units of distance to the power')
-    add('--loss_triplet_power', type=POSITIVE, default=2.0, help='of the distances; 1 in Musgrave et al.')
-    switch(group, '--loss_triplet_active_only', help='mean over the triplets that violate the margin')
-    add('--loss_margin_margin', type=REAL, default=0.2, help='half the width of the band around the boundary')
-    add('--loss_margin_beta', type=REAL, default=1.2, help='the boundary at the start, a distance')
-    add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the boundaries')
-    add('--loss_margin_nu', type=REAL, default=0.0, help="weight of the boundaries' sum")
-    switch(group, '--loss_margin_beta_constant', help='do not train the boundary')
-    switch(group, '--loss_margin_beta_shared', help='one boundary for all classes')
-    add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
-    add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm of embeddings and proxies')
+        help="arguments of pml:NAME as YAML, such as '{margin: 0.1, distance: {LpDistance: {power: 2}}}'; one mapping "
+             'for each such loss, or one for all')
+    add('--loss_pml_lr', type=REAL, default=-1.0,
+        help='learning rate of the parameters of pml:NAME; a negative value means --lr')
+    add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance below which positive pairs add no loss')
+    add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance above which negative pairs add no loss')
+    switch(group, '--loss_contrastive_active_only',
+           help='average over the pairs with a non-zero loss only (Musgrave et al.)')
+    add('--loss_triplet_margin', type=REAL, default=0.2,
+        help='margin, in units of distance to the power --loss_triplet_power')
+    add('--loss_triplet_power', type=POSITIVE, default=2.0,
+        help='exponent of the distances: 2 for squared, 1 for plain distances as in Musgrave et al.')
+    switch(group, '--loss_triplet_active_only', help='average over the margin-violating triplets only')
+    add('--loss_margin_margin', type=REAL, default=0.2, help='margin on either side of beta, in units of distance')
+    add('--loss_margin_beta', type=REAL, default=1.2,
+        help='initial value of beta, the distance that separates positive from negative pairs')
+    add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of beta')
+    add('--loss_margin_nu', type=REAL, default=0.0,
+        help='weight of the regularisation that keeps beta small; 0 means none')
+    switch(group, '--loss_margin_beta_constant', help='do not train beta')
+    switch(group, '--loss_margin_beta_shared', help='use one beta for all classes instead of one per class')
+    add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
     add('--loss_npair_negatives', choices=['all', 'pairs'], default='all',
-        help="all samples of other classes, or (the paper) the positives of one pair per class")
-    add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
-    add('--loss_angular_alpha', type=REAL, default=45.0, help='angle in degrees')
-    add('--loss_angular_npair_ang_weight', type=REAL, default=2.0, help='weight of the angular term')
-    add('--loss_angular_npair_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
-    add('--loss_multisimilarity_pos_weight', type=POSITIVE, default=2.0, help='sharpness of the pull on positives')
-    add('--loss_multisimilarity_neg_weight', type=POSITIVE, default=40.0, help='sharpness of the push on negatives')
-    add('--loss_multisimilarity_margin', type=REAL, default=0.1, help='of the mining, a cosine; 2 or more: none')
-    add('--loss_multisimilarity_thresh', type=REAL, default=0.5, help='the cosine that separates the two')
-    add('--loss_lifted_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
-    add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
-    add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
-    add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0, help="weight of the embeddings' norms")
-    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative')
-    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives')
-    add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='centres per class')
-    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01, help='margin of the own class')
-    add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1, help="temperature over a class's centres")
-    add('--loss_softtriplet_lambda', type=REAL, default=8.0, help='scale of the similarities')
-    add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2, help='weight that draws centres together')
-    add('--loss_softtriplet_lrmulti', type=NOT_NEGATIVE, default=1.0, help='learning rate of the centres over --lr')
-    add('--loss_softmax_lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the class vectors')
-    add('--loss_softmax_temperature', type=POSITIVE, default=0.05, help='divides the cosines')
-    add('--loss_histogram_nbins', type=number(int, 2), default=65, help='number of nodes in [-1, 1]')
-    add('--loss_snr_margin', type=REAL, default=0.2, help='in units of the variance ratio')
-    add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005, help='weight of the zero-mean term')
-    add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class vectors')
-    add('--loss_arcface_angular_margin', type=REAL, default=0.5, help='in radians')
-    add('--loss_arcface_feature_scale', type=REAL, default=16.0, help='multiplies the cosines')
-    add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='a cosine')
-    add('--loss_proxyanchor_alpha', type=POSITIVE, default=32.0, help='sharpness of pull and push')
-    add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100.0, help='learning rate of the proxies over --lr')
-    add('--loss_ntxent_temperature', type=POSITIVE, default=0.07, help='divides the cosines')
-    add('--loss_cosface_margin', type=REAL, default=0.35, help='a cosine')
-    add('--loss_cosface_scale', type=POSITIVE, default=64.0, help='multiplies the cosines')
-    add('--loss_cosface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class vectors')
-    add('--loss_fastap_nbins', type=POSITIVE_INT, default=10, help='number of intervals of squared distances in [0, 4]')
-    add('--loss_snr_contrastive_pos_margin', type=REAL, default=0.0, help='ratio under which positives do not count')
-    add('--loss_snr_contrastive_neg_margin', type=REAL, default=1.0, help='ratio over which negatives do not count')
-    add('--loss_snr_contrastive_reg_lambda', type=NOT_NEGATIVE, default=0.0, help='weight of the zero-mean term')
-    add('--loss_dr_triplet_margin', type=REAL, default=0.278, help='in units of distance')
-    add('--loss_dr_triplet_gamma', type=NOT_NEGATIVE, default=0.492, help='weight of the direction')
-    add('--loss_dr_proxynca_gamma', type=NOT_NEGATIVE, default=0.3, help='weight of the direction')
+        help='negatives of an anchor; all: all samples of other classes; pairs: as in the paper, one pair per class, '
+             'with the positives of the other pairs as negatives')
+    add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
+    add('--loss_angular_alpha', type=REAL, default=45.0, help='upper bound of the angle at the negative, in degrees')
+    add('--loss_angular_npair_ang_weight', type=REAL, default=2.0,
+        help='weight of the angular loss, which is added to the N-pair loss')
+    add('--loss_angular_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
+    add('--loss_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
+        help='sharpness of the loss on positive pairs (alpha in the paper)')
+    add('--loss_multisimilarity_neg_weight', type=POSITIVE, default=40.0,
+        help='sharpness of the loss on negative pairs (beta in the paper)')
+    add('--loss_multisimilarity_margin', type=REAL, default=0.1,
+        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
+    add('--loss_multisimilarity_thresh', type=REAL, default=0.5,
+        help='cosine similarity that separates positive from negative pairs')
+    add('--loss_lifted_neg_margin', type=REAL, default=1.0, help='distance that negatives should have at least')
+    add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
+    add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0,
+        help='distance that negatives should have at least')
+    add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0,
+        help='weight of the mean norm of the embeddings; 0 means none')
+    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2,
+        help='margin between the distances of the positive and of the negative pair of a triplet')
+    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2,
+        help='margin between the distance of the positive pair and that of two samples of two other classes')
+    add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='number of centres per class')
+    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01,
+        help='margin, subtracted from the similarity to the own class')
+    add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1,
+        help='temperature of the soft assignment to the centres of a class')
+    add('--loss_softtriplet_lambda', type=REAL, default=8.0, help='factor of the similarities')
+    add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2,
+        help='weight of the regulariser that pulls the centres of a class together')
+    add('--loss_softtriplet_lrmulti', type=NOT_NEGATIVE, default=1.0,
+        help='learning rate of the centres, as a multiple of --lr')
+    add('--loss_softmax_lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the class weights')
+    add('--loss_softmax_temperature', type=POSITIVE, default=0.05,
+        help='temperature; cosine similarities are divided by it')
+    add('--loss_histogram_nbins', type=number(int, 2), default=65,
+        help='number of histogram nodes for cosine similarities from -1 to 1')
+    add('--loss_snr_margin', type=REAL, default=0.2,
+        help='margin, in units of the ratio of noise variance to signal variance')
+    add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005,
+        help='weight of the term that pulls the mean of each embedding to zero')
+    add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class weights')
+    add('--loss_arcface_angular_margin', type=REAL, default=0.5,
+        help='margin, added to the angle to the own class, in radians')
+    add('--loss_arcface_feature_scale', type=REAL, default=16.0, help='factor of the cosine similarities')
+    add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='margin, in cosine similarity')
+    add('--loss_proxyanchor_alpha', type=POSITIVE, default=32.0,
+        help='sharpness of the loss on positive and negative pairs')
+    add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_ntxent_temperature', type=POSITIVE, default=0.07,
+        help='temperature; cosine similarities are divided by it')
+    add('--loss_cosface_margin', type=REAL, default=0.35,
+        help='margin, subtracted from the cosine similarity to the own class')
+    add('--loss_cosface_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
+    add('--loss_cosface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the class weights')
+    add('--loss_fastap_nbins', type=POSITIVE_INT, default=10,
+        help='number of histogram bins for squared distances from 0 to 4')
+    add('--loss_snr_contrastive_pos_margin', type=REAL, default=0.0,
+        help='ratio of variances below which positive pairs add no loss')
+    add('--loss_snr_contrastive_neg_margin', type=REAL, default=1.0,
+        help='ratio of variances above which negative pairs add no loss')
+    add('--loss_snr_contrastive_reg_lambda', type=NOT_NEGATIVE, default=0.0,
+        help='weight of the term that pulls the mean of each embedding to zero; 0 means none')
+    add('--loss_dr_triplet_margin', type=REAL, default=0.278, help='margin, in units of distance')
+    add('--loss_dr_triplet_gamma', type=NOT_NEGATIVE, default=0.492,
+        help='weight of direction regularisation; 0 means none')
+    add('--loss_dr_proxynca_gamma', type=NOT_NEGATIVE, default=0.3,
+        help='weight of direction regularisation; 0 means none')
     add('--loss_dr_proxynca_scale', type=NOT_NEGATIVE, default=0.0,
-        help='0: distances of raw vectors, as published; above: of vectors of this norm, squared, as proxynca')
-    add('--loss_dr_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
-    add('--loss_dr_multisimilarity_pos_weight', type=POSITIVE, default=2.0, help='sharpness of the pull on positives')
-    add('--loss_dr_multisimilarity_neg_weight', type=POSITIVE, default=50.0, help='sharpness of the push on negatives')
-    add('--loss_dr_multisimilarity_margin', type=REAL, default=0.1, help='of the mining, a cosine; 2 or more: none')
-    add('--loss_dr_multisimilarity_thresh', type=REAL, default=0.6, help='the cosine that separates the two')
-    add('--loss_dr_multisimilarity_gamma', type=NOT_NEGATIVE, default=0.28, help='weight of the direction')
-    add('--loss_proxynca_pp_scale', type=POSITIVE, default=3.0, help='norm of embeddings and proxies')
-    add('--loss_proxynca_pp_lrmulti', type=NOT_NEGATIVE, default=50.0, help='learning rate of the proxies over --lr')
-    add('--loss_circle_margin', type=REAL, default=0.4, help='relaxation, a cosine')
-    add('--loss_circle_gamma', type=POSITIVE, default=80.0, help='scale')
-    add('--loss_supcon_temperature', type=POSITIVE, default=0.1, help='divides the cosines')
-    add('--loss_subcenter_arcface_n_centers', type=POSITIVE_INT, default=3, help='centres per class')
-    add('--loss_subcenter_arcface_angular_margin', type=REAL, default=0.5, help='in radians')
-    add('--loss_subcenter_arcface_feature_scale', type=POSITIVE, default=64.0, help='multiplies the cosines')
+        help='norm that embeddings and proxies are scaled to, with squared distances as in proxynca; 0 means no '
+             'scaling and plain distances, as published')
+    add('--loss_dr_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_dr_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
+        help='sharpness of the loss on positive pairs (alpha in the paper)')
+    add('--loss_dr_multisimilarity_neg_weight', type=POSITIVE, default=50.0,
+        help='sharpness of the loss on negative pairs (beta in the paper)')
+    add('--loss_dr_multisimilarity_margin', type=REAL, default=0.1,
+        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
+    add('--loss_dr_multisimilarity_thresh', type=REAL, default=0.6,
+        help='cosine similarity that separates positive from negative pairs')
+    add('--loss_dr_multisimilarity_gamma', type=NOT_NEGATIVE, default=0.28,
+        help='weight of direction regularisation; 0 means none')
+    add('--loss_proxynca_pp_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
+    add('--loss_proxynca_pp_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_circle_margin', type=REAL, default=0.4, help='relaxation margin, in cosine similarity')
+    add('--loss_circle_gamma', type=POSITIVE, default=80.0, help='factor of the weighted similarities')
+    add('--loss_supcon_temperature', type=POSITIVE, default=0.1,
+        help='temperature; cosine similarities are divided by it')
+    add('--loss_subcenter_arcface_n_centers', type=POSITIVE_INT, default=3, help='number of centres per class')
+    add('--loss_subcenter_arcface_angular_margin', type=REAL, default=0.5,
+        help='margin, added to the angle to the own class, in radians')
+    add('--loss_subcenter_arcface_feature_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
     add('--loss_subcenter_arcface_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the centres')
-    add('--loss_smoothap_temperature', type=POSITIVE, default=0.01, help='of the comparisons of cosines')
-    add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16], help='each at most the batch')
-    add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0, help='of the comparisons of ranks with k')
-    add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01, help='of the comparisons of cosines')
-    switch(group, '--loss_recallatk_simix', help="add virtual samples between each class's pairs")
-    add('--loss_roadmap_tau', type=POSITIVE, default=0.01, help='temperature of the step of negatives')
-    add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0, help='slope beyond delta')
-    add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05, help='cosine difference where the slope starts')
-    add('--loss_roadmap_offset', type=REAL, default=-1.0, help='value there; negative: the continuous one')
-    add('--loss_roadmap_lambda', type=FRACTION, default=0.5, help='weight of the calibration')
-    add('--loss_roadmap_pos_margin', type=REAL, default=0.9, help='cosine that positives should have')
-    add('--loss_roadmap_neg_margin', type=REAL, default=0.6, help='cosine that negatives may have')
-    add('--loss_hyperbolic_c', type=NOT_NEGATIVE, default=0.1, help='curvature; 0: the sphere, with cosines')
-    add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='divides the distances')
-    add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3, help='norm to which embeddings are cut; 0: not')
+    add('--loss_smoothap_temperature', type=POSITIVE, default=0.01,
+        help='temperature of the sigmoids that compare cosine similarities')
+    add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16],
+        help='values of k; none counts as more than the batch size')
+    add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0,
+        help='temperature of the sigmoids that compare ranks with k')
+    add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01,
+        help='temperature of the sigmoids that compare cosine similarities')
+    switch(group, '--loss_recallatk_simix',
+           help='add virtual samples, random mixtures of two samples of a class (SiMix)')
+    add('--loss_roadmap_tau', type=POSITIVE, default=0.01,
+        help='temperature of the smooth step function that compares cosine similarities')
+    add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0,
+        help='slope of the step function beyond --loss_roadmap_delta')
+    add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05,
+        help='difference of cosine similarities at which the slope begins')
+    add('--loss_roadmap_offset', type=REAL, default=-1.0,
+        help='value of the step function there; a negative value makes it continuous')
+    add('--loss_roadmap_lambda', type=FRACTION, default=0.5,
+        help='weight of the calibration loss; the ranking loss has 1 minus this weight')
+    add('--loss_roadmap_pos_margin', type=REAL, default=0.9,
+        help='calibration loss: cosine similarity that positives should have at least')
+    add('--loss_roadmap_neg_margin', type=REAL, default=0.6,
+        help='calibration loss: cosine similarity that negatives should have at most')
+    add('--loss_hyperbolic_c', type=NOT_NEGATIVE, default=0.1,
+        help='curvature of the hyperbolic space; 0 means the sphere, with cosine similarities')
+    add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
+    add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
+        help='norm to which longer embeddings are clipped; 0 means no clipping')
 
 
 def evaluation_parameters(parser):
@@ -330,51 +446,67 @@ def evaluation_parameters(parser):
         'e_recall@1', 'e_recall@2', 'e_recall@4', 'nmi', 'f1', 'mAP_1000', 'mAP_lim', 'mAP_c',
         'dists@intra', 'dists@inter', 'dists@intra_over_inter',
         'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1', 'rho_spectrum@2', 'rho_spectrum@10',
-        'map_at_r', 'precision_at_1', 'r_precision'], help=f'of {", ".join(METRICS)}; with c_ in front, on cosines')
+        'map_at_r', 'precision_at_1', 'r_precision'],
+                       help=f'metrics to compute, of {", ".join(METRICS)}; with the prefix c_, on L2-normalised '
+                            'embeddings')
     group.add_argument('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
-                       help='the best network by each of these on each split is kept; the first one selects')
+                       help='metrics by which the best network on each split is kept in a checkpoint; the first one '
+                            'selects the best epoch')
     group.add_argument('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
-                       help='by default all there are (train: unless --no_train_metrics)')
+                       help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch(group, '--no_train_metrics', help='do not evaluate the training split')
-    group.add_argument('--eval_every', type=POSITIVE_INT, default=1, help='in epochs; the last one always is')
-    switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU as well, where there is one')
+    group.add_argument('--eval_every', type=POSITIVE_INT, default=1,
+                       help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
+    switch(group, '--evaluate_on_gpu', help='compute the metrics on the GPU too, if there is one')
     group.add_argument('--cluster_every', type=POSITIVE_INT, default=1,
-                       help='in epochs: nmi, ami and f1 in these and in the last one only')
+                       help='number of epochs from one computation of nmi, ami and f1 to the next; the last epoch '
+                            'always has them')
     group.add_argument('--bootstrap', metavar='N', type=COUNT, default=0,
-                       help='95 percent intervals of the retrieval metrics, from N resamples of the classes')
+                       help='number of resamples of the classes for 95 percent intervals of the retrieval metrics; 0 '
+                            'means no intervals')
     group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
-                       help='how to rank; the quickest by default, all with equal results')
-    switch(group, '--knn_approx', help='rank by an approximate search, where an exact one takes too long')
-    switch(group, '--eval_normalize', help='evaluate L2-normalised embeddings')
-    switch(group, '--eval_features', help="evaluate the backbone's pooled features instead of the embeddings")
+                       help='method of ranking; auto: the fastest one; all give equal results')
+    switch(group, '--knn_approx',
+           help='rank by an approximate nearest neighbour search, if exact ranking takes too long')
+    switch(group, '--eval_normalize', help='L2-normalise the embeddings before evaluation')
+    switch(group, '--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
     group.add_argument('--pca', metavar='D', type=COUNT, default=0,
-                       help='evaluate the first D principal components; 0: all dimensions')
+                       help='number of principal components of the embeddings to evaluate; 0 means the embeddings '
+                            'themselves')
     group.add_argument('--eval_autocast', choices=['bfloat16', 'float16'],
-                       help='embed in mixed precision when evaluating; the metrics are computed in float32')
+                       help='mixed precision of the network in evaluation; by default float32; metrics are always '
+                            'float32')
     group.add_argument('--eval_reference', choices=['self', 'train', 'all'], default='self',
-                       help='where test and validation queries are searched for: in their own split, in the training '
-                            'split, or in both')
+                       help='gallery of the test and validation queries; self: their own split; train: the training '
+                            'split; all: both')
     group.add_argument('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
-                       help='class: as labelled; parent: super-classes; within: classes, searched for in their '
-                            'super-class only')
+                       help='what makes a positive; class: the same class; parent: the same super-class; within: the '
+                            "same class, with only images of the query's super-class in the gallery")
     group.add_argument('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'],
-                       help='which of the embeddings to evaluate; networks here have one')
+                       help='without effect, since a network has one kind of embedding; kept for compatibility with '
+                            'the public code')
     group.add_argument('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
                        default=['retrieval', 'spectrum', 'distances', 'classes'],
-                       help='of the test split after the last epoch, for papers, into plots/: none, '
+                       help='plots of the test split to save in plots/ after the last epoch: none, '
                             f'{", ".join(PICTURES)}')
-    switch(group, '--projector', help="write the last epoch's test embeddings for TensorBoard's projector")
+    switch(group, '--projector', help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
 
 def record_parameters(parser):
     group = parser.add_argument_group('records')
-    group.add_argument('--save_path', default='Training_Results', help='run folders go to <save_path>/<dataset>/')
-    group.add_argument('--savename', default='group_plus_seed', help='run folder; by default <group>_s<seed>')
-    switch(group, '--log_online', help='log to --online_backend as well; without key or network, into the run folder')
-    group.add_argument('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', help='where to')
-    group.add_argument('--wandb_key', help='W&B key; better in the environment, WANDB_API_KEY, or by `wandb login`')
-    group.add_argument('--project', default='Sample_Project', help='project at the backend')
-    group.add_argument('--group', default='Sample_Group', help='name of a setting, shared by its seeds')
+    group.add_argument('--save_path', default='Training_Results',
+                       help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
+    group.add_argument('--savename', default='group_plus_seed',
+                       help='name of the run folder; group_plus_seed means <group>_s<seed>')
+    switch(group, '--log_online',
+           help='log to --online_backend as well; without a key or a connection, into the run folder')
+    group.add_argument('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb',
+                       help='service that --log_online logs to')
+    group.add_argument('--wandb_key',
+                       help='W&B key; safer in the environment variable WANDB_API_KEY or by `wandb login`')
+    group.add_argument('--project', default='Sample_Project', help='name of the project at the online backend')
+    group.add_argument('--group', default='Sample_Group',
+                       help='name of the setting, shared by its runs with different seeds')
 
 
 def build():

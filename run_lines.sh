@@ -1,5 +1,6 @@
-# What the run scripts share, sourced by them: `line` runs `python main.py ...`, or prints it where the script was
-# started with --list. Its other arguments are flags for every run: bash Revisit_Runs.sh --source_path Datasets
+# Shared functions of the run scripts, which source this file. `line` runs `python main.py ...`, or prints it if the
+# script was started with --list. All other arguments of a script are flags that are added to every run:
+# ./Revisit_Runs.sh --source_path Datasets
 set -euo pipefail
 
 list=no
@@ -9,8 +10,8 @@ if [ "${1:-}" = --list ]; then
 fi
 flags_for_every_run=("$@")
 
-# A run that fails (exit code 1, as with a loss that is not finite) does not keep the others; what the user must change
-# (2) or has interrupted (130) ends the script. Launch_Runs.py does the same in parallel, and skips what is finished.
+# After a run that failed (exit code 1, for example because the loss is not finite), the script continues with the next
+# run. A user error (2) or Ctrl-C (130) ends the script. Launch_Runs.py does the same in parallel and skips finished runs.
 line() {
     local command=(python main.py "$@" ${flags_for_every_run[@]+"${flags_for_every_run[@]}"})
     if [ $list = yes ]; then
@@ -25,7 +26,7 @@ line() {
     if [ $code -gt 1 ]; then exit $code; fi
 }
 
-# every_seed GROUP FLAG...: the setting GROUP with each of the seeds.
+# every_seed GROUP FLAG...: one run of the setting GROUP for each seed.
 seeds=(0 1 2 3 4)
 every_seed() {
     local group=$1 seed

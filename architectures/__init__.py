@@ -1,4 +1,4 @@
-"""Networks: a backbone with an embedding layer in the place of its classifier."""
+"""Networks: a backbone whose classifier is replaced by an embedding layer."""
 from architectures import (
     bninception,
     conv4,
@@ -38,7 +38,7 @@ def parse(arch):
 
 
 def select(opt):
-    """The network --arch, with its weights. Raises UserError for an unknown name and for weights that cannot be had."""
+    """The network --arch with its weights. Raises UserError if the name is unknown or the weights are not available."""
     arch, suffixes = parse(opt.arch)
     prefix, _, name = arch.rpartition(':')
     if prefix:

@@ -1,4 +1,4 @@
-"""Inception with BatchNorm, of pretrainedmodels: BGR from 0 to 255, less the mean. Ioffe & Szegedy, ICML 2015."""
+"""Inception with BatchNorm, of pretrainedmodels: input is BGR, 0 to 255, minus the mean. Ioffe & Szegedy, ICML 2015."""
 from architectures import pretrainedmodels_models
 
 

@@ -1,4 +1,4 @@
-"""Four blocks of 64 filters, for small pictures: the network of few-shot learning. Vinyals et al., NIPS 2016."""
+"""Four convolutional blocks of 64 filters for small images, as in few-shot learning. Vinyals et al., NIPS 2016."""
 import torch
 
 from architectures.embedding_network import Backbone
@@ -10,6 +10,6 @@ def block(n_in):
 
 
 def backbone(opt):
-    """The last block's 64 maps, 2 x 2 for 32 pixels, are not pooled further: 256 features."""
+    """The 64 maps of the last block are not pooled: images of 32 pixels give 64 x 2 x 2 = 256 features."""
     network = torch.nn.Sequential(block(3), block(64), block(64), block(64), torch.nn.Flatten())
     return Backbone(network, opt.input_size or 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

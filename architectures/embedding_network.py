@@ -12,7 +12,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def embedding_layer(widths):
-    """A linear layer for two widths, an MLP with ReLU between its linear layers for more."""
+    """widths [F, ..., D] -> a linear layer for two widths, for more an MLP with ReLU between its linear layers."""
     layers = [torch.nn.Linear(n_in, n_out) for n_in, n_out in itertools.pairwise(widths)]
     between = [part for layer in layers for part in (torch.nn.ReLU(), layer)][1:]
     return layers[0] if len(layers) == 1 else torch.nn.Sequential(*between)
@@ -21,12 +21,12 @@ def embedding_layer(widths):
 @dataclass
 class Backbone:
     """
-    network:  normalised images [B, 3, H, W] -> pooled features [B, F]; its classifier is gone.
-    size:     the side of its input images in pixels.
-    mean, std: per channel, of images in [0, 1], in the channel order of the network.
+    network:  normalised images [B, 3, H, W] -> pooled features [B, F]; the classifier is removed.
+    size:     height and width of its input images, in pixels.
+    mean, std: per channel, for images in [0, 1], in the channel order of the network.
     bgr:      whether that order is blue, green, red.
-    head:     name prefixes under which weight files hold the classifier that is gone.
-    download: () -> the pretrained state dict; None where there is none.
+    head:     name prefixes of the removed classifier in weight files.
+    download: () -> the pretrained state dict; None if there is none.
     """
     network: torch.nn.Module
     size: int
@@ -50,15 +50,16 @@ class EmbeddingNetwork(torch.nn.Module):
 
     @torch.no_grad()
     def count_features(self):
-        """F, from one black image. Raises UserError where the backbone cannot take images of its --input_size."""
+        """F, from a pass of one black image. Raises UserError if the backbone cannot process images of this size."""
         try:
             features = self.backbone.eval()(torch.zeros(1, 3, self.input_size, self.input_size)).flatten(1)
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f'--input_size {self.input_size}: the network takes no such images ({error})') from None
+            raise UserError(f'--input_size {self.input_size}: the network cannot process images of this size '
+                            f'({error})') from None
         return features.shape[1]
 
     def train(self, mode=True):
-        """As in torch; a `_frozen` network's BatchNorm layers keep their running statistics; their weights train."""
+        """As in torch, but BatchNorm layers of a `_frozen` network keep their running statistics."""
         super().train(mode)
         if self.frozen:
             for module in self.backbone.modules():

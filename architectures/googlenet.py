@@ -6,7 +6,7 @@ from architectures.torchvision_models import Download, remove_last_linear
 
 
 def backbone(opt):
-    """Its auxiliary classifiers are left out. ImageNet weights come from TensorFlow: inputs are x * 2 - 1."""
+    """Without auxiliary classifiers. The ImageNet weights come from TensorFlow and expect inputs in [-1, 1]."""
     network = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=opt.not_pretrained)
     network.dropout.p = 0.0
     head = remove_last_linear(network)

@@ -6,5 +6,5 @@ from architectures import torchvision_models
 
 def backbone(opt):
     backbone = torchvision_models.backbone(opt, 'mobilenet_v2', weights='IMAGENET1K_V1')
-    backbone.network.classifier = torch.nn.Identity()          # its dropout goes as well
+    backbone.network.classifier = torch.nn.Identity()          # this also removes its dropout
     return backbone

@@ -1,4 +1,4 @@
-"""Any network of Cadene's pretrainedmodels by name, as in --arch pretrainedmodels:xception_normalize."""
+"""Any network of Cadene's pretrainedmodels by name, for example --arch pretrainedmodels:xception_normalize."""
 import torch
 
 from architectures.embedding_network import Backbone
@@ -6,6 +6,8 @@ from utilities.errors import UserError
 
 
 class Download:
+    """() -> the state dict at `url`, checked against the hash in its name."""
+
     def __init__(self, url):
         self.url = url
 
@@ -14,7 +16,7 @@ class Download:
 
 
 def backbone(opt, name, size=None):
-    """`name` without its last linear layer; size: of the input images, where it is not the library's own."""
+    """The network `name` without its last linear layer; size: input size in pixels, if not the library's default."""
     try:
         import pretrainedmodels
     except ImportError as error:

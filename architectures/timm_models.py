@@ -1,10 +1,10 @@
-"""Any network of timm by name, as in --arch timm:vit_small_patch16_224_normalize."""
+"""Any network of timm by name, for example --arch timm:vit_small_patch16_224_normalize."""
 from architectures.embedding_network import Backbone
 from utilities.errors import UserError
 
 
 def backbone(opt, name):
-    """`name` without its classifier, with timm's own pooling."""
+    """The network `name` without its classifier, with timm's own pooling."""
     try:
         import timm
     except ImportError as error:

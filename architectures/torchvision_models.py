@@ -1,4 +1,4 @@
-"""Any classification network of torchvision by name, as in --arch torchvision:convnext_tiny_normalize."""
+"""Any classification network of torchvision by name, for example --arch torchvision:convnext_tiny_normalize."""
 import torch
 import torchvision
 
@@ -17,7 +17,7 @@ class Download:
 
 
 def backbone(opt, name, weights='DEFAULT', size=None, **arguments):
-    """`name` without its last linear layer; weights: which of torchvision's pretrained sets."""
+    """The network `name` without its last linear layer; weights: the name of one of its pretrained weights."""
     if name not in torchvision.models.list_models(torchvision.models):
         raise UserError(f'--arch torchvision:{name}: unknown; torchvision.models.list_models() lists the names')
     network = torchvision.models.get_model(name, weights=None, **arguments)
@@ -29,7 +29,7 @@ def backbone(opt, name, weights='DEFAULT', size=None, **arguments):
 
 
 def remove_last_linear(network):
-    """Puts the identity in the place of the network's last linear layer; returns that layer's name."""
+    """Replaces the network's last linear layer by the identity; returns the name of that layer."""
     name = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)][-1]
     parent, _, child = name.rpartition('.')
     setattr(network.get_submodule(parent), child, torch.nn.Identity())

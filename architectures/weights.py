@@ -1,4 +1,4 @@
-"""Pretrained weights, from a file or from where their library keeps them; only tensors are ever unpickled."""
+"""Pretrained weights, from a file or downloaded by their library. Files are loaded safely: they cannot run code."""
 from pathlib import Path
 
 import torch
@@ -8,33 +8,33 @@ from utilities.errors import UserError
 
 def load(opt, name, backbone):
     """
-    Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
+    Loads --weights into backbone.network, or else the pretrained weights, unless --not_pretrained is given.
 
-    The weights must hold every parameter of the network; of what is more, only the classifier is left out silently.
-    Raises UserError where the weights cannot be had or do not fit.
+    The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
+    Raises UserError if the weights are not available or do not fit.
     """
     if opt.weights:
-        state, source = read(opt.weights), f'--weights {opt.weights}'
+        state, source = read_state_dict(opt.weights), f'--weights {opt.weights}'
     elif opt.not_pretrained:
         return
     elif backbone.download is None:
         raise UserError(f'--arch {name} has no pretrained weights: train from scratch with --not_pretrained, or pass '
                         '--weights FILE')
     else:
-        state, source = fetch(name, backbone), f'the pretrained weights of {name}'
+        state, source = download(name, backbone), f'the pretrained weights of {name}'
     network = backbone.network.state_dict()
     missing = [key for key in network if key not in state and not key.endswith('num_batches_tracked')]
-    foreign = [key for key in state if key not in network and not key.startswith(backbone.head)]
+    additional = [key for key in state if key not in network and not key.startswith(backbone.head)]
     misfits = [key for key in network if key in state and network[key].shape != state[key].shape]
-    for problem, keys in (('lack', missing), ('hold also', foreign), ('have other shapes for', misfits)):
+    for problem, keys in (('lack', missing), ('also contain', additional), ('have other shapes for', misfits)):
         if keys:
             raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
                             + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
     backbone.network.load_state_dict({key: state[key] for key in network if key in state}, strict=False)
 
 
-def read(path):
-    """The state dict in the file `path` (.pth, .pt or .safetensors), also of a checkpoint of this program."""
+def read_state_dict(path):
+    """The state dict of the backbone in the file `path` (.pth, .pt, .safetensors, or a checkpoint of this program)."""
     try:
         if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file
@@ -43,22 +43,22 @@ def read(path):
             state = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
-    except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'--weights {path}: not a file of weights alone ({str(error).splitlines()[0]})') from None
+    except Exception as error:  # broken files raise all kinds of exceptions
+        raise UserError(f'--weights {path}: not a file of weights only ({str(error).splitlines()[0]})') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UserError(f'--weights {path}: expected a state dict, that is names with their tensors')
+        raise UserError(f'--weights {path}: expected a state dict, a mapping from names to tensors')
     state = {key.removeprefix('module.'): value for key, value in state.items()}
     own = {key.removeprefix('backbone.'): value for key, value in state.items() if key.startswith('backbone.')}
     return own or state
 
 
-def fetch(name, backbone):
+def download(name, backbone):
     try:
         return backbone.download()
-    except Exception as error:  # each library reports a missing network in its own way
+    except Exception as error:  # each library reports a missing connection in its own way
         url = getattr(backbone.download, 'url', None)
         raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {str(error).splitlines()[0]}\n'
-                        f'Fetch {url or "them"} elsewhere and pass the file with --weights FILE, or train from scratch '
-                        'with --not_pretrained.') from None
+                        f'Download {url or "them"} on another machine and pass the file with --weights FILE, or train '
+                        'from scratch with --not_pretrained.') from None

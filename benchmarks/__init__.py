@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks.<name>` prints a table of ratios. None of them is a test."""
+"""Measurements of time and memory: `python -m benchmarks.<name>` prints a table. None of them is a test."""

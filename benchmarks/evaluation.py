@@ -1,6 +1,7 @@
 """
-CPU time and peak memory of the evaluation on class-structured random embeddings, one thread, beside faiss and
-pytorch-metric-learning, interleaved in one process: medians of time.process_time, memory above the embeddings.
+CPU time and peak memory of the evaluation on random embeddings clustered by class, compared with faiss and
+pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
+is what is used in addition to the embeddings.
 
 OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [rest] [scaling] [CUB] [Cars] [In-Shop] [SOP]
 """
@@ -18,7 +19,7 @@ import evaluation
 import parameters
 from evaluation import clustering, geometry, neighbours, ranking
 
-# name: images, classes, largest class, of which queries (0: each image is searched for among all others)
+# name: images, classes, images of the largest class, queries (0: every image is a query, and all others its gallery)
 SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830, 3985, 30, 14218),
          'SOP': (60502, 11316, 12, 0), 'SOP/3': (20167, 3772, 12, 0)}
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
@@ -42,14 +43,14 @@ def embeddings(n, n_classes, largest, n_queries, dim):
 
 
 def resident(what):
-    """VmRSS (now) or VmHWM (the most since reset) of this process in MB, from Linux."""
+    """The memory of this process in MB, from Linux: VmRSS, the present one, or VmHWM, the peak since the last reset."""
     lines = Path('/proc/self/status').read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
 def measure(function):
-    """(CPU seconds, peak MB above what was there before)."""
-    ctypes.CDLL(None).malloc_trim(0)                       # what others freed is not ours to use
+    """(CPU seconds, peak MB minus the MB before the call)."""
+    ctypes.CDLL(None).malloc_trim(0)                       # else memory freed before would not count when reused
     before = resident('VmRSS')
     Path('/proc/self/clear_refs').write_text('5')
     began = time.process_time()
@@ -58,7 +59,7 @@ def measure(function):
 
 
 def interleaved(contenders, rounds):
-    """{name: function} -> {name: (median CPU seconds, largest peak MB)}; every round runs all, one after the other."""
+    """{name: function} -> {name: (median CPU seconds, largest peak MB)}; every round calls each function once."""
     found = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, function in contenders.items():
@@ -67,7 +68,7 @@ def interleaved(contenders, rounds):
 
 
 def per_row(points, labels, queries):
-    """All of LONG, one query at a time, by sorting its distances."""
+    """The values of LONG for one query at a time, from its sorted distances."""
     for q in queries:
         order = np.argsort(((points[q] - points) ** 2).sum(axis=1), kind='stable')
         hits = (labels == labels[q])[order[order != q]]
@@ -83,7 +84,7 @@ def ranking_table():
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=torch.device('cpu'))
     print('short: precision_at_1, r_precision, map_at_r. long: recall at 1, 10, 100, 1000, r_precision, map_at_r, '
-          'mAP_1000, mAP.\nfaiss: a bare flat search with k = max R. PML: AccuracyCalculator, k = max_bin_count. '
+          'mAP_1000, mAP.\nfaiss: only a flat search with k = max R. PML: AccuracyCalculator, k = max_bin_count. '
           'per row: long, extrapolated from 20 queries.')
     print(f'{"":<9}{"dim":>4}{"way":>7} | CPU seconds: {"faiss":>7}{"PML":>8}{"short":>8}{"long":>8}{"per row":>9} | '
           f'{"short/faiss":>11}{"PML/short":>10}{"long/faiss":>11} | MB: {"faiss":>6}{"PML":>7}{"short":>6}{"long":>6}')
@@ -124,7 +125,7 @@ def ranking_table():
 def rest_table():
     points, labels, _ = embeddings(*SIZES['SOP'], 128)
     array, k = points.numpy(), SIZES['SOP'][1]
-    clusters = np.random.default_rng(0).permutation(labels)                   # as many clusters, as large
+    clusters = np.random.default_rng(0).permutation(labels)          # as many clusters as classes, of the same sizes
     spectrum = [f'rho_spectrum@{number}' for number in (0, -1, 1, 2, 10)]
     default = parameters.build().get_default('evaluation_metrics')
 

@@ -1,4 +1,4 @@
-"""Time and memory of competing functions on the CPU, as the measurements of this folder take them."""
+"""Time and memory of competing functions on the CPU."""
 import gc
 import os
 import time
@@ -6,21 +6,22 @@ from statistics import median
 
 import torch
 
-WARM_UP = 3e-3                                            # seconds of processor time, or one call if that takes longer
-os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # else the profiler reports its own starts and stops
+WARM_UP = 3e-3                                            # seconds of processor time; at least one call
+os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # keeps the profiler from printing its own start and stop
 
 
 def median_times(competitors, repeats=9, budget=30.0):
     """
     Args:
         competitors: {name: a function without arguments}.
-        repeats:     calls of each that are timed.
-        budget:      seconds of processor time after which no other round begins; three rounds are always made.
+        repeats:     number of timed calls of each.
+        budget:      seconds of processor time after which no further round begins; there are at least three rounds.
 
-    Returns: {name: the median processor time of a call, in seconds}. The calls are interleaved: each round times every
-    competitor once, so that all of them meet the same disturbances, right after WARM_UP seconds of calls that are not
-    timed, so that none finds the caches and the allocator as another one left them. Processor time does not count what
-    other processes take away, but adds up threads: torch should use one.
+    Returns: {name: the median processor time of a call, in seconds}.
+
+    Each round times every competitor once, so that disturbances affect all of them alike. Before each timed call,
+    WARM_UP seconds of calls without timing remove the previous competitor's effect on caches and allocator. Processor
+    time excludes what other processes use, but adds up threads; torch should use one.
     """
     times = {name: [] for name in competitors}
     started = time.process_time()
@@ -38,8 +39,8 @@ def median_times(competitors, repeats=9, budget=30.0):
 
 
 def peak_memory(function):
-    """The most bytes of CPU tensors that are alive at once during a call of `function`, beyond those before it."""
-    function()                                            # what is allocated once, at the first call, does not count
+    """The peak number of bytes of CPU tensors during a call of `function`, minus those that existed before."""
+    function()                                            # memory that only the first call allocates does not count
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()

@@ -1,5 +1,5 @@
 """
-Time of a training step and of an embedding pass per network, channels last over channels first.
+Time of a training step and of an embedding pass per network: channels last compared with channels first.
 
 python -m benchmarks.networks
 """

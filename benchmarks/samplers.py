@@ -1,6 +1,6 @@
 """
-Time of drawing a batch per sampler, and of updating the storage, at the sizes of CUB-200-2011 and Stanford Online
-Products.
+Time to sample a batch with each sampler, and to update the memory bank, for the sizes of CUB-200-2011 and Stanford
+Online Products.
 
 python -m benchmarks.samplers
 """
@@ -14,7 +14,7 @@ import datasampler
 import parameters
 from utilities import device
 
-# Training images and classes; the classes are made equally large but for the rest, and of 12 super-classes.
+# Training images and classes. The images are spread evenly over the classes, which have 12 super-classes.
 CASES = {'CUB': (5_864, 100), 'SOP': (59_551, 11_318)}
 ROUNDS = 7
 
@@ -29,7 +29,7 @@ def images_of(n_images, n_classes):
 
 
 def milliseconds(opt, function):
-    """On the CPU the process's own time, which other programs do not change; on a GPU, the time until it is done."""
+    """Time of a call, and its result: on the CPU the processor time of this process, on a GPU the wall-clock time."""
     on_gpu = opt.device.type == 'cuda'
     clock = time.perf_counter if on_gpu else time.process_time
     began = clock()
@@ -40,21 +40,21 @@ def milliseconds(opt, function):
 
 
 def measure(opt, name, images):
-    """Per batch, in milliseconds: drawing an epoch, and updating the storage (None without one)."""
+    """Milliseconds per batch, to sample an epoch and to update the memory bank (None without one)."""
     opt.data_sampler = name
     sampler = datasampler.select(opt, images)
     n_images = len(images.image_list)
     embeddings = torch.nn.functional.normalize(torch.randn(n_images, opt.embed_dim, device=opt.device), dim=1)
     datasampler.fill_storage(sampler, lambda: embeddings)
-    drawing, updating = [], []
+    sampling, updating = [], []
     for epoch in range(ROUNDS + 1):
         sampler.set_epoch(epoch)
         spent, batches = milliseconds(opt, lambda: list(sampler))
-        drawing.append(spent / len(batches))
+        sampling.append(spent / len(batches))
         indices = torch.tensor(batches[0])
         batch = embeddings[indices]
         updating.append(milliseconds(opt, lambda: datasampler.update_storage(sampler, batch, indices))[0])  # noqa: B023
-    return median(drawing[1:]), median(updating[1:]) if hasattr(sampler, 'storage') else None
+    return median(sampling[1:]), median(updating[1:]) if hasattr(sampler, 'storage') else None
 
 
 def main():
@@ -63,17 +63,17 @@ def main():
     torch.set_num_threads(1)
     print(f'torch {torch.__version__}, {opt.device}, 1 thread, bs {opt.bs}, samples_per_class {opt.samples_per_class}, '
           f'big batch {opt.data_batchmatch_bigbs}, {opt.data_batchmatch_ncomps} candidates, median of {ROUNDS} epochs')
-    print(f'{"ms a batch":<22}' + ''.join(f'{name:>10}' for name in CASES))
+    print(f'{"ms per batch":<22}' + ''.join(f'{name:>10}' for name in CASES))
     for name in datasampler.SAMPLERS:
         columns = []
         for n_images, n_classes in CASES.values():
-            opt.iterations_per_epoch = 0 if name == 'balanced' else 20        # a covering is drawn as a whole
+            opt.iterations_per_epoch = 0 if name == 'balanced' else 20        # it samples a whole pass over all images
             columns.append(measure(opt, name, images_of(n_images, n_classes))[0])
         print(f'{name:<22}' + ''.join(f'{value:>10.2f}' for value in columns), flush=True)
     update = [measure(opt, 'greedy_coreset', images_of(*case))[1] for case in CASES.values()]
-    print(f'{"update of the storage":<22}' + ''.join(f'{value:>10.2f}' for value in update))
+    print(f'{"memory bank, update":<22}' + ''.join(f'{value:>10.2f}' for value in update))
     memory = [n_images * opt.embed_dim * 4 / 1e6 for n_images, _ in CASES.values()]
-    print(f'{"storage, MB":<22}' + ''.join(f'{value:>10.1f}' for value in memory) + '   twice that with --data_mb_mom')
+    print(f'{"memory bank, MB":<22}' + ''.join(f'{value:>10.1f}' for value in memory) + '   twice with --data_mb_mom')
 
 
 if __name__ == '__main__':

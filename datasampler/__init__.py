@@ -1,4 +1,4 @@
-"""Batch samplers: which images stand together in a training batch."""
+"""Batch samplers: they decide which images form a training batch."""
 from datasampler import (
     balanced_sampler,
     class_random_sampler,
@@ -27,7 +27,7 @@ SAMPLERS = {
 
 
 def select(opt, images):
-    """The sampler --data_sampler over the training images. Raises UserError where the batch cannot be made."""
+    """The sampler --data_sampler over the training images. Raises UserError if the flags and the images do not fit."""
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
     required = []
     if getattr(module, 'REQUIRES_STORAGE', False):
@@ -38,12 +38,12 @@ def select(opt, images):
 
 
 def fill_storage(sampler, embed):
-    """Before an epoch, for a sampler with a storage; embed() -> embeddings [N, D] of the training images."""
+    """Before an epoch, for a sampler with a memory bank; embed() -> embeddings [N, D] of the training images."""
     if hasattr(sampler, 'storage'):
         sampler.storage.fill(embed)
 
 
 def update_storage(sampler, embeddings, indices):
-    """After a step, for a sampler with a storage: the batch's embeddings [B, D] and image indices [B]."""
+    """After a step, for a sampler with a memory bank: the batch's embeddings [B, D] and image indices [B]."""
     if hasattr(sampler, 'storage'):
         sampler.storage.update(embeddings, indices)

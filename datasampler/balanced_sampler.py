@@ -1,21 +1,21 @@
-"""All images over an epoch, in groups of samples_per_class, with as many different classes in each batch as fit."""
+"""Every image once per epoch, in groups of one class, with as many different classes per batch as possible."""
 import itertools
 
 import torch
 
-from datasampler.draws import ClassImages, classes_per_batch
+from datasampler.sampling import ClassImages, classes_per_batch
 from utilities.randomness import derive
 
 
 class Sampler(torch.utils.data.Sampler):
     """
-    The shuffled images of each class are cut into groups of samples_per_class; the last group is filled up with images
-    of the class that came before. A batch is bs / samples_per_class groups. The groups are spread over the batches as
-    evenly as can be: a batch has a class twice only where the class has more groups than the epoch has batches. Groups
-    that are missing in the last round are drawn again from random classes.
+    The shuffled images of each class are split into groups of samples_per_class; if the last group is too small, it is
+    filled with earlier images of the class. A batch is bs / samples_per_class groups. The groups of a class are spread
+    evenly over the batches, so that a class repeats in a batch only if it has more groups than the epoch has batches.
+    If the groups do not fill the last batches, further groups of random classes do.
 
-    An epoch has as many batches as it takes; with --iterations_per_epoch, that many, one covering of all images after
-    the other. It is a function of the seed and the epoch.
+    An epoch is one pass over all images. With --iterations_per_epoch it has that many batches, from consecutive passes.
+    It is a function of the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
     """
@@ -35,28 +35,28 @@ class Sampler(torch.utils.data.Sampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
-        coverings = itertools.chain.from_iterable(self.covering(generator) for _ in itertools.count())
-        return itertools.islice(coverings, self.sampler_length)
+        batches = itertools.chain.from_iterable(self.one_pass(generator) for _ in itertools.count())
+        return itertools.islice(batches, self.sampler_length)
 
-    def covering(self, generator):
-        """Batches that hold every image at least once: a list of lists of indices."""
+    def one_pass(self, generator):
+        """Batches that contain every image at least once: a list of lists of indices."""
         sizes, starts = self.of_class.sizes, self.of_class.starts
         shuffled = torch.randperm(len(self.of_class.images), generator=generator)
-        shuffled = shuffled[self.of_class.class_of[shuffled].argsort(stable=True)]     # class after class
+        shuffled = shuffled[self.of_class.class_of[shuffled].argsort(stable=True)]     # sorted by class
 
-        n_groups = self.n_groups + self.fillers(generator).bincount(minlength=len(sizes))
+        n_groups = self.n_groups + self.extra_groups(generator).bincount(minlength=len(sizes))
         order = torch.randperm(len(sizes), generator=generator)
         classes = order.repeat_interleave(n_groups[order])                             # of each group
         numbers = torch.arange(len(classes)) - (n_groups[order].cumsum(0) - n_groups[order]).repeat_interleave(
-            n_groups[order])                                                           # of the group in its class
-        places = numbers[:, None] * self.per_class + torch.arange(self.per_class)
-        groups = shuffled[starts[classes, None] + places % sizes[classes, None]]
-        # Group i goes to batch i modulo their number, so that a class's consecutive groups go to different batches.
+            n_groups[order])                                                           # of the group within its class
+        members = numbers[:, None] * self.per_class + torch.arange(self.per_class)
+        groups = shuffled[starts[classes, None] + members % sizes[classes, None]]
+        # Group i goes to batch i modulo n_batches, so that consecutive groups of a class go to different batches.
         batches = groups.view(self.groups_per_batch, self.n_batches, -1).transpose(0, 1).flatten(1)
         return batches[torch.randperm(self.n_batches, generator=generator)].tolist()
 
-    def fillers(self, generator):
-        """The classes of the groups that make the last round whole; where possible, none that every batch has."""
+    def extra_groups(self, generator):
+        """The classes of the groups that fill the last batches; if possible, none that is in every batch already."""
         n_missing = self.groups_per_batch * self.n_batches - int(self.n_groups.sum())
         n_free = (self.n_batches - self.n_groups).clamp(0, n_missing)
         room = torch.arange(len(self.n_groups)).repeat_interleave(n_free)

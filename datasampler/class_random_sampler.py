@@ -1,18 +1,18 @@
-"""SPC-n of Roth et al., ICML 2020: a batch is bs / samples_per_class random classes with as many samples each."""
+"""SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each."""
 import itertools
 
 import torch
 
-from datasampler.draws import classes_per_batch, deal
+from datasampler.sampling import chunks_of_permutations, classes_per_batch
 from utilities.randomness import derive
 
 
 class Sampler(torch.utils.data.Sampler):
     """
-    Classes are drawn without replacement within a batch, and so are the samples of a class; a class that has fewer than
-    samples_per_class gives each of its samples once before any comes again. An epoch has n_images // bs batches;
-    with --data_cover_epoch, as many as visit each class once (the last one is filled up with classes that come a second
-    time). --iterations_per_epoch has priority. An epoch is a function of the seed and the epoch.
+    Within a batch, classes are sampled without replacement, and so are the images of a class; a class of fewer than
+    samples_per_class images repeats one only after using all. An epoch has n_images // bs batches. With
+    --data_cover_epoch, it visits each class once instead, and repeats classes only to fill the last batch.
+    --iterations_per_epoch overrides both. An epoch is a function of the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
     """
@@ -32,16 +32,18 @@ class Sampler(torch.utils.data.Sampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
-        draws = deal(len(self.indices), self.n_classes, generator) if self.cover_epoch else self.draws(generator)
-        for classes in itertools.islice(draws, self.sampler_length):
-            yield torch.cat([self.draw(self.indices[c], generator) for c in classes.tolist()]).tolist()
+        choose = chunks_of_permutations if self.cover_epoch else independent_choices
+        for classes in itertools.islice(choose(len(self.indices), self.n_classes, generator), self.sampler_length):
+            yield torch.cat([self.sample(self.indices[c], generator) for c in classes.tolist()]).tolist()
 
-    def draws(self, generator):
-        while True:
-            yield torch.randperm(len(self.indices), generator=generator)[:self.n_classes]
-
-    def draw(self, indices, generator):
-        """samples_per_class of `indices`, as evenly as their number allows."""
+    def sample(self, indices, generator):
+        """samples_per_class of the `indices` at random, each as often as the others if not just once."""
         n_rounds = -(-self.per_class // len(indices))
-        places = [torch.randperm(len(indices), generator=generator) for _ in range(n_rounds)]
-        return indices[torch.cat(places)[:self.per_class]]
+        order = torch.cat([torch.randperm(len(indices), generator=generator) for _ in range(n_rounds)])
+        return indices[order[:self.per_class]]
+
+
+def independent_choices(n, k, generator):
+    """Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k], each time sampled from all of them."""
+    while True:
+        yield torch.randperm(n, generator=generator)[:k]

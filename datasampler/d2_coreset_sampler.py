@@ -1,4 +1,4 @@
-"""D2 of Roth et al., ICML 2020: anchors that are typical of a big batch and far from each other, at random."""
+"""D2 of Roth et al., ICML 2020: random anchors, likely if typical of a big batch and far from each other."""
 from functools import partial
 
 import torch
@@ -11,28 +11,29 @@ REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 def d2_coreset(points, k, generator, power=1.0):
     """
-    The point nearest to a draw from N(m, S), m and S the points' mean and covariance; then k - 1 times a point with a
-    probability proportional to N(x; m, S) D(x)^power, D the sum of the squared distances to the chosen points.
+    Let m and S be the mean and covariance of the points. The first chosen point is the nearest to a sample of N(m, S).
+    Each further point x is chosen with a probability proportional to N(x; m, S) D(x)^power, where D is the sum of the
+    squared distances to the points chosen before.
 
     Args:
         points:    [n, D], n >= k.
-        k:         how many to choose, none twice.
-        generator: on the CPU.
-        power:     lambda.
+        k:         number of points to choose, all different.
+        generator: a torch.Generator on the CPU.
+        power:     exponent of D, the lambda of the paper.
 
-    Returns: places in points, int64 [k].
+    Returns: indices into points, int64 [k].
     """
     n, dim = points.shape
     mean = points.mean(dim=0)
     values, vectors = torch.linalg.eigh(points.T.cov().view(dim, dim))
-    # A floor for the directions in which the points do not vary; they do not deviate there either.
+    # The floor avoids division by 0 in directions in which the points do not vary; whitened, they stay near 0 there.
     deviations = values.clamp(min=1e-6 * values[-1] + torch.finfo(values.dtype).tiny).sqrt()
     whitened = (points - mean) @ vectors / deviations
-    # argmax(log p + Gumbel noise) is a draw from p.
+    # The argmax of log p plus Gumbel noise is a sample of p.
     noise = -torch.empty(k, n).exponential_(generator=generator).log()
     scores = noise.to(points.device) - whitened.pow(2).sum(dim=1) / 2
-    draw = mean + vectors @ (deviations * torch.randn(dim, generator=generator).to(points.device))
-    chosen = [(points - draw).norm(dim=1).argmin()[None]]
+    sample = mean + vectors @ (deviations * torch.randn(dim, generator=generator).to(points.device))
+    chosen = [(points - sample).norm(dim=1).argmin()[None]]
     total = torch.zeros(n, device=points.device)                                    # D
     for step in range(1, k):
         total = total + (points - points[chosen[-1]]).pow(2).sum(dim=1)
@@ -45,9 +46,9 @@ def d2_coreset(points, k, generator, power=1.0):
 class Sampler(torch.utils.data.Sampler):
     """
     The batches of big_batch.Coreset, with --data_d2_coreset_lambda. An epoch has n_images // bs batches, or
-    --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+    --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

@@ -1,4 +1,4 @@
-"""DDM of Roth et al., ICML 2020: batches whose moments and histogram of distances are those of a big batch."""
+"""DDM of Roth et al., ICML 2020: of random candidates, the one most similar to a big batch in moments and distances."""
 import torch
 
 from datasampler.big_batch import Matching
@@ -9,13 +9,13 @@ REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 def distance_histogram_costs(points, candidates, n_bins=50, weight=75):
     """
-    |m - m'| + |s - s'| + weight * W: the distance of the means, that of the standard deviations per dimension, and the
-    Wasserstein distance of the histograms of all pairs' distances. It is over the histogram's support, in units of
-    distance: the work of moving the mass from bin to bin. The bins divide the range of all points' distances.
+    Cost |m - m'| + |s - s'| + weight * W of each candidate, compared with all points: m and s are the mean and standard
+    deviation per dimension, and W is the Wasserstein distance of the histograms of pairwise distances, in units of
+    distance. The bins divide the range of the distances between all points.
 
     Args:
         points:     [n, D].
-        candidates: [m, B] int64, places in points, none twice in a row, B >= 2.
+        candidates: [m, B] int64, indices into points, different within a row, B >= 2.
 
     Returns: [m].
     """
@@ -24,10 +24,10 @@ def distance_histogram_costs(points, candidates, n_bins=50, weight=75):
     low, high = distances.masked_fill(own, torch.inf).min(), distances.max()
     width = (high - low) / n_bins
     bins = ((distances - low) / width.clamp(min=torch.finfo(width.dtype).tiny)).long().clamp(max=n_bins - 1)
-    bins = bins.masked_fill(own, n_bins)                                # a bin of their own, which is left out
+    bins = bins.masked_fill(own, n_bins)                                # an extra bin, which is not counted
 
     def cumulative(bins):
-        """[m, ...] bins -> [m, n_bins], the share of the pairs up to each bin."""
+        """[m, ...] bins -> [m, n_bins], the fraction of the pairs up to and including each bin."""
         rows = torch.arange(len(bins), device=bins.device)[:, None] * (n_bins + 1)
         counts = (bins.flatten(1) + rows).flatten().bincount(minlength=len(bins) * (n_bins + 1))
         counts = counts.view(len(bins), n_bins + 1)[:, :n_bins].cumsum(dim=1)
@@ -44,9 +44,9 @@ def distance_histogram_costs(points, candidates, n_bins=50, weight=75):
 class Sampler(torch.utils.data.Sampler):
     """
     The batches of big_batch.Matching with the least cost. An epoch has n_images // bs batches, or
-    --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+    --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

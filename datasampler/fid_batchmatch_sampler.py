@@ -1,4 +1,4 @@
-"""FRD of Roth et al., ICML 2020: batches whose mean and covariance are those of a big batch, by Frechet distance."""
+"""FRD of Roth et al., ICML 2020: of random candidates, the one with the smallest Frechet distance to a big batch."""
 import torch
 
 from datasampler.big_batch import Matching
@@ -9,19 +9,20 @@ REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 def frechet_distances(points, candidates):
     """
-    Frechet distance of the Gaussians with the means and (unbiased) covariances of all points and of a candidate's:
-    |m - m'|^2 + tr(S + S' - 2 (S S')^1/2), Heusel et al., NeurIPS 2017, https://arxiv.org/abs/1706.08500, Eq. 6.
+    Frechet distance between two Gaussians, one with the mean and (unbiased) covariance of all points, one with those of
+    a candidate: |m - m'|^2 + tr(S + S' - 2 (S S')^1/2). Heusel et al., NeurIPS 2017, https://arxiv.org/abs/1706.08500,
+    Eq. 6.
 
-    With S' = Y^T Y, the eigenvalues of S S' are those of the Gram matrix Y S Y^T, [B, B] and symmetric; where D is
-    smaller than B, those of the [D, D] matrix R S' R, R the root of S.
+    With S' = Y^T Y, the eigenvalues of S S' are those of the symmetric [B, B] matrix Y S Y^T. If D is smaller than B,
+    the [D, D] matrix R S' R with R = S^1/2 gives them instead.
 
     Args:
         points:     [n, D].
-        candidates: [m, B] int64, places in points, B >= 2.
+        candidates: [m, B] int64, indices into points, B >= 2.
 
     Returns: float64 [m], in units of squared distance.
     """
-    points = points.double()           # the root of an eigenvalue that is 0 but for rounding is not small in float32
+    points = points.double()           # the root of an eigenvalue that should be 0 would be large in float32
     covariance = points.T.cov().view(points.shape[1], -1)
     subsets = points[candidates]                                                    # [m, B, D]
     means, size = subsets.mean(dim=1), candidates.shape[1]
@@ -39,10 +40,10 @@ def frechet_distances(points, candidates):
 
 class Sampler(torch.utils.data.Sampler):
     """
-    The batches of big_batch.Matching with the least Frechet distance. An epoch has n_images // bs batches, or
-    --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+    The batches of big_batch.Matching with the smallest Frechet distance. An epoch has n_images // bs batches, or
+    --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

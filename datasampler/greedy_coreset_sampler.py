@@ -15,23 +15,23 @@ REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):
     """
-    A random point, then k - 1 times the one whose nearest chosen point is farthest.
+    The first chosen point is random; each further one is the point that is farthest from its nearest chosen point.
 
     Args:
         points:    [n, D], n >= k.
-        k:         how many to choose.
-        generator: on the CPU.
-        softened:  each time a random one of the farthest 3 percent instead.
-        limit:     a distance. Points no farther than this from a chosen one are covered already; they come in random
-                   order, after all others.
+        k:         number of points to choose.
+        generator: a torch.Generator on the CPU.
+        softened:  choose a random one of the farthest 3 percent of the points instead of the farthest.
+        limit:     a distance. Points within this distance of a chosen point count as covered: they are chosen last,
+                   in random order.
 
-    Returns: places in points, int64 [k].
+    Returns: indices into points, int64 [k].
     """
     n = len(points)
     covered = -1 - torch.rand(n, generator=generator).to(points.device)
     chosen = [torch.randint(n, (1,), generator=generator).to(points.device)]
     nearest = torch.full((n,), torch.inf, device=points.device)
-    free = torch.zeros(n, device=points.device)                                     # -inf for chosen points
+    free = torch.zeros(n, device=points.device)                                     # -inf at chosen points
     for step in range(1, k):
         nearest = torch.minimum(nearest, (points - points[chosen[-1]]).norm(dim=1))
         free.index_fill_(0, chosen[-1], -torch.inf)
@@ -45,9 +45,10 @@ def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):
 class Sampler(torch.utils.data.Sampler):
     """
     The batches of big_batch.Coreset, with --data_gc_softened and --data_gc_coreset_lim. An epoch has n_images // bs
-    batches, or --iterations_per_epoch, and is a function of the seed, the epoch and what is stored when it begins.
+    batches, or --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the
+    epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: a Storage of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

@@ -1,4 +1,4 @@
-"""The embeddings of the training images, kept for samplers that look at them."""
+"""Memory bank: the embeddings of all training images, for the samplers that select batches by them."""
 import torch
 import torch.nn.functional as F
 
@@ -8,18 +8,19 @@ from utilities.randomness import derive
 
 class Storage:
     """
-    float32 [N, D] on opt.device (on the CPU for Apple's GPUs, which have no eigenvalues), in the order of the training
-    images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the seed fixes. It is filled
-    from the images without augmentation before the first epoch (with --data_idx_full_prec before each) and takes the
-    embeddings of each training batch, unless --data_storage_no_update.
+    float32 [N, D] on opt.device (on the CPU if that is an Apple GPU, where PyTorch has no eigenvalues), in the order of
+    the training images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the seed fixes.
+    The memory bank is filled from the images without augmentation before the first epoch (with --data_idx_full_prec,
+    before each epoch) and updated with the embeddings of each training batch, unless --data_storage_no_update.
 
-    With --data_mb_mom m > 0, entries run ahead in the direction of their changes, as in the public code of Roth et al.:
-    change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. That takes a second [N, D].
+    With --data_mb_mom m > 0, each entry is moved further in the direction of its recent changes, as in the public code
+    of Roth et al.: change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. This takes a
+    second tensor [N, D].
     """
 
     def __init__(self, opt, n_images):
         if opt.data_mb_mom >= 1:
-            raise UserError(f'--data_mb_mom {opt.data_mb_mom}: expected a number below 1 (0 and less: no momentum)')
+            raise UserError(f'--data_mb_mom {opt.data_mb_mom}: expected a number below 1 (0 or less means no momentum)')
         dim = opt.data_sampler_lowproj_dim
         if dim >= opt.embed_dim:
             raise UserError(f'--data_sampler_lowproj_dim {dim}: expected less than --embed_dim {opt.embed_dim}')
@@ -27,7 +28,7 @@ class Storage:
         self.device = torch.device('cpu') if opt.device.type == 'mps' else opt.device
         self.cosine = opt.data_sim_measure == 'cosine'
         self.momentum, self.rate = max(0.0, opt.data_mb_mom), opt.data_mb_lr
-        self.no_update, self.always_anew = opt.data_storage_no_update, opt.data_idx_full_prec
+        self.no_update, self.refill = opt.data_storage_no_update, opt.data_idx_full_prec
         self.projection = None
         if dim > 0:
             generator = torch.Generator().manual_seed(derive(opt.seed, 'projection'))
@@ -35,33 +36,33 @@ class Storage:
         self.embeddings = self.change = None
 
     def fill(self, embed):
-        """Before an epoch. embed() -> [N, --embed_dim] embeddings of all training images; it is called where needed."""
+        """Before an epoch. embed() -> [N, --embed_dim] embeddings of all training images; only called if needed."""
         if self.embeddings is None:
             self.embeddings = self.projected(embed()).clone()
             self.change = torch.zeros_like(self.embeddings) if self.momentum else None
-        elif self.always_anew:
-            self.put(slice(None), embed())
+        elif self.refill:
+            self.write(slice(None), embed())
 
     def update(self, embeddings, indices):
-        """After a step: embeddings [B, --embed_dim] of the images indices [B], a CPU tensor."""
+        """After a step: the batch's embeddings [B, --embed_dim] and image indices [B], on the CPU."""
         if not self.no_update:
-            last = {index: place for place, index in enumerate(indices.tolist())}       # of an image drawn twice
-            self.put(torch.tensor(list(last), device=self.device), embeddings[list(last.values())])
+            last = {index: row for row, index in enumerate(indices.tolist())}       # if an image repeats in the batch
+            self.write(torch.tensor(list(last), device=self.device), embeddings[list(last.values())])
 
-    def put(self, where, embeddings):
+    def write(self, rows, embeddings):
         embeddings = self.projected(embeddings)
         if self.momentum:
-            self.change[where] = (self.momentum * self.change[where]
-                                  + (1 - self.momentum) * (embeddings - self.embeddings[where]))
-            embeddings = embeddings + self.rate * self.change[where]
-        self.embeddings[where] = embeddings
+            self.change[rows] = (self.momentum * self.change[rows]
+                                 + (1 - self.momentum) * (embeddings - self.embeddings[rows]))
+            embeddings = embeddings + self.rate * self.change[rows]
+        self.embeddings[rows] = embeddings
 
     def projected(self, embeddings):
         embeddings = embeddings.detach().to(self.device, torch.float32)
         return embeddings if self.projection is None else embeddings @ self.projection
 
     def points(self, indices):
-        """indices int64 [n] -> embeddings [n, D], with --data_sim_measure cosine of norm 1."""
+        """indices int64 [n] -> embeddings [n, D]; with --data_sim_measure cosine, L2-normalised."""
         points = self.embeddings[indices.to(self.device)]
         return F.normalize(points, dim=1) if self.cosine else points
 
@@ -69,7 +70,7 @@ class Storage:
         return {'embeddings': self.embeddings, 'change': self.change}
 
     def load_state_dict(self, state):
-        """Raises ValueError where the stored embeddings are not of this size."""
+        """Raises ValueError if the saved embeddings have another shape."""
         if state['embeddings'] is None:
             return                                                      # saved before the first epoch
         if state['embeddings'].shape != self.shape:

@@ -1,4 +1,4 @@
-"""Data sets: images of classes, split into classes to train on and classes to be judged on."""
+"""Data sets: images of classes, split into training classes and classes for evaluation."""
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -23,9 +23,9 @@ DATASETS = {
 @dataclass
 class Data:
     """
-    train:       the training images, augmented.
-    evaluation:  {'train', 'val' where there is one, 'test': ImageSet}, not augmented.
-    description: what splits.describe says of them.
+    train:       the training images, with augmentation.
+    evaluation:  {split: ImageSet} of 'train', 'val' if there is one, and 'test', without augmentation.
+    description: the classes and hashes of the splits, from splits.describe.
     """
     train: ImageSet
     evaluation: dict
@@ -33,7 +33,7 @@ class Data:
 
 
 def select(opt, input_size):
-    """The data set --dataset, split, in images of `input_size` pixels. Raises UserError where data are missing."""
+    """The data set --dataset, split, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     missing = [] if opt.skip_bad_images else [path for path in table.paths if not path.is_file()]
     if missing:
@@ -44,14 +44,14 @@ def select(opt, input_size):
     if opt.skip_bad_images:
         table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None)                   # else queries would be searched for in a gallery only
+        table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
     return Data(ImageSet(table, split['train'], training, read), sets, splits.describe(sets))
 
 
 def without_bad_images(table, suspects):
-    """Reads the images `suspects` once, leaves out those that cannot be read, says how many and which come first."""
+    """The table without those of the images `suspects` that cannot be read; prints their number and the first three."""
     with ThreadPoolExecutor() as pool:
         readable = list(tqdm(pool.map(is_readable, suspects), total=len(suspects), desc='checking images',
                              disable=None))

@@ -1,4 +1,4 @@
-"""What a data set is made of: a table of images as found on disk, and the image sets that the splits make of it."""
+"""The table of a data set's images on disk, and the image set of one split, which reads them."""
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,13 @@ SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.gif', '.tif', '.tiff', '.webp', '
 @dataclass
 class ImageTable:
     """
-    One row per image, as a data set's file finds them.
+    One entry per image, in the order in which the data set lists them.
 
-    paths:   where the images are.
-    classes: their class names.
-    parts:   None, or for each image which official part it belongs to: train, val, test, query or gallery.
+    paths:   the image files.
+    classes: the class name of each image.
+    parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
-    characters: pictures of characters, which must not be flipped or cropped to a part.
+    characters: whether the images show characters, which must not be flipped or cropped.
     """
     paths: list
     classes: list
@@ -29,7 +29,7 @@ class ImageTable:
     characters: bool = False
 
     def keep(self, chosen):
-        """The table with the rows `chosen` (a list of indices) only."""
+        """The table of the images `chosen` (a list of indices) only."""
         return ImageTable([self.paths[i] for i in chosen], [self.classes[i] for i in chosen],
                           None if self.parts is None else [self.parts[i] for i in chosen],
                           self.superclasses, self.characters)
@@ -37,9 +37,10 @@ class ImageTable:
 
 def read_image(path):
     """
-    The image at `path` as PIL RGB, upright (EXIF), transparency on white, 16-bit grey scaled to 8.
+    The image at `path` as a PIL image in RGB: rotated upright as EXIF says, transparency replaced by white, 16-bit grey
+    scaled to 8 bits.
 
-    Raises UserError naming the file where it is missing, truncated or no image.
+    Raises UserError with the file's name if it is missing, truncated or not an image.
     """
     try:
         with Image.open(path) as image:
@@ -50,22 +51,22 @@ def read_image(path):
                 image = image.convert('RGBA')
                 image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
             return image.convert('RGB')
-    except Exception as error:  # a decoder raises anything on a broken file
+    except Exception as error:  # decoders raise all kinds of exceptions on broken files
         raise UserError(f'{path}: not a readable image ({error}). Replace it, or leave such files out with '
                         '--skip_bad_images.') from None
 
 
 class ImageSet(torch.utils.data.Dataset):
     """
-    The images of one split. Item `index`, or `(index, seed)` with a seed for the augmentation, is
+    The images of one split. The item at `index`, or at `(index, seed)` with a seed for the augmentation, is
     (image [3, H, W] float32 RGB in [0, 1], label int, index int).
 
     paths:       list of N paths.
-    labels:      int64 array [N], from 0 in the order of class_names.
+    labels:      int64 array [N], numbered from 0 in the order of class_names.
     class_names: the classes, sorted.
-    read:        read_image, or an ImageCache of it.
-    is_query:    None where every image is searched for among all others; else bool [N]: queries are searched for among
-                 the images that are none.
+    read:        read_image, or an ImageCache in its place.
+    is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
+                 False for their gallery.
     """
 
     def __init__(self, table, chosen, transform, read=read_image):
@@ -84,12 +85,12 @@ class ImageSet(torch.utils.data.Dataset):
 
     @property
     def image_list(self):
-        """[(path, label)], as samplers take it."""
+        """[(path, label)], the format that samplers take."""
         return list(zip(self.paths, self.labels.tolist(), strict=True))
 
     @property
     def image_dict(self):
-        """label -> [(path, index)], as samplers take it."""
+        """label -> [(path, index)], the format that samplers take."""
         images = {label: [] for label in range(self.n_classes)}
         for index, (path, label) in enumerate(self.image_list):
             images[label].append((path, index))
@@ -103,18 +104,18 @@ class ImageSet(torch.utils.data.Dataset):
         image = self.read(self.paths[index])
         with torch.random.fork_rng(devices=[]):
             if seed is not None:
-                torch.default_generator.manual_seed(seed)       # torch.manual_seed would seed GPUs as well, slowly
+                torch.default_generator.manual_seed(seed)       # torch.manual_seed also seeds GPUs, which is slow
             return self.transform(image), int(self.labels[index]), int(index)
 
 
 def image_files(folder):
-    """The images directly in `folder`, sorted; hidden files, such as macOS's ._ twins, are left out."""
+    """The image files directly in `folder`, sorted, without hidden files such as macOS's ._ files."""
     return sorted(path for path in Path(folder).iterdir()
                   if path.suffix.lower() in SUFFIXES and not path.name.startswith('.'))
 
 
 def class_folders(folder, **properties):
-    """The table of a folder that holds one folder of images per class."""
+    """The table of a folder that contains one folder of images per class."""
     paths, classes = [], []
     for class_folder in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
         files = image_files(class_folder)
@@ -124,11 +125,11 @@ def class_folders(folder, **properties):
 
 
 def listed_rows(file, n_header, n_columns):
-    """The rows of a data set's list file, split at white space; a row that is cut off is a UserError."""
+    """The rows of a data set's list file, split at white space. Raises UserError if a row lacks columns."""
     rows = [line.split() for line in file.read_text().splitlines()[n_header:]]
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
-            raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; fetch it anew')
+            raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')
     return rows
 
 
@@ -136,10 +137,10 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with the expected tree and where to get the data.
+    Raises UserError with the expected paths and where to get the data if there is none.
     """
     for layout in layouts:
         if (Path(opt.source_path) / layout).exists():
             return Path(opt.source_path) / layout
-    places = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)
-    raise UserError(f'--dataset {name}: expected {places},\n{where}')
+    expected = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)
+    raise UserError(f'--dataset {name}: expected {expected}:\n{where}')

@@ -2,19 +2,19 @@
 from datasets.base import ImageTable, class_folders, find
 from datasets.download import no_address
 
-WHERE = ('holding images/<class>/*.jpg, or car_ims/*.jpg and cars_annos.mat as in the original download; the page '
-         'https://ai.stanford.edu/~jkrause/cars/car_dataset.html no longer serves the files, mirrors on Kaggle do')
+WHERE = ('images/<class>/*.jpg, or car_ims/*.jpg and cars_annos.mat as in the original download; the page '
+         'https://ai.stanford.edu/~jkrause/cars/car_dataset.html no longer serves the files, but mirrors on Kaggle do')
 
 
 def load(opt):
     if opt.download:
         no_address('CARS196', WHERE)
-    place = find(opt, 'cars196', ['cars196/images', 'cars196/cars_annos.mat'], WHERE)
-    return class_folders(place) if place.name == 'images' else annotated(place)
+    path = find(opt, 'cars196', ['cars196/images', 'cars196/cars_annos.mat'], WHERE)
+    return class_folders(path) if path.name == 'images' else annotated(path)
 
 
 def annotated(annotations):
-    """The original download: cars_annos.mat lists path and class number of the images, and the classes' names."""
+    """The original download: cars_annos.mat lists each image's path and class number, and the names of the classes."""
     from scipy.io import loadmat
     listed = loadmat(annotations, squeeze_me=True)
     names = [f'{number:03d}.{name}' for number, name in enumerate(listed['class_names'], start=1)]

@@ -6,8 +6,8 @@ from datasets.download import fetch
 
 ARCHIVE = 'https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz'
 CHECKSUM = 'md5:97eceeb196236b17998738112f37df78'
-WHERE = ('holding <number>.<class>/*.jpg, from https://www.vision.caltech.edu/datasets/cub_200_2011/; '
-         '--download fetches it')
+WHERE = ('<number>.<class>/*.jpg, from https://www.vision.caltech.edu/datasets/cub_200_2011/; '
+         '--download downloads it')
 
 
 def load(opt):

@@ -1,4 +1,4 @@
-"""Downloads that continue where they stopped, are checked, and unpack only below their own folder."""
+"""Downloads that continue after an interruption, are checked by hash, and unpack only into their own folder."""
 import hashlib
 import http.client
 import tarfile
@@ -13,16 +13,17 @@ from utilities.errors import UserError
 
 
 def no_address(name, where):
-    raise UserError(f'--download: {name} has no stable public address. Fetch it by hand: --source_path must lead to\n'
-                    f'a folder with {where}')
+    raise UserError(f'--download: {name} has no stable public address. Download it by hand into a folder '
+                    f'below --source_path:\n{where}')
 
 
 def fetch(url, checksum, folder):
     """
-    Downloads the archive at `url` into `folder` and unpacks it there, unless that was done before.
+    Downloads the archive at `url` into `folder` and unpacks it there, unless this has been done before.
 
     checksum: '<algorithm>:<hexadecimal digest>', as in 'md5:97ec...'.
-    Raises UserError where the address does not answer, the file is not the expected one, or a member leaves the folder.
+    Raises UserError if the server does not answer, the checksum differs, or a member of the archive would be written
+    outside the folder.
     """
     folder = Path(folder)
     archive = folder / url.rsplit('/', 1)[-1]
@@ -41,7 +42,7 @@ def fetch(url, checksum, folder):
 
 
 def download(url, partial):
-    """Fetches `url` to the file `partial`, from where an earlier attempt left it."""
+    """Downloads `url` into the file `partial`, continuing where an earlier attempt stopped."""
     start = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={'Range': f'bytes={start}-'} if start else {})
     try:
@@ -57,7 +58,7 @@ def download(url, partial):
         if total and partial.stat().st_size < total:
             raise ConnectionError(f'the connection ended after {partial.stat().st_size} of {total} bytes')
     except urllib.error.HTTPError as error:
-        if error.code != 416:                     # 416: an earlier attempt had fetched all of it
+        if error.code != 416:                     # 416: an earlier attempt has downloaded all of it
             raise UserError(f'--download: {url}: {error}') from None
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f'--download: {url}: {error}. Start again to continue from {partial}.') from None
@@ -69,18 +70,18 @@ def verify(path, checksum, url):
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         path.unlink()
-        raise UserError(f'--download: what {url} sent is not the expected file ({algorithm} {found}, expected '
-                        f'{expected}); it was deleted. Start again, or fetch the data by hand.')
+        raise UserError(f'--download: the file from {url} is not the expected one ({algorithm} {found}, expected '
+                        f'{expected}); it was deleted. Start again, or download the data by hand.')
 
 
 def unpack(archive, folder):
-    """Unpacks a .zip, .tar or .tgz; a member whose path leaves `folder` is refused (the data filter, for tar)."""
+    """Unpacks a .zip, .tar or .tgz file. Raises UserError if a member would be written outside `folder`."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 for name in opened.namelist():
                     if not (folder / name).resolve().is_relative_to(folder.resolve()):
-                        raise UserError(f'{archive}: the member {name} leaves the folder; not unpacked')
+                        raise UserError(f'{archive}: the member {name} lies outside the folder; not unpacked')
                 for name in tqdm(opened.namelist(), desc=f'unpacking {archive.name}', disable=None):
                     opened.extract(name, folder)
         else:

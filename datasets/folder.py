@@ -1,4 +1,4 @@
-"""Any folder of images: <source_path>/images/<class>/*, or what --csv FILE lists."""
+"""Images of your own: <source_path>/images/<class>/*, or those that --csv FILE lists."""
 import csv
 from pathlib import Path
 
@@ -10,14 +10,14 @@ PARTS = ('train', 'val', 'test', 'query', 'gallery')
 
 def load(opt):
     if opt.download:
-        raise UserError('--download: --dataset folder is your own data, there is nothing to fetch')
+        raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
         return listed(Path(opt.csv), Path(opt.source_path))
-    return class_folders(find(opt, 'folder', ['images'], 'holding <class>/*.jpg (or .png ...), one folder per class'))
+    return class_folders(find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class'))
 
 
 def listed(file, source_path):
-    """The images of a CSV file with the columns path, label and maybe split; relative paths are below source_path."""
+    """The images of a CSV file with columns path, label and, optionally, split; paths are relative to source_path."""
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
             rows = list(csv.DictReader(opened))
@@ -25,11 +25,11 @@ def listed(file, source_path):
         raise UserError(f'--csv {file}: {error.strerror}') from None
     columns = list(rows[0]) if rows else []
     if not {'path', 'label'} <= set(columns):
-        raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and a row per image, '
-                        f'found the columns {", ".join(map(str, columns)) or "of no row"}')
+        raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
+                        + (f'found the columns {", ".join(map(str, columns))}' if columns else 'found no row'))
     for number, row in enumerate(rows, start=2):
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
-            raise UserError(f'--csv {file}, line {number}: path and label must be filled in'
-                            + (f', and split be one of {", ".join(PARTS)}' if 'split' in row else ''))
+            raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
+                            + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
     return ImageTable([source_path / row['path'] for row in rows], [row['label'] for row in rows],
                       [row['split'] for row in rows] if 'split' in columns else None)

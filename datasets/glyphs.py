@@ -1,9 +1,10 @@
 """
-Glyphs: letters of five scripts, drawn from the fonts that matplotlib ships. Nothing is downloaded.
+Glyphs: letters of five scripts, rendered from the fonts that come with matplotlib. Nothing is downloaded.
 
-Each class is one outline (Latin A, Greek Alpha and Cyrillic A are one class), in 20 pictures: of the faces that have
-the letter, sans, serif and mono, upright and oblique, light and bold, each turned, sheared, scaled, thickened or
-thinned, and made noisy. The pictures, PNG files of 40 x 40 pixels, are drawn once and kept in the user's cache folder.
+Each class is one letter shape (Latin A, Greek Alpha and Cyrillic A are one class) with 20 images. They use all fonts
+that contain the letter (sans, serif and mono, upright and oblique, regular and bold), with random rotation, shear,
+scale, stroke width and noise. The images, PNG files of 40 x 40 pixels, are rendered once and kept in the user's cache
+folder.
 """
 import hashlib
 import os
@@ -18,10 +19,10 @@ from tqdm import tqdm
 from datasets.base import class_folders
 
 VERSION = 1
-SIDE = 40                    # pixels of a picture
-PER_CLASS = 20               # pictures of a class
-MIN_FACES = 8                # faces that a letter must have
-ALIKE = 0.1                  # root mean square difference of ink, in [0, 1], under which two outlines are one
+SIDE = 40                    # pixels per side of an image
+PER_CLASS = 20               # images per class
+MIN_FONTS = 8                # fonts that must contain a letter
+TOLERANCE = 0.1              # root mean square difference of ink, in [0, 1], below which two shapes are the same
 SCRIPTS = ('ARMENIAN', 'CYRILLIC', 'GEORGIAN', 'GREEK', 'LATIN')
 
 
@@ -30,17 +31,17 @@ def load(opt):
 
 
 def folder():
-    """Where the pictures are; draws them where they are not. The folder's name tells what they were drawn from."""
-    fonts = faces()
+    """The folder of the images, which are rendered if it does not exist; its name has a hash of the fonts."""
+    fonts = font_files()
     origin = hashlib.sha256(repr([VERSION, [(font.name, zlib.crc32(font.read_bytes())) for font in fonts]]).encode())
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
-    place = cache / f'glyphs_{origin.hexdigest()[:8]}'
-    if not place.exists():
-        draw_all(fonts, place)
-    return place
+    path = cache / f'glyphs_{origin.hexdigest()[:8]}'
+    if not path.exists():
+        render_all(fonts, path)
+    return path
 
 
-def faces():
+def font_files():
     import matplotlib
     fonts = sorted((Path(matplotlib.get_data_path()) / 'fonts' / 'ttf').glob('*.ttf'))
     return [font for font in fonts if font.stem.startswith(('DejaVuSans', 'DejaVuSerif', 'STIXGeneral'))
@@ -48,23 +49,23 @@ def faces():
 
 
 def letters(fonts):
-    """{letter: its faces}: letters of SCRIPTS without diacritics that stand in at least MIN_FACES of the fonts."""
+    """{letter: fonts that contain it}, for letters of SCRIPTS without diacritics in at least MIN_FONTS fonts."""
     from matplotlib.ft2font import FT2Font
-    in_faces = {}
+    in_fonts = {}
     for font in fonts:
         for code in FT2Font(str(font)).get_charmap():
-            in_faces.setdefault(chr(code), []).append(font)
+            in_fonts.setdefault(chr(code), []).append(font)
     chosen = {}
-    for letter in sorted(in_faces):
+    for letter in sorted(in_fonts):
         name = unicodedata.name(letter, '')
         if (unicodedata.category(letter) in ('Lu', 'Ll', 'Lo') and name.startswith(SCRIPTS) and ' WITH ' not in name
-                and not unicodedata.decomposition(letter) and len(in_faces[letter]) >= MIN_FACES):
-            chosen[letter] = in_faces[letter]
+                and not unicodedata.decomposition(letter) and len(in_fonts[letter]) >= MIN_FONTS):
+            chosen[letter] = in_fonts[letter]
     return chosen
 
 
 def outline(letter, font):
-    """The letter's ink scaled to a box of 24 x 24, flat [576] in [0, 1], and the log of its width over its height."""
+    """The letter's ink scaled to 24 x 24 pixels, flat [576] in [0, 1], and the logarithm of width / height."""
     canvas = Image.new('L', (192, 160))
     ImageDraw.Draw(canvas).text((60, 30), letter, fill=255, font=font)
     left, top, right, bottom = canvas.getbbox()
@@ -73,24 +74,25 @@ def outline(letter, font):
 
 
 def distinct(chosen):
-    """`chosen` without the letters whose outline, in any face they share, is that of an earlier letter, up to size."""
+    """`chosen` without the letters that look, up to size, like an earlier letter in a font that contains both."""
     opened = {font: ImageFont.truetype(str(font), 64) for fonts in chosen.values() for font in fonts}
     outlines = {letter: {font: outline(letter, opened[font]) for font in fonts} for letter, fonts in chosen.items()}
     kept = {}
     for letter, fonts in chosen.items():
-        if not any(alike(outlines[letter], outlines[other]) for other in kept):
+        if not any(same_shape(outlines[letter], outlines[other]) for other in kept):
             kept[letter] = fonts
     return kept
 
 
-def alike(one, other):
-    return any(abs(one[font][1] - other[font][1]) < ALIKE
-               and np.sqrt(np.mean((one[font][0] - other[font][0]) ** 2)) < ALIKE for font in one.keys() & other.keys())
+def same_shape(one, other):
+    return any(abs(one[font][1] - other[font][1]) < TOLERANCE
+               and np.sqrt(np.mean((one[font][0] - other[font][0]) ** 2)) < TOLERANCE
+               for font in one.keys() & other.keys())
 
 
-def picture(letter, font, random):
-    """One picture, black on white: an affine variant of the letter, thicker or thinner, blurred, with grey noise."""
-    scale = 4                                                           # drawn four times too large, for smooth edges
+def render(letter, font, random):
+    """One image, black on white: the letter with a random affine map, stroke width, blur and grey noise."""
+    scale = 4                                                       # rendered at four times the size, for smooth edges
     canvas = Image.new('L', (SIDE * scale, SIDE * scale))
     opened = ImageFont.truetype(str(font), round(SIDE * scale * random.uniform(0.5, 0.72)))
     ImageDraw.Draw(canvas).text((SIDE * scale // 2, SIDE * scale // 2), letter, fill=255, font=opened, anchor='mm')
@@ -112,17 +114,17 @@ def picture(letter, font, random):
     return Image.fromarray((255 - ink + noise).clip(0, 255).astype(np.uint8))
 
 
-def draw_all(fonts, place):
-    """Draws every picture beside `place` and moves the whole folder there when it is complete."""
-    unfinished = place.with_name(f'.{place.name}.{os.getpid()}')
-    for letter, its_faces in tqdm(distinct(letters(fonts)).items(), desc='drawing the glyphs, once', unit='class',
-                                    disable=None):
+def render_all(fonts, path):
+    """Renders every image into a temporary folder and renames it to `path` when it is complete."""
+    unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
+    for letter, its_fonts in tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class',
+                                  disable=None):
         name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
         (unfinished / name).mkdir(parents=True)
         random = np.random.default_rng(ord(letter))
-        order = random.permutation(len(its_faces))
+        order = random.permutation(len(its_fonts))
         for i in range(PER_CLASS):
-            picture(letter, its_faces[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
-    if place.exists():           # another process was quicker; both drew the same
+            render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
+    if path.exists():            # another process was faster; its images are the same
         return
-    unfinished.rename(place)
+    unfinished.rename(path)

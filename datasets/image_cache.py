@@ -1,10 +1,11 @@
 """
-Decoded images on disk, shared by the runs and data workers of a machine: --image_cache FOLDER.
+Decoded images on disk, shared by all runs and data workers of a machine: --image_cache FOLDER.
 
-A cache is a folder below FOLDER, of a name that tells what it holds: `pixels`, the uint8 RGB values of one image after
-the other, and `index`, an int64 row (offset, height, width) per image. All processes map the same file into memory, and
-so share the operating system's page cache. It is filled once, by whoever comes first. Pixels are safe on disk before
-their row of the index is written, so that filling goes on after the last whole row, however it was stopped.
+A cache is a folder below FOLDER whose name has a hash of its content. It contains `pixels`, the uint8 RGB values of all
+images one after the other, and `index`, an int64 row (offset, height, width) per image. All processes map the same file
+into memory and so share the operating system's page cache. The first process that needs the cache fills it. Pixels are
+flushed to disk before their row of the index is written, so that filling can continue after the last complete row,
+however it was stopped.
 """
 import contextlib
 import hashlib
@@ -21,27 +22,28 @@ from tqdm import tqdm
 from datasets.base import read_image
 from utilities.errors import UserError
 
-VERSION = 1                  # to be raised when read_image changes
-CHUNK = 64                   # images that are decoded between two writes
+VERSION = 1                  # raise it when read_image changes
+CHUNK = 64                   # number of images decoded between two writes
 
 
 class ImageCache:
     """
-    Takes the place of read_image for `paths`, whatever their order and number of times.
+    Replaces read_image for `paths`, which may repeat and be in any order.
 
-    resize: what the pipelines begin with (transforms.shared): its results are stored; None: the images as they are.
+    resize: the resizing that all pipelines begin with (transforms.shared), whose results are stored; None: the images
+            are stored at their own size.
 
-    An image that cannot be read has a row of height 0, and is left to read_image, which says so. Raises UserError where
-    the folder cannot be used, or the disk is too small.
+    An image that cannot be read has a row with height 0; reading it calls read_image, which raises the error. Raises
+    UserError if the folder cannot be used or the disk is too small.
     """
 
     def __init__(self, opt, paths, resize=None):
         paths = sorted(set(paths), key=str)
         self.folder = Path(opt.image_cache) / f'{opt.dataset}_{key(paths, opt.source_path, resize)}'
         self.rows = {path: row for row, path in enumerate(paths)}
-        self.pixels = None                                             # mapped at the first image, once per process
+        self.pixels = None                                             # mapped into memory when the first image is read
         try:
-            self.index = whole_rows(self.folder, len(paths))
+            self.index = complete_rows(self.folder, len(paths))
             if len(self.index) < len(paths):
                 self.index = fill(self.folder, paths, resize)
         except OSError as error:
@@ -65,21 +67,21 @@ class ImageCache:
 
 
 def key(paths, source, resize):
-    """Names what is stored: the files, by path below `source`, size and time of change, and what is done to them."""
+    """A hash of what is stored: the path below `source`, size and modification time of each file, and the resizing."""
     digest = hashlib.sha256(repr([VERSION, PIL.__version__, resize]).encode())
     source = str(Path(source))
     for path in paths:
         try:
             status = path.stat()
             state = status.st_size, status.st_mtime_ns
-        except FileNotFoundError:                                      # --skip_bad_images leaves it out
+        except FileNotFoundError:                                      # then --skip_bad_images leaves it out
             state = None
         digest.update(os.fsencode(f'{str(path).removeprefix(source).lstrip(os.sep)} {state}\n'))
     return digest.hexdigest()[:16]
 
 
-def whole_rows(folder, n_images):
-    """The index as far as it is consistent with itself and with the size of `pixels`, int64 [at most n_images, 3]."""
+def complete_rows(folder, n_images):
+    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 3]."""
     try:
         index = np.fromfile(folder / 'index', '<i8')
         n_bytes = (folder / 'pixels').stat().st_size
@@ -87,20 +89,20 @@ def whole_rows(folder, n_images):
         index, n_bytes = np.empty(0, '<i8'), 0
     index = index[:len(index) // 3 * 3].reshape(-1, 3)[:n_images]
     offsets, sizes = index[:, 0], 3 * index[:, 1] * index[:, 2]
-    good = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
-    return index if good.all() else index[:max(good.argmin() - 1, 0)]  # the row before may be the wrong one
+    valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
+    return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the row before may be the broken one
 
 
-def end_of(index):
-    """The number of bytes of pixels that the index accounts for."""
+def n_bytes_of(index):
+    """The number of bytes of `pixels` that the rows of the index cover."""
     return int(index[-1, 0] + 3 * index[-1, 1] * index[-1, 2]) if len(index) else 0
 
 
 def fill(folder, paths, resize):
-    """Appends the images that are not yet in the cache, unless another process does; returns the whole index."""
+    """Adds the images that are missing in the cache, or waits for a process that does; returns the complete index."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        index = whole_rows(folder, len(paths))
+        index = complete_rows(folder, len(paths))
         if len(index) == len(paths):
             return index
         print(f'--image_cache: filling {folder}', flush=True)
@@ -109,14 +111,14 @@ def fill(folder, paths, resize):
               ThreadPoolExecutor() as pool,
               tqdm(initial=len(index), total=len(paths), desc='decoding images', disable=None) as bar):
             index_file.truncate(index.nbytes)
-            pixels_file.seek(end_of(index))
+            pixels_file.seek(n_bytes_of(index))
             while len(index) < len(paths):
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
                 shapes = np.array([image.shape[:2] for image in images], '<i8')
                 sizes = 3 * shapes.prod(axis=1)
-                chunk = np.column_stack([end_of(index) + sizes.cumsum() - sizes, shapes])
+                chunk = np.column_stack([n_bytes_of(index) + sizes.cumsum() - sizes, shapes])
                 longer = np.concatenate([index, chunk])
-                require_space(folder, end_of(longer) * len(paths) // len(longer) - end_of(index))
+                require_space(folder, n_bytes_of(longer) * len(paths) // len(longer) - n_bytes_of(index))
                 for image in images:
                     pixels_file.write(image.tobytes())
                 pixels_file.flush()
@@ -130,8 +132,8 @@ def fill(folder, paths, resize):
 
 @contextlib.contextmanager
 def locked(folder):
-    """While the block runs, this process is the only one in `folder`; the lock goes when the process does."""
-    import fcntl  # here, since Windows has none
+    """Holds the lock of `folder` during the block; the operating system releases it if the process ends."""
+    import fcntl  # imported here, since Windows has no such module
 
     with open(folder / 'lock', 'w') as lock:
         try:
@@ -143,7 +145,7 @@ def locked(folder):
 
 
 def decode(path, resize):
-    """uint8 [H, W, 3]; [0, 0, 3] for an image that cannot be read."""
+    """uint8 [H, W, 3], or [0, 0, 3] for an image that cannot be read."""
     try:
         image = read_image(path)
     except UserError:
@@ -152,7 +154,7 @@ def decode(path, resize):
 
 
 def require_space(folder, n_bytes):
-    """Raises UserError where less than `n_bytes`, which the images still to be stored are likely to take, is free."""
+    """Raises UserError if fewer than `n_bytes`, the estimate for the remaining images, are free on the disk."""
     free = shutil.disk_usage(folder).free
     if n_bytes > free:
         raise UserError(f'--image_cache: {folder} will need about {n_bytes / 1e9:.3g} GB more, and {free / 1e9:.3g} GB '

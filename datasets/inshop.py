@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval: 52,712 photos of 7,982 items, with queries and gallery. Liu et al., CVPR 2016."""
+"""In-Shop Clothes Retrieval: 52,712 photos of 7,982 items, with queries and a gallery. Liu et al., CVPR 2016."""
 from datasets.base import ImageTable, find, listed_rows
 from datasets.download import no_address
 
@@ -10,7 +10,7 @@ ROOTS = ('inshop', 'in-shop', 'inshop/In-shop Clothes Retrieval Benchmark', 'In-
 def load(opt):
     if opt.download:
         no_address('In-Shop', WHERE)
-    lists = [f'{root}/{place}list_eval_partition.txt' for root in ROOTS for place in ('', 'Eval/')]
+    lists = [f'{root}/{folder}list_eval_partition.txt' for root in ROOTS for folder in ('', 'Eval/')]
     partition = find(opt, 'inshop', lists, WHERE)
     root = partition.parent.parent if partition.parent.name == 'Eval' else partition.parent
     images = root / 'Img' if (root / 'Img').exists() else root

@@ -7,23 +7,23 @@ from datasets.download import fetch
 ROOT = 'https://raw.githubusercontent.com/brendenlake/omniglot/master/python/'
 ARCHIVES = {'images_background.zip': 'md5:68d2efa1b9178cc56df9314c21c6e718',
             'images_evaluation.zip': 'md5:6b91aef0f799c5bb55b94e3f2daec811'}
-WHERE = ('holding images/<Alphabet>.<character>/*.png, or images_background/<Alphabet>/<character>/*.png as in '
-         'https://github.com/brendenlake/omniglot and torchvision; --download fetches it')
+WHERE = ('images/<Alphabet>.<character>/*.png, or images_background/<Alphabet>/<character>/*.png as in '
+         'https://github.com/brendenlake/omniglot and torchvision; --download downloads it')
 
 
 def load(opt):
     if opt.download:
         for archive, checksum in ARCHIVES.items():
             fetch(ROOT + archive, checksum, Path(opt.source_path) / 'omniglot')
-    place = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
-                                   'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
-    if place.name == 'images':
-        table = class_folders(place, characters=True)
+    path = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
+                                  'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
+    if path.name == 'images':
+        table = class_folders(path, characters=True)
         table.superclasses = alphabets(table.classes)
         return table
     paths, classes = [], []
     for part in ('images_background', 'images_evaluation'):
-        for character in sorted((place.parent / part).glob('*/*/')):
+        for character in sorted((path.parent / part).glob('*/*/')):
             files = image_files(character)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)

@@ -3,16 +3,16 @@ from datasets.base import ImageTable, find, listed_rows
 from datasets.download import no_address
 
 WHERE = ('the list of its training images, with Ebay_test.txt beside it and the folders bicycle_final ... beside it or '
-         'in images/; get the data from https://cvgl.stanford.edu/projects/lifted_struct/')
-PLACES = ('online_products/Info_Files', 'online_products', 'online_products/Stanford_Online_Products',
+         'in images/; the data are at https://cvgl.stanford.edu/projects/lifted_struct/')
+FOLDERS = ('online_products/Info_Files', 'online_products', 'online_products/Stanford_Online_Products',
           'Stanford_Online_Products')
 
 
 def load(opt):
     if opt.download:
         no_address('Stanford Online Products', WHERE)
-    lists = find(opt, 'online_products', [f'{place}/Ebay_train.txt' for place in PLACES], WHERE).parent
-    images = next((place for place in (lists.parent / 'images', lists / 'images') if place.exists()), lists)
+    lists = find(opt, 'online_products', [f'{folder}/Ebay_train.txt' for folder in FOLDERS], WHERE).parent
+    images = next((path for path in (lists.parent / 'images', lists / 'images') if path.exists()), lists)
     paths, classes, parts, superclasses = [], [], [], {}
     for part in ('train', 'test'):
         for _, class_id, _, path in listed_rows(lists / f'Ebay_{part}.txt', n_header=1, n_columns=4):

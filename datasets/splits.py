@@ -1,4 +1,4 @@
-"""Which images train, validate and test: whole classes, except with --tv_split_by_samples and closed_set."""
+"""Training, validation and test splits: of whole classes, except with --tv_split_by_samples and closed_set."""
 import hashlib
 import math
 
@@ -8,17 +8,20 @@ from utilities.errors import UserError
 
 
 def half(opt, table):
-    """The classes of the test range test, all others train: by default the first half, rounded down."""
+    """The classes in the test range are test classes, all others (by default half, rounded down) training classes."""
     train, test = cut_test(opt, sorted(set(table.classes)))
     return of_classes(table, train=train, test=test)
 
 
 def class_folds(opt, table):
-    """The classes that do not test are cut into --n_folds contiguous parts: part --fold validates, the others train."""
+    """
+    The classes outside the test range form --n_folds contiguous folds. Those of fold --fold are validation classes, the
+    others training classes.
+    """
     development, test = cut_test(opt, sorted(set(table.classes)))
     if opt.n_folds > len(development):
-        raise UserError(f'--n_folds {opt.n_folds}: only {len(development)} of the {len(set(table.classes))} classes do '
-                        'not test; give fewer folds')
+        raise UserError(f'--n_folds {opt.n_folds}: only {len(development)} of the {len(set(table.classes))} classes '
+                        'are not test classes; give fewer folds')
     folds = [fold.tolist() for fold in np.array_split(np.array(development, dtype=str), opt.n_folds)]
     validation = folds.pop(opt.fold)
     return of_classes(table, train=sum(folds, []), val=validation, test=test)
@@ -26,67 +29,71 @@ def class_folds(opt, table):
 
 def mlrc(opt, table):
     """
-    The class lists of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: the second half tests, n / (2 folds)
-    classes of the first validate. Fold 0 validates on the last part, the starts are rounded down, and so a class or two
-    may validate in no fold. With an odd number of classes, the one in the middle tests.
+    The class lists of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: the second half of the n classes are
+    test classes, and n / (2 --n_folds) classes of the first half are validation classes. Fold 0 has the last of them.
+    Since the starts of the folds are rounded down, a class or two may be in no fold's validation split. With an odd
+    number of classes, the middle one is a test class.
     """
     names = sorted(set(table.classes))
     development, test = names[:len(names) // 2], names[len(names) // 2:]
     n_validation = len(names) // (2 * opt.n_folds)
     start = opt.fold * len(development) // opt.n_folds
-    turned = development[start:] + development[:start]
+    rotated = development[start:] + development[:start]
     n_train = len(development) - n_validation
-    return of_classes(table, train=turned[:n_train], val=turned[n_train:], test=test)
+    return of_classes(table, train=rotated[:n_train], val=rotated[n_train:], test=test)
 
 
 def closed_set(opt, table):
     """
-    Every class trains, validates and tests: of its images, those of the test range test, the others are dealt to the
-    folds, on from class to class so that small classes do not all validate in the same one.
+    Every class is in all three splits. Of its images, those in the test range are test images; the others go to the
+    folds in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
     """
     of_class = images_of_classes(table)
-    splits, n_dealt = {'train': [], 'val': [], 'test': []}, 0
+    splits, n_assigned = {'train': [], 'val': [], 'test': []}, 0
     for name in sorted(of_class):
         development, test = cut_test(opt, of_class[name])
         splits['test'] += test
         for i in development:
-            splits['val' if n_dealt % opt.n_folds == opt.fold else 'train'].append(i)
-            n_dealt += 1
+            splits['val' if n_assigned % opt.n_folds == opt.fold else 'train'].append(i)
+            n_assigned += 1
     return splits
 
 
 def predefined(opt, table):
-    """The data set's own parts; queries and gallery test together."""
+    """The data set's official parts; queries and gallery together are the test split."""
     if table.parts is None:
-        raise UserError(f'--split_scheme predefined: {opt.dataset} has no parts of its own; choose another scheme')
-    where = {'query': 'test', 'gallery': 'test'}
+        raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
+    split_of = {'query': 'test', 'gallery': 'test'}
     splits = {}
     for i, part in enumerate(table.parts):
-        splits.setdefault(where.get(part, part), []).append(i)
+        splits.setdefault(split_of.get(part, part), []).append(i)
     return splits
 
 
 SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'predefined': predefined}
-FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # have a validation split, fold by fold
-RANGED = ('half', 'class_folds', 'closed_set')                     # test on the range of --test_start and --test_size
+FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # with a validation split that --fold selects
+RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range, --test_start and --test_size
 
 
 def scheme(opt, table):
-    """--split_scheme; by default the data set's own parts where it has them."""
+    """--split_scheme, or its default: predefined if the data set has official parts, else half."""
     return opt.split_scheme or ('half' if table.parts is None else 'predefined')
 
 
 def cut_test(opt, items):
-    """-> (others, test): the share --test_size from --test_start on tests, beginning anew at the end of the list."""
-    def place(share):
-        return math.floor(len(items) * share + 1e-9)              # 10 * (0.7 + 0.1) is less than 8
+    """
+    -> (others, test). The test range is the fraction --test_size of `items`, starting at the fraction --test_start; it
+    wraps around at the end of the list.
+    """
+    def index(fraction):
+        return math.floor(len(items) * fraction + 1e-9)           # 10 * (0.7 + 0.1) is less than 8
 
-    test = {i % len(items) for i in range(place(opt.test_start), place(opt.test_start + opt.test_size))}
+    test = {i % len(items) for i in range(index(opt.test_start), index(opt.test_start + opt.test_size))}
     return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
 
 
 def images_of_classes(table):
-    """class -> its images' indices."""
+    """{class: [image index]}"""
     of_class = {}
     for i, name in enumerate(table.classes):
         of_class.setdefault(name, []).append(i)
@@ -94,16 +101,16 @@ def images_of_classes(table):
 
 
 def of_classes(table, **splits):
-    """split=[class] ... -> {split: [image index]}."""
-    where = {name: split for split, names in splits.items() for name in names}
+    """Keyword arguments split=[class] -> {split: [image index]}."""
+    split_of = {name: split for split, names in splits.items() for name in names}
     images = {split: [] for split in splits}
     for i, name in enumerate(table.classes):
-        images[where[name]].append(i)
+        images[split_of[name]].append(i)
     return images
 
 
 def cut_validation(opt, table, train):
-    """Cuts a validation split off the training images: its last classes, or evenly spaced samples of each class."""
+    """-> (training, validation) images: the last classes are for validation, or evenly spaced images of each class."""
     of_class = {}
     for i in train:
         of_class.setdefault(table.classes[i], []).append(i)
@@ -120,15 +127,15 @@ def cut_validation(opt, table, train):
 
 def split(opt, table):
     """
-    table -> {'train': [image index], 'val': [...] where there is one, 'test': [...]}.
+    table -> {'train': [image index], 'val': [...] if there is a validation split, 'test': [...]}.
 
-    Raises UserError where a split would be empty.
+    Raises UserError if a split would be empty.
     """
     chosen = scheme(opt, table)
     splits = SCHEMES[chosen](opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
-            raise UserError('--use_tv_split: this data set brings a validation split of its own; leave the flag out')
+            raise UserError('--use_tv_split: this data set has an official validation split; leave the flag out')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
     for name in {'train', 'test', *splits}:
         if not splits.get(name):
@@ -142,8 +149,9 @@ def split(opt, table):
 
 def describe(sets):
     """
-    {split: ImageSet} -> what goes into the run folder: for each split its numbers, its classes with their numbers of
-    images and a hash of these, and one hash over all splits. Equal hashes: the same classes with as many images each.
+    {split: ImageSet} -> the content of splits.yaml in the run folder: for each split the number of images of each
+    class, their totals and a hash; and one hash of all splits. Two splits have the same hash if they have the same
+    classes with the same numbers of images.
     """
     splits = {}
     for name, images in sets.items():
@@ -155,11 +163,11 @@ def describe(sets):
 
 
 def lone_queries(images):
-    """Queries without another image of their class to find; retrieval metrics leave them out."""
+    """The number of queries without a positive in the gallery; retrieval metrics leave them out."""
     is_query = np.ones(len(images), bool) if images.is_query is None else images.is_query
     gallery = images.labels if images.is_query is None else images.labels[~is_query]
-    n_found = np.bincount(gallery, minlength=images.n_classes)[images.labels[is_query]] - (images.is_query is None)
-    return int((n_found == 0).sum())
+    n_positives = np.bincount(gallery, minlength=images.n_classes)[images.labels[is_query]] - (images.is_query is None)
+    return int((n_positives == 0).sum())
 
 
 def digest(text):

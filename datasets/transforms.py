@@ -1,4 +1,4 @@
-"""Image pipelines, PIL image -> float32 RGB tensor [3, H, W] in [0, 1], which the network brings into its format."""
+"""Image pipelines, PIL image -> float32 RGB tensor [3, H, W] in [0, 1]; the network converts it to its own format."""
 import torch
 from torchvision.transforms import v2
 
@@ -8,7 +8,7 @@ TO_TENSOR = (v2.ToImage(), v2.ToDtype(torch.float32, scale=True))
 
 
 def shorter_side(size):
-    """What the shorter side is resized to before a crop of `size`: 256 for 224 to 256, else in the proportion 8/7."""
+    """Length that the shorter side is resized to before a crop of `size`: 256 for sizes 224 to 256, else 8/7 of it."""
     return 256 if 224 <= size <= 256 else round(size * 8 / 7)
 
 
@@ -17,40 +17,40 @@ def centre(size):
 
 
 def base(size):
-    """Roth et al.: a random part of 8 to 100 % of the area, flipped half of the time."""
+    """Roth et al.: a random crop of 8 to 100 % of the area, flipped with probability 0.5."""
     return [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()], centre(size)
 
 
 def adv(size):
-    """base with changes of colour and brightness."""
+    """base with random changes of colour and brightness."""
     colours = [v2.RandomGrayscale(0.2), v2.ColorJitter(0.2, 0.2, 0.2, 0.2)]
     return [v2.RandomResizedCrop(size), *colours, v2.RandomHorizontalFlip()], centre(size)
 
 
 def red(size):
-    """base without a change of scale."""
+    """base without random scaling: a crop of fixed size."""
     return [v2.Resize(shorter_side(size)), v2.RandomCrop(size), v2.RandomHorizontalFlip()], centre(size)
 
 
 def mlrc(size):
-    """Musgrave et al., ECCV 2020: parts of 16 to 100 % of the area, of the picture resized first."""
+    """Musgrave et al., ECCV 2020: the image is resized, then a random crop of 16 to 100 % of its area is taken."""
     crop = v2.RandomResizedCrop(size, scale=(0.16, 1), ratio=(0.75, 1.33))
     return [v2.Resize(shorter_side(size)), crop, v2.RandomHorizontalFlip()], centre(size)
 
 
 def characters(size):
-    """Small pictures of characters: slightly turned, moved and scaled on their white ground; never flipped or cut."""
+    """Small images of characters: slightly rotated, shifted, scaled and sheared on white; never flipped or cropped."""
     affine = v2.RandomAffine(degrees=10, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=5, fill=255,
                              interpolation=v2.InterpolationMode.BILINEAR)
     return [affine, v2.Resize((size, size))], [v2.Resize((size, size))]
 
 
 AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'characters': characters}
-SIZES = {'big': 256, 'mlrc': 227}              # where an augmentation, not the network, sets the size
+SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the image size themselves
 
 
 def select(opt, size, are_characters=False):
-    """--augmentation -> (training, evaluation) pipelines for `size` pixels; base is `characters` for characters."""
+    """--augmentation -> (training, evaluation) pipelines for `size` pixels; for characters, base means `characters`."""
     choose(AUGMENTATIONS, opt.augmentation, '--augmentation')
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
     return tuple(v2.Compose([*steps, *TO_TENSOR]) for steps in AUGMENTATIONS[name](size))
@@ -60,7 +60,7 @@ def shared(training, evaluation):
     """
     The resizing that both pipelines begin with, or None.
 
-    An image that went through it passes a second time unchanged, so the pipelines can be given its results as well.
+    It leaves an image that it has resized before unchanged, so the pipelines may be given resized images.
     """
     first = training.transforms[0]
     return first if isinstance(first, v2.Resize) and repr(first) == repr(evaluation.transforms[0]) else None

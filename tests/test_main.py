@@ -100,7 +100,7 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--bs', '9'], '--bs 9 is not divisible by --samples_per_class 2'),
-    (['--bs', '14'], 'takes 7 classes a batch, but 6 train'),
+    (['--bs', '14'], 'needs 7 classes per batch, but there are only 6 training'),
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
     (['--loss', 'tripel'], '--loss tripel: unknown'), (['--batch_mining', 'x'], '--batch_mining x: unknown'),
     (['--data_sampler', 'x'], '--data_sampler x: unknown'),
@@ -108,10 +108,10 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--arch', 'x'], '--arch x: unknown'),
     (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),
     (['--patience', '3'], '--patience needs a validation split'),
-    (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes do not test'),
+    (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'class_folds', '--fold', '4'], '--fold 4: with --n_folds 4, folds are numbered from 0 to 3'),
-    (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no parts of its own'),
+    (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official parts'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
     (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),

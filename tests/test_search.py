@@ -129,7 +129,7 @@ def started(folder):
     (['--tune', 'n_epochs', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
     ([], 'at least one --tune'),
-    ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes do not test'),
+    ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes are not test classes'),
     ([*TUNE, '--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty'),
     ([*TUNE, '--split_scheme', 'half', '--n_folds', '4'], 'half has no folds'),
     ([*TUNE, '--split_scheme', 'class_folds', '--splits_to_eval', 'test'], 'validation classes only'),

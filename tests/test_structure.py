@@ -1,5 +1,6 @@
 """House rules that a machine can check: who imports whom, what runs without optional packages, what the docs say."""
 import ast
+import os
 import re
 import shlex
 import subprocess
@@ -73,6 +74,11 @@ def test_the_commands_of_the_docs_parse(page):
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r'\]\(([^)#]+)[^)]*\)', page.read_text()):
         assert target.startswith('http') or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize('script', sorted(ROOT.glob('*_Runs.sh')), ids=lambda script: script.name)
+def test_the_run_scripts_can_be_executed(script):
+    assert os.access(script, os.X_OK)
 
 
 def test_the_map_in_the_readme_names_every_file_and_folder():

@@ -1,11 +1,12 @@
 """
-Diagonal lines: what a network learns that separates its training classes, and what it needs for others. After the toy
-experiment of Roth et al., Revisiting Training Strategies, ICML 2020, https://arxiv.org/abs/2002.08473, section 5.
+Diagonal lines, a toy experiment: does a network also learn to separate classes that it was not trained on?
+After Roth et al., Revisiting Training Strategies, ICML 2020, https://arxiv.org/abs/2002.08473, section 5.
 
-The training classes are four short segments one after the other on a diagonal, so that one direction of the plane tells
-them apart. The test classes are such segments on a vertical and on a horizontal line, which take two. The contrastive
-loss is trained with random triplets, and again with the switch of the miner rho_distance: with probability p a triplet
-(anchor, positive, negative) becomes (anchor, anchor, positive), which pushes two points of one class apart.
+The training classes are four short segments in a row on a diagonal line, so that one direction of the plane separates
+them. The test classes are four such segments on a vertical and four on a horizontal line; to separate them takes two
+directions. A network is trained with the contrastive loss on random triplets, and another one with the switch of the
+miner rho_distance: with probability p, a triplet (anchor, positive, negative) becomes (anchor, anchor, positive), which
+pushes two points of one class apart.
 
     python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
 """
@@ -24,27 +25,27 @@ from utilities.errors import UserError
 from utilities.files import atomic
 from utilities.randomness import seed_everything
 
-CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # of the segments, on lines from -1 to 1
-HALF = 0.15                                                  # of a segment's length
+CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # of the segments on a line from -1 to 1
+HALF_LENGTH = 0.15                                           # of a segment
 SETTINGS = ('without the switch', 'with the switch')
 
 
 def segments(direction, n_points, width=0.02):
-    """Four classes of points on a line through the origin: ([4 * n_points, 2], labels [4 * n_points])."""
-    along = CENTRES[:, None] + HALF * (2 * torch.rand(4, n_points) - 1)
+    """Four classes of points along a line through the origin: ([4 * n_points, 2], labels [4 * n_points])."""
+    along = CENTRES[:, None] + HALF_LENGTH * (2 * torch.rand(4, n_points) - 1)
     direction = torch.nn.functional.normalize(torch.tensor(direction), dim=0)
     points = along.reshape(-1, 1) * direction + width * torch.randn(4 * n_points, 2)
     return points, torch.arange(4).repeat_interleave(n_points)
 
 
 def test_set(n_points):
-    """The eight classes that are not trained on: four on a vertical line, four on a horizontal one."""
+    """The eight test classes: four on a vertical line, four on a horizontal one."""
     (vertical, labels), (horizontal, others) = segments([0.0, 1.0], n_points), segments([1.0, 0.0], n_points)
     return torch.cat([vertical, horizontal]), torch.cat([labels, others + 4])
 
 
 def triplets(labels, p):
-    """A random triplet per point: [N, 3]; with probability p switched to (anchor, anchor, another of its class)."""
+    """One random triplet (a, p, n) per point as anchor: [N, 3]; with probability p, it becomes (a, a, p)."""
     same = labels[:, None] == labels
     anchors = torch.arange(len(labels))
     positives = torch.multinomial((same & ~torch.eye(len(labels), dtype=torch.bool)).float(), 1)[:, 0]
@@ -59,7 +60,7 @@ class Normalize(torch.nn.Module):
 
 
 def train(seed, p, n_steps, normalize, n_points=50, batch=64):
-    """A network 2 -> 30 -> 30 -> 2 trained with the contrastive loss: (network, training points, labels)."""
+    """Trains a network 2 -> 30 -> 30 -> 2 with the contrastive loss: (network, training points, labels)."""
     seed_everything(seed)
     points, labels = segments([1.0, 1.0], n_points)
     network = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.ReLU(), torch.nn.Linear(30, 30), torch.nn.ReLU(),
@@ -81,7 +82,7 @@ def train(seed, p, n_steps, normalize, n_points=50, batch=64):
 
 @torch.no_grad()
 def measure(network, points, labels):
-    """(embeddings [N, 2], R@1, singular values over their sum, rho)."""
+    """(embeddings [N, 2], R@1, singular values divided by their sum, rho)."""
     embeddings = network(points)
     values = evaluation.compute(['e_recall@1', 'rho_spectrum@0', 'rho_spectrum@1'], embeddings, labels.numpy())
     spectrum = values['rho_spectrum@0']
@@ -89,13 +90,13 @@ def measure(network, points, labels):
 
 
 def interval(differences):
-    """Mean and half the width of the 95 % t-interval of paired differences."""
+    """Mean, and half the width of the 95 % t-interval, of paired differences."""
     n = len(differences)
     return np.mean(differences), t.ppf(0.975, n - 1) * np.std(differences, ddof=1) / np.sqrt(n)
 
 
 def run(n_seeds, p, n_steps, normalize):
-    """{setting: a list per seed of {'train': measure(), 'test': measure(), 'labels': {split: [N]}}}"""
+    """{setting: list over seeds of {'train': measure(), 'test': measure(), 'labels': {split: [N]}}}"""
     found = {setting: [] for setting in SETTINGS}
     bar = tqdm(total=2 * n_seeds, unit='network', disable=None)
     for seed in range(n_seeds):
@@ -131,8 +132,8 @@ def table(found):
     return '\n'.join(lines)
 
 
-def draw(found, file):
-    """The points, the embeddings of seed 0, the spectra of the training embeddings and the recall on both splits."""
+def plot(found, file):
+    """Plots the points, the embeddings of seed 0, the spectra of the training embeddings and the recall."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(13, 7), layout='constrained')
     axes = figure.subplots(2, 4)
@@ -145,13 +146,13 @@ def draw(found, file):
             axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=6)
             axes[row, column].set(title=f'embeddings, {split}, {setting}', aspect='equal')
             axes[row, column].title.set_fontsize('medium')
-    for place, setting in enumerate(SETTINGS):
+    for i, setting in enumerate(SETTINGS):
         spectra = np.array([seed['train'][2] for seed in found[setting]])
         recalls = np.array([[seed[split][1] for split in ('train', 'test')] for seed in found[setting]])
         for row, values in ((0, spectra), (1, recalls)):
-            axes[row, 3].bar(np.arange(2) + 0.4 * place, values.mean(0), 0.4, yerr=values.std(0, ddof=1), capsize=3,
+            axes[row, 3].bar(np.arange(2) + 0.4 * i, values.mean(0), 0.4, yerr=values.std(0, ddof=1), capsize=3,
                              label=setting)
-    axes[0, 3].set(title=f'spectrum, train, {len(spectra)} seeds', xticks=[0.2, 1.2], ylabel='share of the sum')
+    axes[0, 3].set(title=f'spectrum, train, {len(spectra)} seeds', xticks=[0.2, 1.2], ylabel='fraction of the sum')
     axes[0, 3].set_xticklabels(['1st singular value', '2nd'])
     axes[1, 3].set(title=f'R@1, {len(spectra)} seeds', xticks=[0.2, 1.2], ylim=(0, 1.05))
     axes[1, 3].set_xticklabels(['train', 'test'])
@@ -163,18 +164,18 @@ def draw(found, file):
 def main(arguments):
     parser = command_line.Parser(prog='toy_experiments.diagonal_lines',
                                description=__doc__.splitlines()[1])
-    parser.add_argument('--seeds', type=command_line.number(int, 2), default=10, help='number of seeds')
-    parser.add_argument('--cp', type=command_line.FRACTION, default=0.2, help='p, probability of the switch')
-    parser.add_argument('--steps', type=command_line.POSITIVE_INT, default=500, help='training steps')
-    command_line.switch(parser, '--normalize', help='embeddings of norm 1, on a circle instead of in the plane')
-    parser.add_argument('--figure', metavar='FILE', help='where to draw it')
+    parser.add_argument('--seeds', type=command_line.number(int, 2), default=10, help='number of seeds, from 0')
+    parser.add_argument('--cp', type=command_line.FRACTION, default=0.2, help='probability p of the switch')
+    parser.add_argument('--steps', type=command_line.POSITIVE_INT, default=500, help='number of training steps')
+    command_line.switch(parser, '--normalize', help='train embeddings of norm 1, on a circle, instead of in the plane')
+    parser.add_argument('--figure', metavar='FILE', help='file to save the figure in; by default there is none')
     try:
         opt = parser.parse_args(arguments)
         began = time.perf_counter()
         found = run(opt.seeds, opt.cp, opt.steps, opt.normalize)
         print(table(found))
         if opt.figure:
-            draw(found, opt.figure)
+            plot(found, opt.figure)
             print(f'figure: {opt.figure}')
         print(f'{time.perf_counter() - began:.0f} seconds')
     except UserError as error:

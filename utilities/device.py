@@ -1,4 +1,4 @@
-"""Which device a run computes on, and how repeatable its arithmetic is."""
+"""The device of a run, and whether its arithmetic is repeatable."""
 import os
 
 import torch
@@ -7,12 +7,12 @@ from utilities.errors import UserError
 
 
 def select(opt):
-    """--device and --gpu -> torch.device. `auto`: the GPU --gpu if there is one, else Apple's, else the CPU."""
+    """--device and --gpu -> torch.device. `auto`: an NVIDIA GPU if available, else an Apple GPU, else the CPU."""
     if len(opt.gpu) > 1:
-        raise UserError(f'--gpu {" ".join(map(str, opt.gpu))}: a run uses one GPU; give one index, start a run per GPU')
+        raise UserError(f'--gpu {" ".join(map(str, opt.gpu))}: a run uses one GPU; give one index per run')
     if opt.device in ('auto', 'cuda') and torch.cuda.is_available():
         if opt.gpu[0] >= torch.cuda.device_count():
-            raise UserError(f'--gpu {opt.gpu[0]}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0')
+            raise UserError(f'--gpu {opt.gpu[0]}: this machine has {torch.cuda.device_count()} GPU(s), numbered from 0')
         return torch.device('cuda', opt.gpu[0])
     if opt.device in ('auto', 'mps') and torch.backends.mps.is_available():
         return torch.device('mps')
@@ -25,8 +25,8 @@ def select(opt):
 
 def set_arithmetic(opt):
     """
-    Repeatable arithmetic: always on the CPU, where it costs nothing, and on a GPU with --deterministic.
-    Float32 stays float32, also in cuDNN's convolutions, unless --tf32 trades digits for speed.
+    Makes arithmetic repeatable: always on the CPU, where it costs no time, and with --deterministic on a GPU.
+    Float32 is computed in full precision, also in cuDNN's convolutions, unless --tf32 trades precision for speed.
     """
     deterministic = opt.deterministic or opt.device.type == 'cpu'
     if deterministic and opt.device.type == 'cuda':

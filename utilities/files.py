@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written beside its path, then moved onto it."""
+"""Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete."""
 import contextlib
 import csv
 import os
@@ -10,9 +10,10 @@ from utilities.errors import UserError
 @contextlib.contextmanager
 def atomic(path):
     """
-    Yields a temporary path beside `path`, of the same suffix, which is moved onto `path` after a block without error.
+    Yields a temporary path with the suffix of `path`, in the same folder. It is renamed to `path` if the block ends
+    without an exception.
 
-    Raises UserError where `path` is a folder.
+    Raises UserError if `path` is a folder.
     """
     path = Path(path)
     if path.is_dir():
@@ -34,13 +35,13 @@ def remove_temporary(folder):
 
 
 def write_text(path, text):
-    """Writes `text` to `path` as UTF-8; a reader, or a process killed in between, sees the old file or the new one."""
+    """Writes `text` to `path` as UTF-8, atomically: at any moment the file has either the old or the new content."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding='utf-8')
 
 
 def require_folder(file, flag):
-    """Raises UserError where the folder of a file that `flag` names is not there, or the file is a folder."""
+    """Raises UserError if the folder of the file that `flag` names does not exist, or if the file is a folder."""
     if not Path(file).parent.is_dir():
         raise UserError(f'{flag} {file}: there is no folder {Path(file).parent}')
     if Path(file).is_dir():
@@ -55,7 +56,7 @@ def read_csv(file):
 
 
 def write_csv(file, rows):
-    """Writes all rows anew, with all their columns in the order of first appearance; without rows there is no file."""
+    """Writes all rows atomically, with their columns in order of first appearance; without rows, deletes the file."""
     if not rows:
         file.unlink(missing_ok=True)
         return

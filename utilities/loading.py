@@ -8,18 +8,18 @@ from utilities.randomness import derive
 
 
 def workers(opt):
-    """--kernels, but no more than the processor cores that this process may use."""
+    """--kernels, or the number of processor cores that this process may use if that is smaller."""
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return min(opt.kernels, n_cores)
 
 
 class TrainingLoader:
     """
-    The batches of one epoch after the other, from workers that live as long as the run.
+    Loads the batches of one epoch after the other, with workers that live as long as the run.
 
-    An epoch's batches are drawn here before its first image is loaded, so that a sampler's and a miner's use of the
-    same random generator never interleave. Each drawn index travels with a seed for its augmentation, made of the
-    run's seed, the epoch and the place in the epoch: an image that is drawn twice looks different twice.
+    All batches of an epoch are sampled here before its first image is loaded, so that a sampler and a miner that use
+    the same random generator do not affect each other. Each sampled index has a seed for its augmentation, made of
+    --seed, the epoch and the position in the epoch, so that an image that is sampled twice is augmented differently.
     """
 
     def __init__(self, opt, dataset, sampler):
@@ -30,17 +30,17 @@ class TrainingLoader:
             pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
 
     def epoch(self, epoch):
-        """Draws the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch."""
+        """Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch."""
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
-        drawn = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
-        seeds = (derive(self.opt.seed, epoch, place) for place in itertools.count())
-        self.batches[:] = [[(int(index), next(seeds)) for index in batch] for batch in drawn]
+        batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
+        seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
+        self.batches[:] = [[(int(index), next(seeds)) for index in batch] for batch in batches]
         return self.loader
 
 
 def evaluation_loader(opt, dataset):
-    """All images of `dataset` once, in order."""
+    """Loads all images of `dataset` once, in order."""
     return torch.utils.data.DataLoader(dataset, batch_size=opt.bs, num_workers=workers(opt),
                                        pin_memory=opt.device.type == 'cuda', generator=torch.Generator())

@@ -1,6 +1,4 @@
-"""
-Losses and miners of pytorch-metric-learning by name, as pml:ContrastiveLoss; the library is needed for these only.
-"""
+"""Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
 import importlib
 import inspect
 
@@ -10,31 +8,33 @@ from utilities.errors import UserError
 
 PREFIX = 'pml:'
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
-HELPERS = ('distances', 'reducers', 'regularizers')       # what arguments may hold, as {LpDistance: {power: 2}}
+HELPERS = ('distances', 'reducers', 'regularizers')       # arguments may contain these: {LpDistance: {power: 2}}
 
 
-def arguments(opt, kind, place):
-    """The mapping of --<kind>_pml_args, kind `loss` or `miner`, for the part at `place` of a sum."""
+def arguments(opt, kind, index):
+    """The mapping of --<kind>_pml_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses."""
     given = getattr(opt, f'{kind}_pml_args')
     names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
     wanted = [i for i, name in enumerate(names) if name.startswith(PREFIX)]
     if given and len(given) not in (1, len(wanted)):
-        raise UserError(f'--{kind}_pml_args: expected one for each {PREFIX}NAME ({len(wanted)}), not {len(given)}')
-    if len(given) <= 1 or place not in wanted:
+        raise UserError(f'--{kind}_pml_args: expected one mapping for each {PREFIX}NAME ({len(wanted)}), not '
+                        f'{len(given)}')
+    if len(given) <= 1 or index not in wanted:
         return given[0] if given else {}
-    return given[wanted.index(place)]
+    return given[wanted.index(index)]
 
 
 def build(kind, name, given, flag, known=None):
     """
-    The object pytorch_metric_learning.<kind>.<name>(**given), with those of `known` that it takes and lacks.
+    The object pytorch_metric_learning.<kind>.<name>(**given). Arguments that it accepts and `given` lacks come from the
+    mapping `known`.
 
-    Raises UserError for a name or arguments that the library does not take, or where it is missing.
+    Raises UserError if the library is not installed or does not accept the name or the arguments.
     """
     try:
         import pytorch_metric_learning
     except ImportError:
-        raise UserError(f'{flag} {PREFIX}{name}: pip install pytorch-metric-learning') from None
+        raise UserError(f'{flag} {PREFIX}{name} needs a library: pip install pytorch-metric-learning') from None
     module = importlib.import_module(f'pytorch_metric_learning.{kind}')
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
     if name not in classes:
@@ -51,7 +51,7 @@ def build(kind, name, given, flag, known=None):
 
 
 def helper(value, flag):
-    """{ClassName: {argument: value}} -> the distance, reducer or regulariser of that name; anything else as it is."""
+    """{ClassName: {argument: value}} -> the distance, reducer or regulariser; any other value is returned unchanged."""
     if isinstance(value, dict) and len(value) == 1:
         (name, inner), = value.items()
         for kind in HELPERS:
@@ -61,7 +61,7 @@ def helper(value, flag):
 
 
 def called(function, *arguments, flag):
-    """function(*arguments); what the library raises for classes that do not work this way becomes a UserError."""
+    """function(*arguments). Raises UserError if the library's class cannot be called this way."""
     try:
         return function(*arguments)
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
@@ -72,7 +72,7 @@ def called(function, *arguments, flag):
 
 class Criterion(torch.nn.Module):
     """
-    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: any, or None for the loss's own tuples.
+    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: any, or None: the loss forms tuples itself.
     """
 
     def __init__(self, opt, batchminer, given):
@@ -98,7 +98,7 @@ class Criterion(torch.nn.Module):
 
 class BatchMiner:
     """
-    opt: batch_mining = pml:NAME. Gives triplets [T, 3], or masks [B, B] of pairs where the library's miner gives pairs.
+    opt: batch_mining = pml:NAME. Returns triplets [T, 3], or two masks [B, B] if the library's miner returns pairs.
     """
 
     def __init__(self, opt, given):

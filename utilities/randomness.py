@@ -1,7 +1,7 @@
 """
-One seed per run, --seed. It fixes the initial weights; every epoch then starts all generators anew from the seed and
-the epoch, and every image's augmentation from the seed, the epoch and the image's place in it. So what a run draws in
-an epoch does not depend on what was drawn, imported or resumed before.
+One seed per run, --seed. It fixes the initial weights. Each epoch seeds all generators from --seed and the epoch, and
+each image's augmentation has a seed made of --seed, the epoch and the image's position in the epoch. The random numbers
+of an epoch therefore do not depend on what happened before it, such as a resumption.
 """
 import hashlib
 import random
@@ -12,7 +12,7 @@ import torch
 
 
 def derive(*numbers):
-    """A 63-bit seed from integers such as (seed, epoch, draw); unlike numbers give unrelated seeds."""
+    """A 63-bit seed from numbers or strings such as (seed, epoch); different arguments give unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), 'big') >> 1
 
 
@@ -25,7 +25,7 @@ def seed_everything(seed):
 
 @contextmanager
 def preserved():
-    """Afterwards, the global generators of Python, numpy and torch are as they were before."""
+    """After the block, the global generators of Python, numpy and torch are in the state from before it."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():

@@ -42,7 +42,7 @@ def test_suffixes_in_any_order(arch, opt):
 
 
 def test_input_formats(opt):
-    """BN-Inception takes BGR from 0 to 255 less its mean; flags override a network's own format."""
+    """BN-Inception takes BGR from 0 to 255 minus its mean; flags override a network's own format."""
     model = select(opt, 'bninception')
     assert model.bgr and model.mean.flatten().tolist() == pytest.approx([104 / 255, 117 / 255, 128 / 255])
     assert model.std.flatten().tolist() == pytest.approx([1 / 255] * 3)
@@ -54,7 +54,7 @@ def test_input_formats(opt):
     torch.testing.assert_close(seen[0], (image.flip(1) - torch.tensor([.1, .2, .3]).view(1, 3, 1, 1)) / 2)
     with pytest.raises(UserError, match='--input_mean takes one number or one per channel, not 2'):
         select(opt, 'conv4', input_mean=[.1, .2])
-    with pytest.raises(UserError, match='--input_size 8: the network takes no such images'):
+    with pytest.raises(UserError, match='--input_size 8: the network cannot process images of this size'):
         select(opt, 'conv4', input_size=8)
 
 
@@ -121,19 +121,19 @@ def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys
 
     with pytest.raises(UserError, match='No such file'):
         load()
-    with pytest.raises(UserError, match='not a file of weights alone'):
+    with pytest.raises(UserError, match='not a file of weights only'):
         load({'a': Malicious()})
     assert 'executed' not in capsys.readouterr().out
     with pytest.raises(UserError, match='expected a state dict'):
         load([1, 2])
     with pytest.raises(UserError, match='they lack 0.0.weight'):
         load({name: value for name, value in state.items() if name != '0.0.weight'})
-    with pytest.raises(UserError, match='they hold also extra'):
+    with pytest.raises(UserError, match='they also contain extra'):
         load(state | {'extra': torch.zeros(1)})
     with pytest.raises(UserError, match='have other shapes for 0.0.weight'):
         load(state | {'0.0.weight': torch.zeros(1)})
     (tmp_path / 'w.pth').write_bytes(b'nonsense')
-    with pytest.raises(UserError, match='not a file of weights alone'):
+    with pytest.raises(UserError, match='not a file of weights only'):
         load()
 
 
@@ -151,11 +151,11 @@ def test_weights_that_cannot_be_had_name_the_file_to_fetch(opt, monkeypatch):
 
     monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', no_network)
     monkeypatch.setattr(pretrainedmodels_models.torch.hub, 'load_state_dict_from_url', no_network)
-    with pytest.raises(UserError, match=r'Fetch http.*bn_inception.*pth elsewhere and pass the file with --weights'):
+    with pytest.raises(UserError, match=r'Download http.*bn_inception.*pth on another machine .* with --weights'):
         architectures.select(opt(arch='bninception'))
     backbone = resnet50.backbone(opt())
     backbone.download.weights = type('Weights', (), {'get_state_dict': staticmethod(no_network)})
-    with pytest.raises(UserError, match=r'Fetch https://.*resnet50.*pth elsewhere and pass the file with --weights'):
+    with pytest.raises(UserError, match=r'Download https://.*resnet50.*pth on another machine .* with --weights'):
         weights.load(opt(), 'resnet50', backbone)
     with pytest.raises(UserError, match='--arch conv4 has no pretrained weights: train from scratch with'):
         architectures.select(opt(arch='conv4'))

@@ -198,11 +198,11 @@ def test_coresets_give_each_anchor_other_images_of_its_class(by, opt):
 
 
 def test_class_images_draw_without_replacement_then_again(opt):
-    of_class = datasampler.draws.ClassImages(images_of([2, 5, 1]).image_dict)
+    of_class = datasampler.sampling.ClassImages(images_of([2, 5, 1]).image_dict)
     generator = torch.Generator().manual_seed(0)
     counts = Counter()
     for _ in range(2000):
-        two, five, one = of_class.draw(torch.tensor([0, 1, 2]), 4, generator).tolist()
+        two, five, one = of_class.sample(torch.tensor([0, 1, 2]), 4, generator).tolist()
         assert sorted(two) == [0, 0, 1, 1] and len(set(five)) == 4 and one == [7] * 4
         counts.update(five)
     assert set(counts) == {2, 3, 4, 5, 6} and all(abs(n - 1600) < 5 * 320 ** .5 for n in counts.values())
@@ -217,15 +217,15 @@ NO_HIERARCHY = {'data_sampler': 'hierarchical', 'dataset': 'cub200'}
 @pytest.mark.parametrize('flags, sentence', [
     *[({'data_sampler': by, 'bs': 7, 'samples_per_class': 2}, '--bs 7 is not divisible by --samples_per_class 2')
       for by in datasampler.SAMPLERS if by not in ('full_random', 'image_random')],
-    *[({'data_sampler': by, 'bs': 12}, 'takes 6 classes a batch, but 4 train') for by in BY_CLASS],
+    *[({'data_sampler': by, 'bs': 12}, 'needs 6 classes per batch, but there are only 4 training') for by in BY_CLASS],
     ({'data_sampler': 'full_random', 'bs': 1}, '--bs 1: full_random needs at least 2'),
-    ({'data_sampler': 'image_random', 'bs': 21}, '--bs 21: image_random draws different images, but 20 train'),
-    (NO_HIERARCHY, '--dataset cub200 has no super-classes; online_products, inshop and omniglot have'),
+    ({'data_sampler': 'image_random', 'bs': 21}, '--bs 21: image_random .* without replacement, .* 20 training images'),
+    (NO_HIERARCHY, '--dataset cub200 has no super-classes; online_products, inshop and omniglot have them'),
     ({'data_sampler': 'hierarchical', 'data_hierarchical_superclasses': 4}, '--data_hierarchical_superclasses 4: .* 3'),
     *[({'data_sampler': by, 'data_batchmatch_bigbs': 7}, '--data_batchmatch_bigbs 7: expected at least --bs 8')
       for by in ('fid_batchmatch', 'disthist_batchmatch')],
     ({'data_sampler': 'fid_batchmatch', 'bs': 1, 'samples_per_class': 1}, '--bs 1: --data_sampler fid_batchmatch'),
-    *[({'data_sampler': by, 'data_batchmatch_bigbs': 3}, 'takes 4 anchors from a big batch of 3 images')
+    *[({'data_sampler': by, 'data_batchmatch_bigbs': 3}, 'needs 4 anchors, more than the 3 images of the big batch')
       for by in ('greedy_coreset', 'd2_coreset')],
     *[({'data_sampler': by, 'data_mb_mom': 1.0}, '--data_mb_mom 1.0: expected a number below 1') for by in STORING],
     ({'data_sampler': 'd2_coreset', 'data_sampler_lowproj_dim': 128}, 'lowproj_dim 128: .* less than --embed_dim 128'),

@@ -125,9 +125,9 @@ def test_a_csv_file(opt, tmp_path):
     file.write_text('\n'.join(['label,split,path', *rows]))
     data = select(opt, tmp_path, 'folder', **flags)
     assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
-    for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'of no row'),
-                              ('path,label\nx.png,', 'line 2: path and label must be filled in'),
-                              ('path,label,split\nx.png,a,dev', 'and split be one of train, val, test')):
+    for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'found no row'),
+                              ('path,label\nx.png,', 'line 2: path and label must not be empty'),
+                              ('path,label,split\nx.png,a,dev', 'and split must be one of train, val, test')):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', **flags)
@@ -232,12 +232,12 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
     parts = table([1, 1, 1], parts=['test', 'train', 'val'])
     assert splits.split(opt(), parts) == splits.split(opt(split_scheme='predefined'), parts)
     assert splits.split(opt(split_scheme='half'), parts) == {'train': [0], 'test': [1, 2]}
-    with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no parts of its own'):
+    with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no official parts'):
         splits.split(opt(split_scheme='predefined'), table([1, 1, 1]))
 
 
 @pytest.mark.parametrize('flags, sentence', [
-    ({'split_scheme': 'class_folds'}, '--n_folds 4: only 3 of the 6 classes do not test'),
+    ({'split_scheme': 'class_folds'}, '--n_folds 4: only 3 of the 6 classes are not test classes'),
     ({'split_scheme': 'mlrc', 'fold': 1}, 'the val split is empty .6 classes .* --split_scheme mlrc, --fold 1, --n'),
     ({'split_scheme': 'half', 'test_size': .1}, 'the test split is empty .*--test_size 0.1'),
     ({'split_scheme': 'closed_set', 'fold': 3, 'n_folds': 8}, 'the val split is empty'),
@@ -258,7 +258,7 @@ def test_an_empty_split_is_refused(sizes, flags, sentence, opt):
 
 
 def test_a_second_validation_split_is_refused(opt):
-    with pytest.raises(UserError, match='--use_tv_split: this data set brings a validation split of its own'):
+    with pytest.raises(UserError, match='--use_tv_split: this data set has an official validation split'):
         splits.split(opt(use_tv_split=True), table([1, 1, 1], parts=['train', 'val', 'test']))
 
 

@@ -9,7 +9,7 @@ from datasets import glyphs
 
 def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    chosen = glyphs.letters(glyphs.faces())
+    chosen = glyphs.letters(glyphs.font_files())
     kept = glyphs.distinct(chosen)
     assert len(chosen) > 600 and len(kept) > 400
     assert len({name.split()[0] for name in map(unicodedata.name, kept)}) == 5
@@ -19,7 +19,7 @@ def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypa
     place = glyphs.folder()
     files = {file.relative_to(place): file.read_bytes() for file in place.glob('*/*.png')}
     assert len(files) == 20 * len(some) and all(Image.open(place / file).size == (40, 40) for file in files)
-    monkeypatch.setattr(glyphs, 'draw_all', None)                                # not called again
+    monkeypatch.setattr(glyphs, 'render_all', None)                                # not called again
     assert glyphs.folder() == place
     monkeypatch.undo()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'again'))

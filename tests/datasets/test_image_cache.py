@@ -141,7 +141,7 @@ def test_a_killed_process_loses_no_more_than_its_last_images(source, select, dec
     process.join()
     assert process.exitcode == -signal.SIGKILL
     folder, = caches(tmp_path)
-    assert len(image_cache.whole_rows(folder, 20)) == 8
+    assert len(image_cache.complete_rows(folder, 20)) == 8
     data = select(source)
     assert len(decoded) == 12
     assert_same_items(data, select(source, image_cache=None))
