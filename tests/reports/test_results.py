@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import Result_Evaluations
-from evaluation import results
-from utilities import run_folder, wandb_records
+from reports import figures, titles
+from utilities import columns, run_folder
 from utilities.files import write_csv
 
 METRICS = ('e_recall@1', 'nmi', 'f1', 'map_at_r', 'rho_spectrum@1', 'dists@intra_over_inter')
@@ -258,12 +258,11 @@ def test_figures(make, evaluate, tmp_path):
 
 
 def test_the_correlation_is_pearsons():
-    from evaluation import comparison
     x, y = np.random.default_rng(0).normal(size=(2, 20))
     from scipy.stats import pearsonr
-    assert comparison.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
-    assert comparison.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
-    assert np.isnan(comparison.correlation([1, 1, 1], [1, 2, 3])[0])
+    assert figures.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
+    assert figures.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
+    assert np.isnan(figures.correlation([1, 1, 1], [1, 2, 3])[0])
 
 
 def test_key_names():
@@ -271,11 +270,11 @@ def test_key_names():
                       ('Train: discriminative_dists: dists@intra_over_inter', 'train_dists@intra_over_inter'),
                       ('Test: discriminative_nmi: nmi', 'test_nmi'), ('test/c_recall@1', 'test_c_recall@1'),
                       ('lr/backbone', 'lr/backbone'), ('seconds', 'seconds')):
-        assert wandb_records.local_name(key) == name
-    assert results.title('test_e_recall@4') == 'R@4' and results.title('train_nmi') == 'train NMI'
-    assert results.title('test_parent_nmi') == 'parent NMI' and results.title('val_within_c_recall@1') == (
+        assert columns.from_backend(key) == name
+    assert titles.metric('test_e_recall@4') == 'R@4' and titles.metric('train_nmi') == 'train NMI'
+    assert titles.metric('test_parent_nmi') == 'parent NMI' and titles.metric('val_within_c_recall@1') == (
         'val within R@1 (cosine)')
-    assert results.is_share('test_parent_nmi') and not results.is_share('test_nearby_nmi')
+    assert titles.is_fraction('test_parent_nmi') and not titles.is_fraction('test_nearby_nmi')
 
 
 class FakeProject:

@@ -13,8 +13,8 @@ from scipy import stats
 
 import Evaluate_Ensemble
 import main
-from evaluation import ensemble_tables, ensembles
-from evaluation.significance import holm, paired_test, t_interval
+from reports import ensemble_tables, ensembles
+from reports.significance import holm, paired_test, t_interval
 from tests.conftest import draw_classes
 from utilities import checkpoint, run_folder
 
@@ -218,7 +218,7 @@ def test_killed_while_writing_leaves_nothing(runs, evaluate, tmp_path, monkeypat
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('utilities.ensemble_records.store', interrupt)
+    monkeypatch.setattr('reports.ensemble_records.store', interrupt)
     assert evaluate(runs['A', 0, 0], runs['A', 1, 0])[0] == 130
     assert not list((tmp_path / 'E' / 'folder').iterdir())
 
