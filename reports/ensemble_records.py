@@ -22,16 +22,16 @@ SETTINGS = 'ensemble.yaml'
 
 def find(folder, identity):
     """The folder, `folder` or folder_1 ..., in which what `identity` says is recorded; None where it is not."""
-    for place in run_folder.places(Path(folder)):
-        if not place.exists():
+    for path in run_folder.places(Path(folder)):
+        if not path.exists():
             return None
         try:
-            recorded = yaml.safe_load((place / SETTINGS).read_text(encoding='utf-8'))['identity']
+            recorded = yaml.safe_load((path / SETTINGS).read_text(encoding='utf-8'))['identity']
         except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-            raise UserError(f'{place}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
+            raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:
-            return place
+            return path
 
 
 def read(folder):

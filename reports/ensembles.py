@@ -1,6 +1,6 @@
 """
 The networks of several folds on the test classes that they share: separated, each network on its own, and concatenated,
-their embeddings joined. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
+their embeddings joined end to end. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
 """
 import numpy as np
 import torch

@@ -12,12 +12,13 @@ COLOURS = [f'C{i}' for i in range(10)]
 MARKERS, LINES = 'os^Dv*P', ('-', '--', ':', '-.')
 
 
-def style(place):
-    """Colour, marker and line of the place-th method; no two of 40 are alike."""
-    return COLOURS[place % 10], MARKERS[place // 10 % len(MARKERS)], LINES[place // 10 % len(LINES)]
+def style(index):
+    """Colour, marker and line of the method with this index; no two of 40 are alike."""
+    return COLOURS[index % 10], MARKERS[index // 10 % len(MARKERS)], LINES[index // 10 % len(LINES)]
 
 
 def save(figure, file):
+    """Writes the figure, and returns its file."""
     with atomic(Path(file)) as temporary:
         figure.savefig(temporary, dpi=120)
     return file
@@ -54,8 +55,8 @@ def scatter(scores, x, y, file, title, regression=True):
     """A point per run, coloured by method, with the regression line and the correlation over the runs."""
     figure = Figure(figsize=(7.5, 4.5), layout='constrained')
     axes = figure.add_subplot(xlabel=titles.metric(x), ylabel=titles.metric(y))
-    for place, (method, rows) in enumerate(scores.groupby('method', sort=False)):
-        colour, marker, _ = style(place)
+    for index, (method, rows) in enumerate(scores.groupby('method', sort=False)):
+        colour, marker, _ = style(index)
         axes.scatter(rows[x], rows[y], color=colour, marker=marker, label=method, s=30, zorder=3)
     r, n = correlation(scores[x], scores[y])
     words = f'r = {r:.2f} over {n} runs' if not math.isnan(r) else f'no correlation from {n} runs'
@@ -74,7 +75,7 @@ def curves(groups, name, file, title):
     """A metric over epochs: the mean of each group's runs and a band of one standard deviation over seeds."""
     figure = Figure(figsize=(8, 4.5), layout='constrained')
     axes = figure.add_subplot(xlabel='epoch', ylabel=titles.metric(name), title=title)
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         by_epoch = {}
         for run in group.runs:
             for row in run.rows:
@@ -84,7 +85,7 @@ def curves(groups, name, file, title):
             continue
         values = np.array([by_epoch[epoch] for epoch in epochs])
         mean, std = values.mean(axis=1), values.std(axis=1, ddof=1) if len(group.runs) > 1 else 0
-        colour, _, line = style(place)
+        colour, _, line = style(index)
         axes.plot(epochs, mean, color=colour, linestyle=line, label=f'{group.method} (n = {len(group.runs)})')
         axes.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     axes.grid(alpha=0.3)

@@ -36,7 +36,7 @@ def summarise(groups, scores, names, digits=1):
         names:  columns, as test_nmi.
         digits: decimals; fractions are printed in percent, everything else with two decimals more.
 
-    Returns ({method: {(data set, name): Cell}}, [data sets]): a method that a data set has not has no Cell there.
+    Returns ({method: {(data set, name): Cell}}, [data sets]): a method without runs on a data set has no Cell there.
     Raises UserError for a value that is not a number.
     """
     datasets = list(dict.fromkeys(group.dataset for group in groups))
@@ -76,7 +76,7 @@ def text_of(cell, name, digits):
 
 
 def caption(scores, rule, names, table):
-    """What a reader must know of the numbers, in plain text."""
+    """What a reader must know of the numbers, in plain text. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
     return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
             + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
@@ -111,8 +111,8 @@ def latex(table, datasets, names, caption, notes=(), label='tab:results'):
     """
     keys = [(dataset, name) for dataset in datasets for name in names]
     heads = [tex('multicolumn', len(names), 'c', escape(titles.dataset(dataset))) for dataset in datasets]
-    rules = [tex('cmidrule(lr)', f'{2 + place * len(names)}-{1 + (place + 1) * len(names)}')
-             for place in range(len(datasets))]
+    rules = [tex('cmidrule(lr)', f'{2 + index * len(names)}-{1 + (index + 1) * len(names)}')
+             for index in range(len(datasets))]
     lines = [*(f'% {note}' for note in notes), '% needs the package booktabs', tex('begin', 'table'), tex('centering'),
              tex('caption', escape(caption)), tex('label', label), tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}',
              tex('toprule'), ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
