@@ -15,9 +15,15 @@ from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
+RUNS = {'parameters', 'parts'}
+OF_MANY_RUNS = {'reports', 'launching', 'tuning'}
+SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
+FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
+BESIDE = {'tuning': {'launching'}}                                          # what may be imported from the same floor
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml')
-SOURCES = sorted(path for path in ROOT.glob('*/*.py') if path.parent.name in PACKAGES | {'utilities'})
+SOURCES = {path: name for name in set().union(*FLOORS)
+           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).glob('*.py'))] if path.exists()}
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 
@@ -30,15 +36,20 @@ def imports(path):
             yield node.module.split('.')[0]
 
 
-@pytest.mark.parametrize('path', SOURCES, ids=lambda path: f'{path.parent.name}/{path.name}')
-def test_packages_import_utilities_and_never_each_other(path):
-    package, found = path.parent.name, set(imports(path))
-    assert not found & (PACKAGES - {package})
-    if package in SELF_CONTAINED and path.name != '__init__.py':
+@pytest.mark.parametrize('path', sorted(SOURCES), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_import_from_the_floors_below_and_no_others_from_their_own(path):
+    name, found = SOURCES[path], set(imports(path))
+    floor, = (i for i, floor in enumerate(FLOORS) if name in floor)
+    allowed = {name} | BESIDE.get(name, set())
+    assert not found & (set().union(*FLOORS[floor:]) - allowed)
+    if name in SELF_CONTAINED and path.name != '__init__.py':
         assert found <= {'torch'} | set(sys.stdlib_module_names)
         assert path.stem not in sys.stdlib_module_names
-    if package == 'utilities':
-        assert not found & PACKAGES
+
+
+def test_every_folder_of_code_has_its_floor():
+    folders = {path.parent.name for path in ROOT.glob('*/*.py')}
+    assert folders <= set().union(*FLOORS) | {'tests', 'benchmarks', 'toy_experiments'}
 
 
 def test_a_run_needs_none_of_the_optional_packages(quick):

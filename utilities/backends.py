@@ -12,7 +12,7 @@ import zipfile
 
 import numpy as np
 
-from utilities import run_folder, wandb_records
+from utilities import run_folder, wandb_files
 from utilities.errors import UserError
 
 
@@ -80,8 +80,8 @@ class Wandb:
                 problem = str(error).splitlines()[0]
                 wandb.teardown()
         print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync {folder / "wandb"}/offline-run-*')
-        self.last = max((logged.get('epoch', -1) for file in wandb_records.offline_files(folder)
-                         for logged in wandb_records.read_file(file)[2]), default=-1)
+        self.last = max((logged.get('epoch', -1) for file in wandb_files.offline_files(folder)
+                         for logged in wandb_files.read_file(file)[2]), default=-1)
         self.run = wandb.init(**arguments, mode='offline', settings=quiet)
 
     def log(self, epoch, scalars, arrays):

@@ -64,7 +64,8 @@ class Checkpoint:
             try:
                 part.load_state_dict(states[name])
             except (KeyError, RuntimeError, ValueError) as error:
-                raise UserError(f'--resume {self.folder}: its {name} does not fit: {" ".join(str(error).split())[:200]}'
+                raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
+                                f'{" ".join(str(error).split())[:200]}'
                                 ) from None
         self.best, self.row, self.records = states['best'], states['row'], states.get('records')
         self.trained = states['epoch'] > 0

@@ -1,6 +1,7 @@
 """
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
-`class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split.
+`class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
+`sem_<split>_<metric>` is the standard error of the mean over folds.
 """
 import re
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 SPLITS = ('train', 'val', 'test')
 LEVELS = ('class', 'parent', 'within')
 LOSS = 'train_loss'
+SEM = 'sem_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
 
@@ -25,6 +27,15 @@ class Column(NamedTuple):
         """
         return f'{self.split}_{self.metric}' if self.level == 'class' else f'{self.split}_{self.level}_{self.metric}'
 
+    def on(self, split):
+        """
+        The same metric of another split.
+
+        >>> Column('test', 'nmi', 'parent').on('val').name
+        'val_parent_nmi'
+        """
+        return self._replace(split=split)
+
 
 def parse(name):
     """
@@ -40,6 +51,36 @@ def parse(name):
     return Column(split, metric, level) if level in LEVELS[1:] and metric else Column(split, rest)
 
 
+def has_split(name):
+    """
+    Whether a name in log.csv begins with a split: that of a metric, or of the training loss.
+
+    >>> has_split('val_nmi'), has_split(LOSS), has_split('seconds')
+    (True, True, False)
+    """
+    return name.partition('_')[0] in SPLITS
+
+
+def asked_for(metric, split='test'):
+    """
+    The name in log.csv of a metric as a user gives it: with a split in front as it is, else that of `split`.
+
+    >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('nmi', 'val')
+    ('test_parent_nmi', 'train_nmi', 'val_nmi')
+    """
+    return metric if has_split(metric) else f'{split}_{metric}'
+
+
+def sem(name):
+    """
+    The column of the standard error of a metric's mean over folds; parse() and the others take names without SEM.
+
+    >>> sem('test_nmi'), parse(sem('test_nmi')), parse(sem('test_nmi').removeprefix(SEM)).metric
+    ('sem_test_nmi', None, 'nmi')
+    """
+    return SEM + name
+
+
 def interval(name):
     """The columns of the lower and the upper end of a metric's bootstrap interval."""
     return f'{name}_low', f'{name}_high'
@@ -53,9 +94,11 @@ def at_backend(name):
     """
     The name at the backends.
 
-    >>> at_backend('test_e_recall@1'), at_backend('lr')
-    ('test/e_recall@1', 'lr')
+    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi')
+    ('test/e_recall@1', 'lr', 'test/nmi/sem')
     """
+    if name.startswith(SEM):
+        return f'{at_backend(name.removeprefix(SEM))}/sem'
     split, _, rest = name.partition('_')
     return f'{split}/{rest}' if split in SPLITS and rest else name
 

@@ -113,14 +113,18 @@ def summary_of(file):
         raise UserError(f'{file}: not a whole summary of a run; copy it again, or leave the run out') from None
 
 
+def reached(flags, rows):
+    """How far an unfinished run came, in words."""
+    return f'{rows[-1]["epoch"]} of {flags.get("n_epochs", "?")} epochs' if rows else 'no epoch was recorded'
+
+
 def state_of(folder, flags, rows, summary):
     """'finished', or how far it came. Raises UserError where log.csv ends before the epoch that summary.json names."""
     finished, last = summary
     if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '
                         'leave the run out')
-    reached = f'{rows[-1]["epoch"]} of {flags.get("n_epochs", "?")} epochs' if rows else 'no epoch was recorded'
     if last > (rows[-1]['epoch'] if rows else -1):
-        raise UserError(f'{folder}/log.csv: {reached}, but summary.json has epoch {last}: rows are missing; copy it '
-                        'again, or leave the run out')
-    return FINISHED if finished else f'unfinished: {reached}'
+        raise UserError(f'{folder}/log.csv: {reached(flags, rows)}, but summary.json has epoch {last}: rows are '
+                        'missing; copy it again, or leave the run out')
+    return FINISHED if finished else f'unfinished: {reached(flags, rows)}'

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 import datasets
 from datasets import base, image_cache, transforms
-from evaluation import results
+from reports import groups
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
 from tests.helpers import assert_same_end, folder_of
@@ -98,7 +98,7 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert 'image_cache' in MACHINE and 'image_cache' in results.MACHINE
+    assert 'image_cache' in MACHINE and 'image_cache' in groups.MACHINE
 
 
 def test_every_split_finds_the_same_cache_and_nothing_is_decoded_twice(source, select, decoded, tmp_path):

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import Result_Evaluations
+from reports import wandb_runs
 from tests.helpers import folder_of, rows_of
-from utilities import backends, wandb_records
+from utilities import backends, wandb_files
 from utilities.columns import at_backend
 
 ROOT = Path(__file__).parents[2]
@@ -28,9 +29,9 @@ def numbers_of(folder):
 
 def wandb_of(folder):
     """{epoch: [what was logged for it, each time]} of the offline runs in a run folder; all must be of one id."""
-    logged, ids = {}, {file.name for file in wandb_records.offline_files(folder)}
-    for file in wandb_records.offline_files(folder):
-        _, _, history, _ = wandb_records.read_file(file)
+    logged, ids = {}, {file.name for file in wandb_files.offline_files(folder)}
+    for file in wandb_files.offline_files(folder):
+        _, _, history, _ = wandb_files.read_file(file)
         for entry in history:
             logged.setdefault(int(entry['epoch']), []).append(entry)
     assert len(ids) == 1
@@ -68,8 +69,8 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     assert run(*quick, '--log_online', '--project', 'P', '--wandb_key', 's' * 40, '--loss', 'triplet') == 0
     folder = folder_of(tmp_path)
     assert_holds(wandb_of(folder), folder)
-    file, = wandb_records.offline_files(folder)
-    first, config, history, code = wandb_records.read_file(file)
+    file, = wandb_files.offline_files(folder)
+    first, config, history, code = wandb_files.read_file(file)
     assert (first.display_name, first.run_group, first.project, code) == ('quick_s1', 'quick', 'P', 0)
     assert config['command'].startswith('python main.py --dataset folder') and 'ssss' not in str(config)
     assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
@@ -77,7 +78,7 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     assert b'test/rho_spectrum@0' in file.read_bytes() and b'"histogram"' in file.read_bytes()
     time.sleep(1)                                             # W&B names its folders after the second
     assert run('--resume', folder, '--n_epochs', '4') == 0
-    assert len(wandb_records.offline_files(folder)) == 2
+    assert len(wandb_files.offline_files(folder)) == 2
     assert_holds(wandb_of(folder), folder)
 
 
@@ -160,11 +161,11 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
 def test_a_cut_off_wandb_file_gives_what_is_whole(quick, run, tmp_path):
     pytest.importorskip('wandb')
     assert run(*quick, '--log_online', '--n_epochs', '3') == 0
-    file, = wandb_records.offline_files(folder_of(tmp_path))
+    file, = wandb_files.offline_files(folder_of(tmp_path))
     data = file.read_bytes()
     for share in (.5, .7, .9):
         file.write_bytes(data[:int(len(data) * share)])
-        run_read, = wandb_records.read_offline([file])
+        run_read, = wandb_runs.read_offline([file])
         assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 4
         rows = numbers_of(folder_of(tmp_path))
         assert all(row['test_nmi'] == rows[row['epoch']]['test/nmi'] for row in run_read.rows)

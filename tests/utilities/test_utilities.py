@@ -1,4 +1,5 @@
 """The ground floor: atomic files, generators, traces, records, checkpoints, run folders, backends, devices."""
+import argparse
 import csv
 import math
 import os
@@ -92,26 +93,30 @@ def test_records_are_written_in_every_form(opt, tmp_path, capsys):
     with Records(opt(), tmp_path, {}, 0) as records:
         log(records, 0)
         row = log(records, 1, recall=1 / 3)
-        records.log(2, {'train_loss': .1, 'lr': .01, 'seconds': 1})        # an epoch without evaluation has no row
-        records.summarise(row, {'test_e_recall@1': row}, finished=True)
+        records.log(2, {'train_loss': .1, 'lr': .01})                      # an epoch without evaluation
+        records.summarise(argparse.Namespace(row=row, best={'test_e_recall@1': row}), finished=True)
     found = rows_of(tmp_path / 'log.csv')
     assert list(found[0]) == ['epoch', 'train_loss', 'lr', 'seconds', 'test_e_recall@1', 'test_nmi']
     assert (found[0]['train_loss'], float(found[1]['test_e_recall@1']), found[1]['test_nmi']) == ('', 1 / 3, 'nan')
+    assert (found[2]['epoch'], found[2]['train_loss'], found[2]['test_e_recall@1']) == ('2', '0.1', '')
     assert rows_of(tmp_path / 'spectrum.csv')[1] == {'epoch': '1', 'split': 'test', '1': '0.75', '2': '0.25'}
     database = sqlite3.connect(tmp_path / 'records.sqlite')
-    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3)]
+    assert database.execute('SELECT epoch, "test_e_recall@1" FROM log').fetchall() == [(0, .5), (1, 1 / 3), (2, None)]
+    assert database.execute('SELECT number, value FROM spectrum WHERE epoch = 1').fetchall() == [(1, .75), (2, .25)]
     summary = __import__('json').loads((tmp_path / 'summary.json').read_text())
     assert summary['last_epoch']['epoch'] == 1 and summary['best_by_validation'] is None and summary['finished']
     assert summary['best_on_test'] == summary['last_epoch'] and summary['last_epoch']['test_nmi'] is None
     assert 'epoch   1  loss 0.1000  test_e_recall@1 0.3333' in capsys.readouterr().out
 
 
-def test_rows_that_come_again_are_dropped(opt, tmp_path):
+def test_rows_that_come_again_are_dropped(opt, tmp_path, capsys):
     with Records(opt(), tmp_path, {}, 0) as records:
         for epoch in range(4):
             log(records, epoch, epoch / 10)
-    with Records(opt(), tmp_path, {}, 2) as records:                      # killed after row 3, before its checkpoint
+    saved = {name: rows[:2] for name, rows in records.contents().items()}
+    with Records(opt(), tmp_path, {}, 2, saved) as records:               # killed after row 3, before its checkpoint
         log(records, 2, .9)
+    assert 'did not hold' not in capsys.readouterr().out
     assert [row['test_e_recall@1'] for row in rows_of(tmp_path / 'log.csv')] == ['0.0', '0.1', '0.9']
     assert [row['epoch'] for row in rows_of(tmp_path / 'spectrum.csv')] == ['0', '1', '2']
     database = sqlite3.connect(tmp_path / 'records.sqlite')
@@ -126,7 +131,8 @@ def test_tensorboard_has_the_same_numbers(opt, tmp_path):
     with Records(opt(), tmp_path, {}, 0) as records:
         for epoch in range(3):
             log(records, epoch, epoch / 4)
-    with Records(opt(), tmp_path, {}, 2) as records:
+    saved = {name: rows[:2] for name, rows in records.contents().items()}
+    with Records(opt(), tmp_path, {}, 2, saved) as records:
         log(records, 2, .75)
     events = accumulator.EventAccumulator(str(tmp_path / 'tensorboard'))
     events.Reload()
@@ -170,7 +176,7 @@ def test_the_best_by_each_metric_and_split_are_kept(tmp_path):
 
 def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
     assert make(tmp_path).resume() == 0
-    make(tmp_path).save(0)
+    make(tmp_path).save(0, {'epoch': 0})
     with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now: .*size mismatch'):
         make(tmp_path, n=4).resume()
     changed = make(tmp_path, n=4)

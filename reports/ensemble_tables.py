@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pandas
 
-from evaluation import results, tables
-from evaluation.significance import holm, paired_test, t_interval
+from reports import tables, titles
+from reports.significance import holm, paired_test, t_interval
 
 FORMS = {'concatenated': 'Concatenated', 'separated': 'Separated'}
 UNTRAINED = {'untrained_trunk': 'untrained trunk', 'untrained_trunk_and_embedder': 'untrained'}
@@ -40,7 +40,7 @@ def compare(log, folds, names):
                 cells = {method: cell_of(seeds, name) for method, seeds in part.groupby('method', sort=False)}
                 scores = part[is_trained(part)].set_index(['method', 'seed'])[name] if form == 'concatenated' else (
                     own_folds.set_index(['method', 'fold', 'seed'])[name])
-                tested = test_against_best(cells, scores) if results.is_share(name) else {}
+                tested = test_against_best(cells, scores) if titles.is_fraction(name) else {}
                 rows += [{'dataset': dataset, 'form': form, 'metric': name, 'method': method,
                           'n_expected': own.seed.nunique()} | cell | tested.get(method, {})
                          for method, cell in cells.items()]
@@ -123,7 +123,7 @@ def caption(comparisons, log, names):
     seeds, compared = sorted(set(log.seed)), comparisons[comparisons.against.notna()]
     n_tested = compared.groupby(['form', 'metric']).p.count().max() if len(compared) else 0
     interval = 'mean and 95 % t-interval (n − 1) over seeds' if len(seeds) > 1 else 'one seed, and so no interval: seed'
-    text = (f'{results.dataset_title(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
+    text = (f'{titles.dataset(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
             'Separated: mean over the folds' + tables.in_percent(names) + '.')
     if len(compared):
         text += ' Bold: the best.'

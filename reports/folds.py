@@ -5,11 +5,13 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
-from evaluation import results
+from datasets import splits
+from reports import groups, selection, titles
 from utilities import run_folder, run_records
+from utilities.columns import Column
 from utilities.errors import UserError
 
-OF_A_MEMBER = results.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
+OF_A_MEMBER = groups.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
 
 
 @dataclass
@@ -30,8 +32,7 @@ class Member:
 @dataclass
 class Ensemble:
     """
-    The runs of one setting and seed, by fold. name: their --group, but for the fold. method: the name without the data
-    set's.
+    The runs of one setting and seed, by fold. name: their --group without _fold<k>. method: as titles.methods names it.
     """
     name: str
     dataset: str
@@ -42,8 +43,7 @@ class Ensemble:
     @property
     def n_expected(self):
         flags = self.members[0].run.flags
-        n_parts = 1 if flags.get('split_scheme') in (None, 'half', 'predefined') else flags['n_folds']
-        return flags.get('n_training_folds') or n_parts
+        return flags.get('n_training_folds') or (flags['n_folds'] if flags.get('split_scheme') in splits.FOLDED else 1)
 
     @property
     def n_folds_of(self):
@@ -59,23 +59,26 @@ def read_member(folder, known):
     run, config = run_records.read(folder), run_folder.read(folder)
     if run.state != run_records.FINISHED:
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
-    metric = run.flags['storage_metrics'][0]
-    if not any(f'val_{metric}' in row for row in run.rows):
-        raise UserError(f'{folder}: it has no val_{metric} to choose its best network by; folds are trained with '
+    chooser = Column('val', run.flags['storage_metrics'][0])
+    if not any(chooser.name in row for row in run.rows):
+        raise UserError(f'{folder}: it has no {chooser.name} to choose its best network by; folds are trained with '
                         '--split_scheme class_folds or mlrc')
-    best = results.best_row(run, f'val_{metric}', 'best_val')
-    file = Path(folder) / f'checkpoint_val_{metric}.pt'
+    best = selection.best_row(run, chooser, 'best_val')
+    file = Path(folder) / f'checkpoint_{chooser.name}.pt'
     if not file.is_file():
         raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
     if config['split_hash'] not in known:
-        place = Path(folder) / 'splits.yaml'
-        try:
-            parts = yaml.load(place.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
-            classes = {name: part['classes'] for name, part in parts.items()}
-            known[config['split_hash']] = classes, parts['test']['hash']
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise UserError(f'{place}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
+        known[config['split_hash']] = classes_of(Path(folder) / 'splits.yaml')
     return Member(run, config, best['epoch'], file, *known[config['split_hash']])
+
+
+def classes_of(file):
+    """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
+    try:
+        parts = yaml.load(file.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
+        return {name: part['classes'] for name, part in parts.items()}, parts['test']['hash']
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f'{file}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
 
 
 def gather(folders):
@@ -98,11 +101,9 @@ def gather(folders):
         if not {member.fold for member in other.members} & {member.fold for member in ensemble.members}:
             raise UserError(f'{ensemble.name}, seed {ensemble.seed}: its folds are of different data sets, '
                             f'{other.members[0].run.where} and {ensemble.members[0].run.where}')
+    methods = titles.methods((ensemble.dataset, ensemble.name) for ensemble in ensembles)
     for ensemble in ensembles:
-        short = results.without_dataset(ensemble)
-        names = {other.name for other in ensembles
-                 if other.dataset == ensemble.dataset and results.without_dataset(other) == short}
-        ensemble.method = ensemble.name if len(names) > 1 else short
+        ensemble.method = methods[ensemble.dataset, ensemble.name]
     return ensembles
 
 
@@ -140,9 +141,9 @@ def notes_on(ensembles):
                           f'{ensemble.n_expected} folds'))
         notes += [(ensemble.dataset, f'{ensemble.method}, seed {ensemble.seed}, fold {member.fold}: the untrained '
                    'network was the best by validation') for member in ensemble.members if member.epoch == 0]
-    groups = {}
+    settings = {}
     for ensemble in ensembles:
         for member in ensemble.members:
-            groups.setdefault((ensemble.dataset, member.run.group), []).append(member.run)
-    return notes + [(dataset, note) for (dataset, group), runs in groups.items()
-                    for note in results.differences(group, runs)]
+            settings.setdefault((ensemble.dataset, member.run.group), []).append(member.run)
+    return notes + [(dataset, note) for (dataset, group), runs in settings.items()
+                    for note in groups.differences(group, runs)]

@@ -2,6 +2,7 @@
 What the evaluation of an ensemble writes down, into a folder like a run's that is made whole and never overwritten:
 ensemble.yaml, log.csv, folds.csv, records.sqlite, tensorboard/.
 """
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -11,8 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from utilities import run_folder
-from utilities.columns import at_backend
+from utilities import columns, run_folder
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 from utilities.records import as_text, quoted
@@ -21,17 +21,17 @@ SETTINGS = 'ensemble.yaml'
 
 
 def find(folder, identity):
-    """The place in which what `identity` says is recorded, `folder` or folder_1 ...; None where it is not."""
-    for place in run_folder.places(Path(folder)):
-        if not place.exists():
+    """The folder, `folder` or folder_1 ..., in which what `identity` says is recorded; None where it is not."""
+    for path in run_folder.places(Path(folder)):
+        if not path.exists():
             return None
         try:
-            recorded = yaml.safe_load((place / SETTINGS).read_text(encoding='utf-8'))['identity']
+            recorded = yaml.safe_load((path / SETTINGS).read_text(encoding='utf-8'))['identity']
         except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
-            raise UserError(f'{place}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
+            raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:
-            return place
+            return path
 
 
 def read(folder):
@@ -49,9 +49,14 @@ def read(folder):
 
 
 def value_of(column, text):
-    if column.startswith(('test_', 'sem_test_')):
+    if is_score(column):
         return float(text) if text else None
     return int(text) if column in ('seed', 'fold', 'epoch', 'dim') and text else text
+
+
+def is_score(column):
+    """Whether a column holds a metric, or its standard error over folds."""
+    return columns.parse(column.removeprefix(columns.SEM)) is not None
 
 
 def write(folder, settings, log, folds):
@@ -74,13 +79,12 @@ def write(folder, settings, log, folds):
         run_folder.write_yaml(unfinished / SETTINGS, settings | {
             'versions': run_folder.versions(), 'git_commit': run_folder.git_commit(),
             'written': time.strftime('%Y-%m-%d %H:%M:%S')})
-        database = sqlite3.connect(unfinished / 'records.sqlite')
-        for name, rows in (('log', log), ('folds', folds)):
-            write_csv(unfinished / f'{name}.csv', [
-                {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
-                for row in rows])
-            store(database, name, rows)
-        database.close()
+        with contextlib.closing(sqlite3.connect(unfinished / 'records.sqlite')) as database:
+            for name, rows in (('log', log), ('folds', folds)):
+                write_csv(unfinished / f'{name}.csv', [
+                    {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
+                    for row in rows])
+                store(database, name, rows)
         if importlib.util.find_spec('tensorboard'):
             write_events(unfinished / 'tensorboard', log, max(row['epoch'] for row in folds))
         return run_folder.settle(unfinished, folder)
@@ -92,19 +96,19 @@ def write(folder, settings, log, folds):
 def store(database, name, rows):
     """Makes the table `name` of the rows."""
     kinds = {str: 'TEXT', int: 'INTEGER', float: 'REAL'}
-    columns = {column: kinds.get(type(value), 'REAL') for row in rows for column, value in row.items()}
+    types = {column: kinds.get(type(value), 'REAL') for row in rows for column, value in row.items()}
     with database:
-        database.execute(f'CREATE TABLE {name} ({", ".join(f"{quoted(one)} {kind}" for one, kind in columns.items())})')
-        database.executemany(f'INSERT INTO {name} VALUES ({", ".join("?" * len(columns))})',
-                             [[row.get(column) for column in columns] for row in rows])
+        database.execute(f'CREATE TABLE {name} ({", ".join(f"{quoted(one)} {kind}" for one, kind in types.items())})')
+        database.executemany(f'INSERT INTO {name} VALUES ({", ".join("?" * len(types))})',
+                             [[row.get(column) for column in types] for row in rows])
 
 
 def write_events(folder, log, last):
     """A series per form and state, with a run's names (test/map_at_r), at the last of the members' epochs."""
     from torch.utils.tensorboard import SummaryWriter
     for row in log:
+        epoch = last if row['trained_status'] == 'trained' else 0
         with SummaryWriter(folder / f'{row["form"]}_{row["trained_status"]}') as writer:
             for name, value in row.items():
-                if name.startswith(('test_', 'sem_test_')) and value is not None:
-                    sem, name = ('/sem', name.removeprefix('sem_')) if name.startswith('sem_') else ('', name)
-                    writer.add_scalar(at_backend(name) + sem, value, last if row['trained_status'] == 'trained' else 0)
+                if is_score(name) and value is not None:
+                    writer.add_scalar(columns.at_backend(name), value, epoch)

@@ -1,6 +1,6 @@
 """
 The networks of several folds on the test classes that they share: separated, each network on its own, and concatenated,
-their embeddings joined. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
+their embeddings joined end to end. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
 """
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from scipy.stats import sem
 import evaluation
 from evaluation import geometry
 from evaluation.embedding import Embedded
+from utilities import columns
+from utilities.columns import Column
 from utilities.errors import UserError
 
 
@@ -44,11 +46,11 @@ def concatenated(opt, members):
 
 def joined(members):
     """
-    The normalised embeddings of each image in all networks, one behind the other: [N, sum of D].
+    The normalised embeddings of each image in all networks, concatenated: [N, sum of D].
 
     members: for each network a list of Embedded, of which the first network's gives the order of the N images.
     """
-    columns, names, orders = [], [], []
+    embedded, names, orders = [], [], []
     for parts in members:
         images = [image for part in parts for image in identities(part.images)]
         orders.append(sorted(range(len(images)), key=images.__getitem__))
@@ -56,9 +58,9 @@ def joined(members):
         if names[-1] != names[0]:
             raise UserError('the folds were trained on different images: their classes have other files; an ensemble '
                             'needs one --source_path')
-        columns.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[orders[-1]])
-    embeddings = torch.empty(len(orders[0]), sum(column.shape[1] for column in columns), device=columns[0].device)
-    embeddings[orders[0]] = torch.cat(columns, dim=1)
+        embedded.append(F.normalize(torch.cat([part.embeddings for part in parts]), dim=1)[orders[-1]])
+    embeddings = torch.empty(len(orders[0]), sum(part.shape[1] for part in embedded), device=embedded[0].device)
+    embeddings[orders[0]] = torch.cat(embedded, dim=1)
     return embeddings
 
 
@@ -74,10 +76,10 @@ def mean_over_folds(rows):
     'sem_test_<metric>'; None of a single fold.
     """
     mean = {'dim': rows[0]['dim']}
-    for name in [name for name in rows[0] if name.startswith('test_')]:
+    for name in filter(columns.parse, rows[0]):
         values = [row[name] for row in rows]
         mean[name] = float(np.mean(values))
-        mean[f'sem_{name}'] = float(sem(values)) if len(values) > 1 else None
+        mean[columns.sem(name)] = float(sem(values)) if len(values) > 1 else None
     return mean
 
 
@@ -86,4 +88,4 @@ def scores(opt, part):
     values = evaluation.compute(opt.evaluation_metrics, part.embeddings, part.images.labels, part.images.is_query,
                                 opt.seed, ranking=part.ranking, backend=opt.ranking_backend,
                                 approximate=opt.knn_approx)
-    return {'dim': part.embeddings.shape[1]} | {f'test_{name}': value for name, value in values.items()}
+    return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}

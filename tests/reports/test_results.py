@@ -1,70 +1,16 @@
 """Result_Evaluations.py: numbers equal the records to the printed digit, and what is missing or broken is named."""
 import csv
-import json
 import re
 import shutil
 import statistics
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
 
 import Result_Evaluations
-from evaluation import results
-from utilities import run_folder, wandb_records
-from utilities.files import write_csv
-
-METRICS = ('e_recall@1', 'nmi', 'f1', 'map_at_r', 'rho_spectrum@1', 'dists@intra_over_inter')
-
-
-@pytest.fixture
-def make(tmp_path):
-    """make(group, seed, ...): a run folder with records that a seed fixes; returns it."""
-    def write(group, seed, dataset='cub200', n_epochs=4, reached=None, splits=('train', 'test'), finished=True,
-              without=(), name=None, **flags):
-        random = np.random.default_rng([seed, len(group), *group.encode()])
-        folder = tmp_path / 'runs' / dataset / (name or f'{group}_s{seed}')
-        folder.mkdir(parents=True)
-        reached = n_epochs if reached is None else reached
-        rows = [{'epoch': epoch, 'train_loss': random.uniform() if epoch else None, 'lr': 1e-5, 'seconds': 1.0}
-                | {f'{split}_{metric}': random.uniform() for split in splits for metric in METRICS
-                   if f'{split}_{metric}' not in without} for epoch in range(reached + 1)]
-        run_folder.write_yaml(folder / 'config.yaml', {'flags': {
-            'dataset': dataset, 'group': group, 'seed': seed, 'n_epochs': n_epochs, 'lr': 1e-5} | flags,
-            'split_hash': 'x', 'run_id': f'{group}{seed}'})
-        (folder / 'splits.yaml').write_text('hash: x\n')
-        write_csv(folder / 'log.csv', [{key: '' if value is None else repr(value) for key, value in row.items()}
-                                       for row in rows])
-        (folder / 'summary.json').write_text(json.dumps({'finished': finished, 'last_epoch': rows[-1]}))
-        return folder
-    return write
-
-
-@pytest.fixture
-def evaluate(tmp_path, capsys):
-    """Runs Result_Evaluations.py on the made runs; returns (exit code, output, errors)."""
-    def call(*arguments, source=None):
-        code = Result_Evaluations.main([*(source or ['--runs', str(tmp_path / 'runs')]), *map(str, arguments)])
-        return code, *capsys.readouterr()
-    return call
-
-
-def column_of(folder, name):
-    with open(folder / 'log.csv', newline='') as file:
-        return [float(row[name]) for row in csv.DictReader(file)]
-
-
-def cells(text):
-    """A Markdown table -> {method: [cell, ...]}"""
-    rows = [[cell.strip() for cell in line.strip('|').split('|')] for line in text.splitlines() if line.startswith('|')]
-    return {row[0]: row[1:] for row in rows[2:]}
-
-
-def expected(values, percent):
-    scale, digits = (100, 1) if percent else (1, 3)
-    return f'{scale * statistics.mean(values):.{digits}f} ± {scale * statistics.stdev(values):.{digits}f}'
+from tests.reports.printed import cells, column_of, expected
 
 
 @pytest.mark.parametrize('rule, flags', [('last', []), ('best_test', []), ('best_val', []),
@@ -240,101 +186,6 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     (folder / 'log.csv').write_text(text.replace(str(column_of(folder, 'test_nmi')[-1]), 'nan'))
     code, _, error = evaluate('--only', 'C_')
     assert code == 2 and 'group C, seed(s) 0: test_nmi is not a number' in error
-
-
-def test_figures(make, evaluate, tmp_path):
-    for group in ('A', 'B', 'C'):
-        for seed in range(3):
-            make(group, seed)
-    code, out, _ = evaluate('--figures', tmp_path / 'f', '--select', 'best_test', '--per_metric')
-    names = {path.name for path in (tmp_path / 'f').iterdir()}
-    assert code == 0 and names == {f'cub200_{name}.png' for name in (
-        'correlations', 'test_e_recall@1_against_test_nmi', 'test_e_recall@1_against_train_rho_spectrum@1',
-        'test_e_recall@1_against_train_dists@intra_over_inter', 'curves_test_e_recall@1', 'curves_test_nmi',
-        'bars_test_e_recall@1', 'bars_test_nmi')}
-    assert out.count('figure: ') == 8
-    for name in names:
-        assert (tmp_path / 'f' / name).read_bytes().startswith(b'\x89PNG')
-
-
-def test_the_correlation_is_pearsons():
-    from evaluation import comparison
-    x, y = np.random.default_rng(0).normal(size=(2, 20))
-    from scipy.stats import pearsonr
-    assert comparison.correlation(x, y) == (pytest.approx(pearsonr(x, y)[0]), 20)
-    assert comparison.correlation([1, 2, np.nan, 3], [1, 2, 3, 3.5])[1] == 3
-    assert np.isnan(comparison.correlation([1, 1, 1], [1, 2, 3])[0])
-
-
-def test_key_names():
-    for key, name in (('Test: discriminative_e_recall: e_recall@1', 'test_e_recall@1'),
-                      ('Train: discriminative_dists: dists@intra_over_inter', 'train_dists@intra_over_inter'),
-                      ('Test: discriminative_nmi: nmi', 'test_nmi'), ('test/c_recall@1', 'test_c_recall@1'),
-                      ('lr/backbone', 'lr/backbone'), ('seconds', 'seconds')):
-        assert wandb_records.local_name(key) == name
-    assert results.title('test_e_recall@4') == 'R@4' and results.title('train_nmi') == 'train NMI'
-    assert results.title('test_parent_nmi') == 'parent NMI' and results.title('val_within_c_recall@1') == (
-        'val within R@1 (cosine)')
-    assert results.is_share('test_parent_nmi') and not results.is_share('test_nearby_nmi')
-
-
-class FakeProject:
-    """What wandb.Api().runs gives: runs with full histories; it can fail at one of them."""
-
-    def __init__(self, runs, fails_at=None):
-        self.runs, self.fails_at, self.loaded = runs, fails_at, []
-
-    def __len__(self):
-        return len(self.runs)
-
-    def __iter__(self):
-        for number, run in enumerate(self.runs):
-            if number == self.fails_at:
-                raise ConnectionError('the network is gone')
-            def scan_history(page_size, run=run):
-                self.loaded.append(run['id'])
-                return iter(run['history'])
-            yield types.SimpleNamespace(**run, lastHistoryStep=len(run['history']), scan_history=scan_history)
-
-
-def public_run(seed, state='finished', n_epochs=150):
-    random = np.random.default_rng(seed)
-    history = [{'_step': epoch, '_timestamp': 1.0, 'Test: discriminative_e_recall: e_recall@1': random.uniform(),
-                'Test: discriminative_nmi: nmi': 'NaN' if epoch == 3 else random.uniform(),
-                'Train: discriminative_rho_spectrum: rho_spectrum@1': random.uniform(),
-                'Test: discriminative_rho_spectrum: rho_spectrum@0': {'_type': 'histogram'}}
-               for epoch in range(n_epochs)]
-    return {'id': f'id{seed}', 'name': f'CUB_Margin_s{seed}', 'group': 'CUB_Margin', 'state': state,
-            'config': {'dataset': 'cub200', 'seed': seed, 'n_epochs': 150, '_wandb': {}}, 'history': history}
-
-
-def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkeypatch):
-    wandb = pytest.importorskip('wandb')
-    runs = [public_run(0), public_run(1), public_run(2, state='crashed', n_epochs=20)]
-    project = FakeProject(runs, fails_at=1)
-    monkeypatch.setattr(wandb, 'Api', lambda timeout: types.SimpleNamespace(runs=lambda path, per_page: project))
-    source = ['--project', 'someone/Revisit', '--cache', str(tmp_path / 'cache')]
-    code, _, error = evaluate(source=source)
-    assert code == 2 and 'stopped answering after 1 of 3 runs (the network is gone)' in error and 'start again' in error
-    project.fails_at = None
-    code, out, _ = evaluate('--select', 'best_test', '--per_metric', source=source)
-    assert code == 0 and project.loaded == ['id0', 'id1', 'id2']         # the first came from the cache
-    best = [max(row['Test: discriminative_e_recall: e_recall@1'] for row in run['history']) for run in runs[:2]]
-    assert cells(out)['Margin'][0] == expected(best, percent=True)
-    assert 'CUB_Margin_s2: crashed: 19 of 150 epochs; left out' in out
-    runs[2]['state'] = 'finished'
-    code, out, _ = evaluate('--metrics', 'train_rho_spectrum@1', source=source)
-    assert code == 0 and project.loaded[3:] == ['id2'] and 'id2' not in out
-    project.runs = []
-    assert 'there are no runs in it' in evaluate(source=source)[2]
-    assert 'expected ENTITY/PROJECT' in evaluate(source=['--project', 'x'])[2]
-    del runs[0]['config']['seed']
-    project.runs = runs[:1]
-    shutil.rmtree(tmp_path / 'cache')
-    code, _, error = evaluate(source=source)
-    assert code == 2 and 'someone/Revisit/id0 (CUB_Margin_s0): its config at W&B has no seed' in error
-    project.runs = runs
-    assert evaluate('--exclude', 'id0', source=source)[0] == 0
 
 
 def test_the_command_line(make, tmp_path):

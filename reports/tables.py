@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import pandas
 
-from evaluation import results
+from reports import titles
 from utilities.errors import UserError
+from utilities.files import require_folder, write_text
 
+FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ '}
@@ -29,12 +31,12 @@ class Cell:
 def summarise(groups, scores, names, digits=1):
     """
     Args:
-        groups: results.Group's, in the order of the rows.
-        scores: as results.scores gives them.
+        groups: Groups, in the order of the rows.
+        scores: as selection.scores gives them.
         names:  columns, as test_nmi.
-        digits: decimals; shares are printed in percent, everything else with two decimals more.
+        digits: decimals; fractions are printed in percent, everything else with two decimals more.
 
-    Returns ({method: {(data set, name): Cell}}, [data sets]): a method that a data set has not has no Cell there.
+    Returns ({method: {(data set, name): Cell}}, [data sets]): a method without runs on a data set has no Cell there.
     Raises UserError for a value that is not a number.
     """
     datasets = list(dict.fromkeys(group.dataset for group in groups))
@@ -55,7 +57,7 @@ def summarise(groups, scores, names, digits=1):
 
 def mark_best(table, datasets, names, digits):
     """Sets `best` in the Cells of a table that summarise() describes, where more is better."""
-    for key in [(dataset, name) for dataset in datasets for name in names if results.is_share(name)]:
+    for key in [(dataset, name) for dataset in datasets for name in names if titles.is_fraction(name)]:
         cells = [row[key] for row in table.values() if key in row and row[key].n]
         highest = max((printed(cell.mean, key[1], digits) for cell in cells), key=float, default=None)
         for cell in cells:
@@ -63,8 +65,7 @@ def mark_best(table, datasets, names, digits):
 
 
 def printed(value, name, digits):
-    share = results.is_share(name)
-    return f'{100 * value if share else value:.{digits if share else digits + 2}f}'
+    return f'{100 * value:.{digits}f}' if titles.is_fraction(name) else f'{value:.{digits + 2}f}'
 
 
 def text_of(cell, name, digits):
@@ -75,21 +76,21 @@ def text_of(cell, name, digits):
 
 
 def caption(scores, rule, names, table):
-    """What a reader must know of the numbers, in plain text."""
+    """What a reader must know of the numbers, in plain text. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
     return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
             + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
 
 
 def in_percent(names):
-    shares = [name for name in names if results.is_share(name)]
-    return '' if not shares else '; in percent' if shares == names else (
-        f'; {", ".join(map(results.title, shares))} in percent')
+    fractions = [name for name in names if titles.is_fraction(name)]
+    return '' if not fractions else '; in percent' if fractions == names else (
+        f'; {", ".join(map(titles.metric, fractions))} in percent')
 
 
 def markdown(table, datasets, names, caption, notes=()):
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [f'{results.dataset_title(dataset)} {results.title(name)}' if len(datasets) > 1 else results.title(name)
+    heads = [f'{titles.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
              for dataset, name in keys]
     lines = ['| method | ' + ' | '.join(heads) + ' |', '|---' * (len(keys) + 1) + '|']
     for method, cells in table.items():
@@ -109,13 +110,13 @@ def latex(table, datasets, names, caption, notes=(), label='tab:results'):
     the columns `names`; the best in bold.
     """
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [tex('multicolumn', len(names), 'c', escape(results.dataset_title(dataset))) for dataset in datasets]
-    rules = [tex('cmidrule(lr)', f'{2 + place * len(names)}-{1 + (place + 1) * len(names)}')
-             for place in range(len(datasets))]
+    heads = [tex('multicolumn', len(names), 'c', escape(titles.dataset(dataset))) for dataset in datasets]
+    rules = [tex('cmidrule(lr)', f'{2 + index * len(names)}-{1 + (index + 1) * len(names)}')
+             for index in range(len(datasets))]
     lines = [*(f'% {note}' for note in notes), '% needs the package booktabs', tex('begin', 'table'), tex('centering'),
              tex('caption', escape(caption)), tex('label', label), tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}',
              tex('toprule'), ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
-             ' & '.join(['Method', *(escape(results.title(name)) for _, name in keys)]) + r' \\', tex('midrule')]
+             ' & '.join(['Method', *(escape(titles.metric(name)) for _, name in keys)]) + r' \\', tex('midrule')]
     for method, cells in table.items():
         texts = []
         for key in keys:
@@ -141,3 +142,18 @@ def csv(table):
     rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
              'n_expected': cell.of} for method, cells in table.items() for (dataset, name), cell in cells.items()]
     return pandas.DataFrame(rows).to_csv(index=False, lineterminator='\n')
+
+
+def check_files(opt):
+    """Raises UserError where a file of --latex, --markdown or --csv cannot be written."""
+    for flag in FORMATS:
+        if getattr(opt, flag):
+            require_folder(getattr(opt, flag), f'--{flag}')
+
+
+def write_files(opt, texts):
+    """Writes the files that --latex, --markdown and --csv ask for, and prints their names. texts: {flag: text}."""
+    for flag in FORMATS:
+        if getattr(opt, flag):
+            write_text(getattr(opt, flag), texts[flag])
+            print(f'{flag}: {getattr(opt, flag)}')

@@ -1,0 +1,154 @@
+"""
+Evaluates the networks of cross-validation folds on the test classes, one by one and as one, keeps records of it, and
+makes the table over seeds.
+"""
+import contextlib
+import io
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pandas
+from tqdm import tqdm
+
+import evaluation
+import parameters
+import parts
+from reports import ensemble_records, ensemble_tables, ensembles, folds, tables
+from utilities import checkpoint, command_line
+from utilities.columns import Column
+from utilities.errors import UserError
+
+STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
+# flags that Evaluate_Ensemble.py may set for this machine
+MACHINE = ('source_path', 'device', 'gpu', 'kernels', 'evaluate_on_gpu', 'bs', 'weights')
+# flags on which the scores of an untrained network depend
+OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'not_pretrained', 'weights', 'input_size', 'input_mean',
+                  'input_std', 'input_bgr', 'augmentation', 'eval_normalize', 'eval_autocast', 'seed')
+
+
+def report(opt, arguments):
+    """Checks everything, evaluates, prints the table and writes what is asked for. arguments: of the command line."""
+    tables.check_files(opt)
+    above = next(path for path in (Path(opt.save_path), *Path(opt.save_path).absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(f'--save_path {opt.save_path}: no folder can be made in {above}')
+    for name in opt.evaluation_metrics:
+        if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
+            raise UserError(f'--evaluation_metrics {name}: it is no number; leave it out')
+    found = folds.gather(opt.runs)
+    log, of_folds = [], []
+    for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
+        where = {'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed}
+        for rows, part in zip((log, of_folds), ensemble_records.read(folder), strict=True):
+            rows += [where | row for row in part]
+        print(f'{ensemble}: {folder}')
+    names = [Column('test', metric).name for metric in opt.evaluation_metrics]
+    texts = ensemble_tables.report(pandas.DataFrame(log), pandas.DataFrame(of_folds), names, opt.digits,
+                                   folds.notes_on(found))
+    print('\n' + texts['markdown'])
+    tables.write_files(opt, texts)
+
+
+def record(opt, found, arguments):
+    """Evaluates the ensembles that are not recorded yet; returns the folder of each ensemble's records."""
+    folders, pending = {}, []
+    for ensemble in found:
+        planned = Path(opt.save_path) / ensemble.dataset / f'{ensemble.name}_ensemble_s{ensemble.seed}'
+        recorded = ensemble_records.find(planned, identity_of(opt, ensemble))
+        folders[str(ensemble)] = recorded or planned
+        if recorded is None:
+            pending.append(ensemble)
+    for member in tqdm([member for ensemble in pending for member in ensemble.members], desc='checkpoints',
+                       leave=False, disable=None):
+        epoch = checkpoint.load(member.checkpoint)['epoch']
+        if epoch != member.epoch:
+            raise UserError(f'{member.checkpoint}: it is of epoch {epoch}, but the best one in log.csv is '
+                            f'{member.epoch}; copy the run folder again')
+    n_networks = sum(len(ensemble.members) for ensemble in pending) * (len(STATES) if opt.untrained else 1)
+    shared = {}
+    with tqdm(total=n_networks, desc='networks', disable=None if pending else True) as bar:
+        for ensemble in pending:
+            rows = evaluate(opt, ensemble, shared, bar)
+            folders[str(ensemble)] = ensemble_records.write(folders[str(ensemble)],
+                                                            settings_of(opt, ensemble, arguments), *rows)
+    return list(folders.values())
+
+
+def evaluate(opt, ensemble, shared, bar):
+    """
+    The rows of log.csv and folds.csv of an ensemble.
+
+    shared: the scores of untrained networks that earlier ensembles computed; they do not depend on the method.
+    """
+    log, of_folds = [], []
+    for state in STATES if opt.untrained else STATES[-1:]:
+        key, known = key_of(ensemble, state), {} if state == 'trained' else shared
+        if key in known:
+            bar.update(len(ensemble.members))
+        else:
+            known[key] = values_of(opt, ensemble, state, bar)
+        separated, forms = known[key]
+        epochs = [member.epoch if state == 'trained' else 0 for member in ensemble.members]
+        for form, values in forms.items():
+            log.append({'form': form, 'trained_status': state, 'n_folds_of': ensemble.n_folds_of,
+                        'epochs': ' '.join(map(str, epochs)), 'timestamp': time.strftime('%Y-%m-%d %H:%M:%S')} | values)
+        for member, epoch, values in zip(ensemble.members, epochs, separated, strict=True):
+            of_folds.append({'fold': member.fold, 'seed': ensemble.seed, 'trained_status': state, 'epoch': epoch,
+                             'run': member.run.where, 'run_id': member.config['run_id']} | values)
+    return log, of_folds
+
+
+def values_of(opt, ensemble, state, bar):
+    """([scores of each fold's network], {form: scores of them together})."""
+    separated, members = [], []
+    for member in ensemble.members:
+        own, built = network(opt, member, state)
+        members.append(ensembles.embed_member(own, built.model, built.data))
+        separated.append(ensembles.separated(own, members[-1], built.criterion))
+        bar.update()
+    return separated, {'separated': ensembles.mean_over_folds(separated),
+                       'concatenated': ensembles.concatenated(own, members)}
+
+
+def network(opt, member, state):
+    """(opt, Parts) of a member: as main.py --evaluate has them, or as they were before the training."""
+    given = {name: getattr(opt, name) for name in MACHINE}
+    metrics = list(dict.fromkeys([*opt.evaluation_metrics, *member.run.flags['storage_metrics']]))
+    start = ['--evaluate', str(member.checkpoint)] if state == 'trained' else ['--reproduce', member.run.where]
+    own = parameters.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
+                            '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])
+    own.evaluation_metrics = opt.evaluation_metrics
+    with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
+        built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
+    if built.data.description['hash'] != member.config['split_hash']:
+        raise UserError(f'{member.run.where}: the classes or numbers of images are not those of this run; '
+                        '--source_path must lead to the same data')
+    if state == 'untrained_trunk':
+        own.eval_features, own.eval_normalize = True, own.eval_normalize or built.model.normalize
+    return own, built
+
+
+def key_of(ensemble, state):
+    """What the scores of untrained networks depend on, besides the flags of this program."""
+    flags = ensemble.members[0].run.flags
+    return (state, ensemble.dataset, *(member.config['split_hash'] for member in ensemble.members),
+            *(str(flags.get(name)) for name in OF_THE_NETWORK))
+
+
+def identity_of(opt, ensemble):
+    """What two evaluations that are the same have in common: the networks, and what is computed of them."""
+    return {'members': [{'fold': member.fold, 'run_id': member.config['run_id'], 'epoch': member.epoch}
+                        for member in ensemble.members],
+            'evaluation': {name: getattr(opt, name) for name in ('evaluation_metrics', 'pca', 'untrained')}}
+
+
+def settings_of(opt, ensemble, arguments):
+    """The content of ensemble.yaml."""
+    shared = {name: value for name, value in ensemble.members[0].run.flags.items() if name not in folds.OF_A_MEMBER}
+    return {'name': ensemble.name, 'dataset': ensemble.dataset, 'seed': ensemble.seed,
+            'n_folds_of': ensemble.n_folds_of, 'test_hash': ensemble.members[0].test,
+            'identity': identity_of(opt, ensemble),
+            'checkpoints': [str(member.checkpoint) for member in ensemble.members], 'flags': shared,
+            'command': shlex.join(['python', 'Evaluate_Ensemble.py', *arguments])}

@@ -1,0 +1,98 @@
+"""Runs -> groups: the seeds of one setting on one data set, as far as they count, and notes on what does not."""
+from dataclasses import dataclass, field
+
+from reports import titles
+from utilities import run_folder
+from utilities.errors import UserError
+from utilities.run_records import FINISHED
+
+# flags that may differ between the seeds of a setting
+MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command'}
+
+
+@dataclass
+class Group:
+    """
+    The runs of one setting on one data set that count. method: as titles.methods names it. expected: the seeds that
+    should be there.
+    """
+    name: str
+    dataset: str
+    runs: list
+    method: str = ''
+    expected: set = field(default_factory=set)
+
+    @property
+    def missing(self):
+        return sorted(self.expected - {run.seed for run in self.runs})
+
+
+def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
+    """
+    Args:
+        runs:            Runs.
+        expected:        (data set, group, seed) of the runs that should be there, in the order of the table.
+        seeds:           that every group should have; by default those that any group of the data set has.
+        with_unfinished: whether runs that did not finish count.
+
+    Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
+    it is unfinished or has other flags. Raises UserError where a group has runs of several data sets, or two runs of a
+    seed.
+    """
+    notes, found, planned = [], {}, {}
+    for run in runs:
+        found.setdefault(run.group, []).append(run)
+    for dataset, name, seed in expected:
+        planned.setdefault((dataset, name), set()).add(seed)
+    groups = []
+    for name, members in found.items():
+        used, about = those_that_count(name, members, with_unfinished)
+        notes += about + differences(name, used)
+        groups.append(Group(name, members[0].dataset, used))
+    groups += [Group(name, dataset, []) for dataset, name in planned if name not in found]
+    methods = titles.methods((group.dataset, group.name) for group in groups)
+    for group in groups:
+        group.method = methods[group.dataset, group.name]
+        group.expected = planned.get((group.dataset, group.name)) or set(seeds) or {
+            run.seed for other in groups if other.dataset == group.dataset for run in other.runs}
+        if group.missing:
+            notes.append(f'{group.name} on {group.dataset}: seed(s) {", ".join(map(str, group.missing))} missing')
+    if planned:
+        order = {name: index for index, (_, name) in enumerate(planned)}
+        groups.sort(key=lambda group: order.get(group.name, len(order)))
+    else:
+        groups.sort(key=lambda group: (group.dataset, group.name.casefold()))
+    return groups, notes
+
+
+def those_that_count(name, members, with_unfinished):
+    """(the runs of a group that count, by seed; a note on each of the others). Raises UserError as group_runs does."""
+    datasets = {run.dataset: run for run in members}
+    if len(datasets) > 1:
+        which = ' and '.join(f'{run.where} ({dataset})' for dataset, run in datasets.items())
+        raise UserError(f'group {name}: it has runs of different data sets, {which}; choose with --datasets, or '
+                        'leave runs out with --exclude')
+    used, notes = [], []
+    for run in sorted(members, key=lambda run: (run.seed, run.name)):
+        is_finished = run.state == FINISHED
+        counts = bool(run.rows) and (is_finished or with_unfinished)
+        if counts:
+            used.append(run)
+        if not (is_finished and counts):
+            notes.append(f'{run.name}: {"no epoch was recorded" if is_finished else run.state}; '
+                         + ('counted all the same' if counts else 'left out'))
+    for one, other in zip(used, used[1:], strict=False):
+        if one.seed == other.seed:
+            raise UserError(f'group {name}: seed {one.seed} is there twice, {one.where} and {other.where}; leave '
+                            'one out with --exclude')
+    return used, notes
+
+
+def differences(name, runs):
+    """A sentence for each flag in which the runs of a group differ, other than what a seed or a machine may change."""
+    notes = []
+    for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
+        values = {str(run.flags[flag]) for run in runs if flag in run.flags}
+        if flag not in MACHINE and len(values) > 1:
+            notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
+    return notes

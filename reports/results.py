@@ -1,0 +1,91 @@
+"""Groups of runs over seeds -> the printed table, its files, and figures."""
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+
+from reports import figures, groups, runs, selection, tables, titles
+from utilities import columns
+from utilities.columns import Column
+from utilities.errors import UserError
+
+
+def report(opt, planned=()):
+    """
+    Prints the table and what is missing; writes what the flags of Result_Evaluations.py ask for, once all of it is
+    known.
+
+    planned: (data set, group, seed) of the runs of --script, in its order.
+    """
+    tables.check_files(opt)
+    names = [columns.asked_for(metric) for metric in opt.metrics]
+    rule = selection.rule_of(opt, names)
+    found = runs.collect(opt)
+    expected = [(dataset, group, seed) for dataset, group, seed in planned
+                if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
+    grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
+    if not any(group.runs for group in grouped):
+        raise UserError('no run counts:\n' + '\n'.join(f'  {note}' for note in notes))
+    scores = selection.scores(grouped, names, rule)
+    table, datasets = tables.summarise(grouped, scores, names, opt.digits)
+    caption = tables.caption(scores, rule, names, table)
+    texts = {'latex': tables.latex(table, datasets, names, caption, notes), 'csv': tables.csv(table),
+             'markdown': tables.markdown(table, datasets, names, caption, notes)}
+    plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
+    print(texts['markdown'])
+    tables.write_files(opt, texts)
+    if opt.figures:
+        draw(opt, plans, rule)
+
+
+@dataclass
+class Plan:
+    """
+    The figures of one data set. groups: that have runs; scores: selection.scores of these; matrix: the columns of the
+    correlation matrix; pairs: columns (x, y) of which each run is a point; singles: columns of curves and bars.
+    """
+    groups: list
+    scores: pandas.DataFrame
+    matrix: list
+    pairs: list
+    singles: list
+
+
+def plans_of(opt, grouped, names, rule):
+    """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that a run lacks."""
+    plans = {}
+    for dataset in dict.fromkeys(group.dataset for group in grouped if group.runs):
+        members = [group for group in grouped if group.dataset == dataset and group.runs]
+        last = [run.rows[-1] for group in members for run in group.runs]
+        shared = [name for name in last[0] if all(name in row for row in last)]
+        chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
+        matrix = chosen or [name for name in shared if (column := columns.parse(name)) and column.split == 'test']
+        causes = [Column('test', 'nmi').name]
+        for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
+            of_train, of_test = Column('train', metric).name, Column('test', metric).name
+            causes.append(of_train if of_train in shared else of_test)
+        pairs = [(cause, rule.by.name) for cause in causes if cause in shared]
+        singles = list(dict.fromkeys([rule.by.name, *names, *chosen]))
+        needed = dict.fromkeys([*matrix, *singles, *(name for pair in pairs for name in pair)])
+        plans[dataset] = Plan(members, selection.scores(members, list(needed), rule), matrix, pairs, singles)
+    return plans
+
+
+def draw(opt, plans, rule):
+    """Draws the figures, and prints their files."""
+    folder = Path(opt.figures)
+    if folder.is_file():
+        raise UserError(f'--figures {folder}: it is a file; give a folder')
+    folder.mkdir(parents=True, exist_ok=True)
+    for dataset, plan in plans.items():
+        title = titles.dataset(dataset)
+
+        def path(what, dataset=dataset):
+            return folder / f'{dataset}_{what}.{opt.format}'
+
+        files = [figures.correlation_matrix(plan.scores, plan.matrix, path('correlations'), title)]
+        files += [figures.scatter(plan.scores, x, y, path(f'{y}_against_{x}'), title) for x, y in plan.pairs]
+        for name in plan.singles:
+            files += [figures.curves(plan.groups, name, path(f'curves_{name}'), title),
+                      figures.bars(plan.scores, name, path(f'bars_{name}'), f'{title}, {rule.at}')]
+        print('\n'.join(f'figure: {file}' for file in files))

@@ -1,0 +1,90 @@
+"""Which epoch of a run counts, and the values of its metrics there."""
+import math
+from typing import NamedTuple
+
+import pandas
+
+from reports import titles
+from utilities import columns
+from utilities.columns import Column
+from utilities.errors import UserError
+
+SPLIT_OF = {'last': None, 'best_val': 'val', 'best_test': 'test'}       # --select: the split that chooses the epoch
+NAMES = {'val': 'validation', 'test': 'test'}
+
+
+class Rule(NamedTuple):
+    """
+    select:     'last', 'best_val' or 'best_test'.
+    by:         the Column, of the test split, of the metric that is best at the epoch.
+    per_metric: whether each fraction on test comes from its own best epoch; everything else from the epoch of `by`.
+    """
+    select: str
+    by: Column
+    per_metric: bool
+
+    @property
+    def split(self):
+        """The split that chooses the epoch; None for the last one."""
+        return SPLIT_OF[self.select]
+
+    @property
+    def at(self):
+        """The epoch in words."""
+        if self.per_metric:
+            return f'each metric at its own best {NAMES[self.split]} epoch'
+        return f'at the epoch of the best {NAMES[self.split]} {titles.metric(self.by.name)}' if self.split else (
+            'at the last epoch')
+
+    def __str__(self):
+        return self.at if self.per_metric else f'all metrics {self.at}'
+
+
+def rule_of(opt, names):
+    """The Rule of --select, --select_by and --per_metric; names: the columns of --metrics. Raises UserError."""
+    default = next((name for name in names if titles.is_fraction(name)), 'test_e_recall@1')
+    by = columns.parse(columns.asked_for(opt.select_by)) if opt.select_by else columns.parse(default).on('test')
+    if by is None or by.split != 'test' or not titles.is_fraction(by.name):
+        raise UserError(f'--select_by {opt.select_by}: no metric of which more is better; choose one as e_recall@1 or '
+                        'nmi')
+    if opt.per_metric and opt.select == 'last':
+        raise UserError('--per_metric goes with --select best_val or best_test')
+    return Rule(opt.select, by, opt.per_metric)
+
+
+def scores(groups, names, rule):
+    """A table with a row per run that counts: dataset, group, method, seed, epoch, and the columns `names`."""
+    rows = [{'dataset': group.dataset, 'group': group.name, 'method': group.method, 'seed': run.seed}
+            | selected(run, names, rule) for group in groups for run in group.runs]
+    return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', 'epoch', *names])
+
+
+def selected(run, names, rule):
+    """A run's values of the columns `names` by a Rule: {'epoch': of the row, None with per_metric, name: value}."""
+    row = best_row(run, rule.by.on(rule.split), rule.select) if rule.split else run.rows[-1]
+    values = {'epoch': None if rule.per_metric else row['epoch']}
+    for name in names:
+        column = columns.parse(name)
+        has_own = rule.per_metric and titles.is_fraction(name) and column.split == 'test'
+        values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
+    return values
+
+
+def best_row(run, column, select):
+    """The first of the run's rows with the highest value in a Column. Raises UserError where there is no value."""
+    name = column.name
+    if not any(name in row for row in run.rows):
+        hint = '; it was run without --use_tv_split' if select == 'best_val' else ''
+        raise UserError(f'{run.where}: --select {select} needs {name}, which it has not{hint}')
+    rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
+    if not rows:
+        raise UserError(f'{run.where}: {name} is not a number in any epoch')
+    return max(rows, key=lambda row: row[name])
+
+
+def value_in(run, row, name):
+    """A run's value in a row, by column. Raises UserError, naming the run, where there is none."""
+    if name not in row:
+        known = sorted({column for row in run.rows for column in row if columns.has_split(column)})
+        raise UserError(f'{run.where}: it has no {name} in epoch {row["epoch"]}; its metrics: {", ".join(known)}')
+    return row[name]

@@ -1,0 +1,130 @@
+"""Runs from W&B: from the offline folders of a machine without network, and from a project at the server."""
+import contextlib
+import json
+import math
+import re
+from pathlib import Path
+
+from tqdm import tqdm
+
+from utilities import columns, wandb_files
+from utilities.errors import UserError
+from utilities.files import write_text
+from utilities.run_records import FINISHED, Run, reached
+
+
+def read_offline(files):
+    """.wandb files -> Runs; those with one id are parts of one run, which was resumed."""
+    try:
+        import wandb.proto.wandb_internal_pb2  # noqa: F401
+    except ImportError:
+        raise UserError(f'{files[0]}: to read it, W&B must be installed: pip install wandb') from None
+    parts = {}
+    for file in files:
+        parts.setdefault(file.name, []).append((file, *wandb_files.read_file(file)))           # run-<id>.wandb
+    runs = []
+    for pieces in parts.values():
+        begun = [piece for piece in pieces if piece[1] is not None]
+        if not begun:
+            raise UserError(f'{pieces[-1][0]}: empty, as W&B leaves it when it is killed; remove its folder, or leave '
+                            'it out with --exclude')
+        file, run, config, _, code = begun[-1]
+        rows = rows_of([logged for *_, history, _ in begun for logged in history])
+        state = 'unfinished' if code is None else FINISHED if code == 0 else f'crashed with exit code {code}'
+        runs.append(run_of(run.display_name or run.run_id, str(file), config, rows, state, run.run_group))
+    return runs
+
+
+def download(project, cache, is_wanted=lambda name, where: True):
+    """
+    The runs of the project 'ENTITY/PROJECT' at the server, with their full histories.
+
+    is_wanted: of a run's name and path; others are not loaded.
+    cache:     a folder with a file per run; what is there is not loaded again, unless the run has gone on since.
+
+    Raises UserError where the project does not exist or is empty, or the server does not answer.
+    """
+    try:
+        import wandb
+        from requests import RequestException
+    except ImportError:
+        raise UserError('--project needs W&B: pip install wandb') from None
+    problems = (wandb.errors.Error, RequestException, OSError, ValueError, TimeoutError)
+    if not re.fullmatch(r'[^/\s]+/[^/\s]+', project):
+        raise UserError(f'--project {project}: expected ENTITY/PROJECT, as confusezius/RevisitDML')
+    folder = Path(cache) / project
+    try:
+        found = wandb.Api(timeout=60).runs(project, per_page=100)
+        n_runs = len(found)
+    except problems as error:
+        raise UserError(f'--project {project}: W&B does not give it ({first_line(error)})') from None
+    if not n_runs:
+        raise UserError(f'--project {project}: there are no runs in it')
+    folder.mkdir(parents=True, exist_ok=True)
+    runs, n_seen = [], 0
+    try:
+        for run in tqdm(found, total=n_runs, unit='run', desc=project, disable=None):
+            where = f'{project}/{run.id}'
+            if is_wanted(run.name, where):
+                loaded = cached(folder / f'{run.id}.json', run)
+                runs.append(run_of(run.name, where, loaded['config'], loaded['rows'], loaded['state'], run.group))
+            n_seen += 1
+    except problems as error:
+        raise UserError(f'--project {project}: W&B stopped answering after {n_seen} of {n_runs} runs '
+                        f'({first_line(error)}); what was loaded is kept in {folder}: start again') from None
+    return runs
+
+
+def cached(file, run):
+    """{'config', 'state', 'rows', 'last_step'} of a run at the server, from the file where that is up to date."""
+    version = {'state': run.state, 'last_step': run.lastHistoryStep}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):     # not there, or of another program version
+        loaded = json.loads(file.read_text(encoding='utf-8'))
+        if version == {name: loaded[name] for name in version} and run.state != 'running':
+            return loaded
+    loaded = version | {'config': {name: value for name, value in run.config.items() if not name.startswith('_')},
+                        'rows': rows_of(run.scan_history(page_size=1000))}
+    write_text(file, json.dumps(loaded))
+    return loaded
+
+
+def first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def run_of(name, where, config, rows, state, group):
+    """A Run. Raises UserError where the config lacks what says which run it is."""
+    flags = {'group': group or None} | config
+    for flag in ('dataset', 'group', 'seed'):
+        if flags.get(flag) is None:
+            raise UserError(f'{where} ({name}): its config at W&B has no {flag}, so it cannot be grouped; leave it out')
+    return Run(name, where, flags, rows, state if state == FINISHED else f'{state}: {reached(flags, rows)}')
+
+
+def rows_of(history):
+    """
+    A history, dicts in the order of logging -> rows as in log.csv, those with a metric of a split only.
+
+    What was logged in several pieces for one epoch is put together; of two values of one thing the later one counts.
+    """
+    rows = {}
+    for logged in history:
+        values = {columns.from_backend(key): number(value) for key, value in logged.items() if not key.startswith('_')}
+        values = {name: value for name, value in values.items() if value is not None}
+        epoch = values.pop('epoch', values.pop('epochs', logged.get('_step')))
+        if epoch is not None and math.isfinite(epoch):
+            rows.setdefault(int(epoch), {}).update(values)
+    return [{'epoch': epoch} | rows[epoch] for epoch in sorted(rows) if any(map(is_metric, rows[epoch]))]
+
+
+def is_metric(name):
+    """Whether a column comes from an evaluation; training logs other things on its split, such as train_grad_norm."""
+    column = columns.parse(name)
+    return column is not None and (column.split != 'train' or '@' in column.metric)
+
+
+def number(value):
+    """A value of a history as a float, or None for what is no number (histograms, pictures, words)."""
+    if isinstance(value, str) and value in ('NaN', 'Infinity', '-Infinity'):
+        return float(value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,42 @@
+"""Intervals and tests, against scipy and by hand."""
+import doctest
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from reports import significance
+from reports.significance import holm, paired_test, t_interval
+
+
+def test_the_examples_in_the_docstrings():
+    examples = doctest.testmod(significance, optionflags=doctest.ELLIPSIS)
+    assert examples.attempted == 3 and not examples.failed
+
+
+def test_intervals_are_students():
+    for n in (2, 3, 10):
+        values = np.random.default_rng(n).normal(50, 3, n)
+        low, high = stats.t.interval(.95, n - 1, values.mean(), stats.sem(values))
+        mean, half = t_interval(values)
+        assert (mean - half, mean + half) == (pytest.approx(low, rel=1e-12), pytest.approx(high, rel=1e-12))
+    assert t_interval([1, 3])[1] == pytest.approx(12.706204736432095)          # t(0.975; 1) x 1
+    assert np.isnan(t_interval([1.])[1])
+
+
+def test_paired_tests():
+    one, other = np.random.default_rng(0).uniform(size=(2, 12))
+    assert paired_test(one, other) == (pytest.approx(stats.ttest_rel(one, other).pvalue, rel=1e-12), 'paired t-test')
+    assert paired_test(one, one) == (1, 'equal scores') == paired_test(one, one + 1e-17)
+    assert paired_test(one, one + .1) == (2 ** -11, 'sign test')                # equal up to rounding
+    assert paired_test([.5, .6], [.4, .5]) == (.5, 'sign test')
+    assert np.isnan(paired_test([.5], [.4])[0]) and paired_test([], [])[1] == 'no test'
+
+
+def test_holm():
+    assert holm([.01, .04, .03, .005]) == pytest.approx([.03, .06, .06, .02])
+    assert holm([.5, .9]) == [1, 1] and holm([]) == []
+    assert holm([.01, np.nan, .02])[::2] == pytest.approx([.02, .02]) and np.isnan(holm([.01, np.nan])[1])
+    p = np.random.default_rng(0).uniform(0, .1, 9)
+    by_hand = [max(min(1, (9 - (p < other).sum()) * other) for other in p[p <= one]) for one in p]
+    assert holm(p) == pytest.approx(by_hand)

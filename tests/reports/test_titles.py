@@ -1,0 +1,36 @@
+"""The names that tables and figures print."""
+import doctest
+
+import pytest
+
+import datasets
+import evaluation
+from reports import titles
+from utilities.columns import LEVELS, SPLITS, Column
+
+
+def test_the_examples_in_the_docstrings():
+    examples = doctest.testmod(titles)
+    assert examples.attempted == 4 and not examples.failed
+
+
+def test_titles_of_metrics():
+    assert titles.metric('test_e_recall@4') == 'R@4' and titles.metric('train_nmi') == 'train NMI'
+    assert titles.metric('test_parent_nmi') == 'parent NMI' and titles.metric('val_within_c_recall@1') == (
+        'val within R@1 (cosine)')
+    assert titles.is_fraction('test_parent_nmi') and not titles.is_fraction('test_nearby_nmi')
+
+
+@pytest.mark.parametrize('name', evaluation.METRICS)
+def test_every_metric_is_a_fraction_where_it_can_select(name):
+    argument = evaluation.METRICS[name].argument
+    metric = name + ('' if argument is None else '@1' if argument is int else f'@{argument[0]}')
+    columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
+    assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].select}
+    assert len({titles.metric(column) for column in columns}) == 9
+
+
+def test_the_tables_name_data_sets_and_metrics_that_exist():
+    assert set(titles.DATASETS) <= set(datasets.DATASETS)
+    stems = {name.partition('@')[0] for name in titles.METRICS}
+    assert stems <= set(evaluation.METRICS) | {'recall'}

@@ -1,0 +1,53 @@
+"""The names of columns: every split, level and metric there and back, in log.csv and at the backends."""
+import doctest
+import itertools
+
+import pytest
+
+import evaluation
+from utilities import columns
+from utilities.columns import LEVELS, LOSS, SPLITS, Column
+
+METRICS = ['c_recall@1', 'c_nmi', *(f'{name}@{argument}' if argument else name for name, metric in
+                                    evaluation.METRICS.items() for argument in
+                                    {None: [''], int: [1, 10]}.get(metric.argument, metric.argument))]
+
+
+def test_the_examples_in_the_docstrings():
+    examples = doctest.testmod(columns)
+    assert examples.attempted and not examples.failed
+
+
+@pytest.mark.parametrize('metric', METRICS)
+def test_every_column_there_and_back(metric):
+    evaluation.parse(metric)                                       # else the list above is wrong
+    for split, level in itertools.product(SPLITS, LEVELS):
+        column = Column(split, metric, level)
+        assert columns.parse(column.name) == column
+        assert columns.asked_for(column.name) == column.name and columns.has_split(column.name)
+        assert columns.at_backend(column.name) == column.name.replace('_', '/', 1)
+        assert columns.from_backend(columns.at_backend(column.name)) == column.name
+        assert [column.on(other).name for other in SPLITS] == [Column(other, metric, level).name for other in SPLITS]
+        if split == 'test':
+            assert columns.asked_for(column.name.removeprefix('test_')) == column.name
+        assert columns.parse(columns.sem(column.name)) is None
+        assert columns.at_backend(columns.sem(column.name)) == f'{columns.at_backend(column.name)}/sem'
+
+
+def test_columns_have_different_names():
+    names = [Column(*parts).name for parts in itertools.product(SPLITS, METRICS, LEVELS)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize('name', [LOSS, 'epoch', 'lr', 'seconds', 'trained_status', 'test', 'testing_nmi',
+                                  'sem_test_nmi'])
+def test_what_is_no_metric_of_a_split(name):
+    assert columns.parse(name) is None
+
+
+def test_keys_at_the_backends():
+    for key, name in (('Test: discriminative_e_recall: e_recall@1', 'test_e_recall@1'),
+                      ('Train: discriminative_dists: dists@intra_over_inter', 'train_dists@intra_over_inter'),
+                      ('Test: discriminative_nmi: nmi', 'test_nmi'), ('test/c_recall@1', 'test_c_recall@1'),
+                      ('lr/backbone', 'lr/backbone'), ('seconds', 'seconds')):
+        assert columns.from_backend(key) == name

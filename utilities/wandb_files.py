@@ -1,0 +1,59 @@
+"""The files of runs that W&B keeps on a machine without network: their settings and what was logged."""
+import json
+import struct
+import zlib
+from pathlib import Path
+
+from utilities.errors import UserError
+
+BLOCK, HEADER = 32768, 7                      # of the .wandb files, which are LevelDB logs of protocol buffers
+FULL, LAST = 1, 4
+
+
+def offline_files(folder):
+    """The .wandb files of the offline runs anywhere below the folder, in the order in which they were begun."""
+    return sorted(Path(folder).rglob('offline-run-*/*.wandb'), key=lambda file: (file.parent.name, str(file)))
+
+
+def read_file(file):
+    """A .wandb file -> (its run record, config, history, exit code or None)."""
+    run, config, history, code = None, {}, [], None
+    for record in messages(file):
+        kind = record.WhichOneof('record_type')
+        if kind == 'run':
+            run, config = record.run, config | items(record.run.config.update)
+        elif kind == 'config':
+            config |= items(record.config.update)
+        elif kind == 'history':
+            history.append({'_step': record.history.step.num} | items(record.history.item))
+        elif kind == 'exit':
+            code = record.exit.exit_code
+    return run, config, history, code
+
+
+def messages(file):
+    """The records of a .wandb file, protocol buffers; up to where a killed process, or a copy, left off."""
+    from wandb.proto import wandb_internal_pb2
+    data = file.read_bytes()
+    if data[:4] != b':W&B':
+        raise UserError(f'{file}: not a file of W&B')
+    position, parts = HEADER, b''
+    while position + HEADER <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:
+            position += left
+            continue
+        checksum, length, kind = struct.unpack_from('<IHB', data, position)
+        part = data[position + HEADER:position + HEADER + length]
+        if len(part) < length or zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
+            return
+        position, parts = position + HEADER + length, parts + part
+        if kind in (FULL, LAST):
+            record, parts = wandb_internal_pb2.Record.FromString(parts), b''
+            yield record
+
+
+def items(pairs):
+    """Protocol buffer items of key and JSON value -> {key: value}; parts of nested values are left out."""
+    keys = [item.key or (item.nested_key[0] if len(item.nested_key) == 1 else None) for item in pairs]
+    return {key: json.loads(item.value_json) for key, item in zip(keys, pairs, strict=True) if key}
