@@ -232,7 +232,8 @@ def batch_mining_parameters(parser):
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
                        help='probability of a triplet that pushes a positive away')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
-                       help="width of the window on squared distances; by default the loss's margin, or 0.2")
+                       help='width of the window of negatives, a difference of squared distances; by default the margin '
+                            'of the loss in its own unit, or 0.2 for a loss without one')
     group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
                        help='hard: the nearest; semihard: the nearest of those farther than the positive')
@@ -291,7 +292,7 @@ def loss_parameters(parser):
     add('--loss_triplet_margin', type=REAL, default=0.2, help='in units of distance to the power')
     add('--loss_triplet_power', type=POSITIVE, default=2.0, help='of the distances; 1 in Musgrave et al.')
     switch(group, '--loss_triplet_active_only', help='mean over the triplets that violate the margin')
-    add('--loss_margin_margin', type=REAL, default=0.2, help='half the width of the band around the boundary')
+    add('--loss_margin_margin', type=REAL, default=0.2, help='half the width of the band around beta, a distance')
     add('--loss_margin_beta', type=REAL, default=1.2, help='the boundary at the start, a distance')
     add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, help='learning rate of the boundaries')
     add('--loss_margin_nu', type=REAL, default=0.0, help="weight of the boundaries' sum")
@@ -313,10 +314,10 @@ def loss_parameters(parser):
     add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
     add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
     add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0, help="weight of the embeddings' norms")
-    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative')
-    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives')
+    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative, a distance')
+    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives, a distance')
     add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='centres per class')
-    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01, help='margin of the own class')
+    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01, help='margin of the own class, a cosine')
     add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1, help="temperature over a class's centres")
     add('--loss_softtriplet_lambda', type=REAL, default=8.0, help='scale of the similarities')
     add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2, help='weight that draws centres together')

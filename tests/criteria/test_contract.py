@@ -147,7 +147,8 @@ def test_second_derivatives_are_right_or_refused(loss, opt):
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_a_loss_with_a_margin_declares_its_unit(loss, opt):
-    names = [flag for flag in vars(opt()) if flag.startswith(f'loss_{loss}_') and 'margin' in flag[len('loss_' + loss):]]
+    own = f'loss_{loss}_'
+    names = [flag for flag in vars(opt()) if flag.startswith(own) and 'margin' in flag.removeprefix(own)]
     unit = getattr(criteria.CRITERIA[loss], 'MARGIN_UNIT', None)
     assert (unit is not None) == bool(names)
     assert unit in (None, 'distance', 'distance^power', 'variance ratio', 'cosine', 'radian')

@@ -38,7 +38,7 @@ def batch_of(shape):
 
 
 def randomise(criterion):
-    """Trained parameters around the first ones; boundaries stay distances."""
+    """Trained parameters around the first ones; betas stay distances."""
     generator = torch.Generator().manual_seed(1)
     for parameter in criterion.parameters():
         noise = torch.randn(parameter.shape, dtype=cases.F64, generator=generator)
@@ -69,7 +69,7 @@ def assert_same(value, expected, batch, tolerance=1e-12):
 
 @pytest.mark.parametrize('shape', ['unbalanced', 'duplicates', 'one class'])
 def test_the_functions_for_those_who_copy_are_what_the_criteria_compute(shape, opt):
-    """The others' criteria call the function."""
+    """In value and gradient."""
     batch, labels = batch_of(shape)
     triplets = torch.tensor(references.all_triplets(labels.tolist()), dtype=torch.int64).reshape(-1, 3)
     beta = torch.tensor([.5, 1., 1.5, 2.], dtype=cases.F64)
