@@ -232,8 +232,8 @@ def batch_mining_parameters(parser):
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
                        help='probability of a triplet that pushes a positive away')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
-                       help='width of the window of negatives, a difference of squared distances; by default the margin '
-                            'of the loss in its own unit, or 0.2 for a loss without one')
+                       help='width of the window of negatives, a difference of squared distances; by default the '
+                            'margin of the loss in its own unit, or 0.2 for a loss without one')
     group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy', help='nearest or farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',
                        help='hard: the nearest; semihard: the nearest of those farther than the positive')
@@ -314,7 +314,7 @@ def loss_parameters(parser):
     add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help="weight of the embeddings' norms")
     add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0, help='distance that negatives should have')
     add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0, help="weight of the embeddings' norms")
-    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='margin of anchor, positive and negative, a distance')
+    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2, help='first margin, a distance')
     add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2, help='margin of the two negatives, a distance')
     add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='centres per class')
     add('--loss_softtriplet_margin_delta', type=REAL, default=0.01, help='margin of the own class, a cosine')

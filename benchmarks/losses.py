@@ -32,13 +32,13 @@ CRITERIA = criteria.CRITERIA
 @dataclass
 class Case:
     """
-    A loss with its flags, and its counterpart in the library, a function of the library, n_classes and dim.
+    A loss with its flags, and its counterpart, a function of the library, n_classes and dim.
 
     term:     the part of the loss that the counterpart computes, a function of the batch and the mined tuples.
     triplets: whether both losses get B random triplets, instead of those of `batch_mining` and of the library.
     once:     the batch size from which the counterpart is called only once.
-    most:     the largest batch size and the largest batch size x dimension for which the counterpart is called, and what
-              it would need beyond.
+    most:     the largest batch size and the largest batch size x dimension for which the counterpart is called, and
+              what it would need beyond.
     """
     loss: str
     batch_mining: str = 'none'
@@ -159,7 +159,7 @@ CASES = {
 
 def random_batch(n_samples, n_images, dim, seed=0):
     """
-    Embeddings [B, D] of norm 1 that require a gradient, and labels [B]. The classes overlap, so that miners find tuples.
+    Embeddings [B, D] of norm 1 that require a gradient, and labels [B]. Classes overlap, so that miners find tuples.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n_samples // n_images).repeat_interleave(n_images)
@@ -303,7 +303,7 @@ def main():
                         help=', '.join(CRITERIA))
     parser.add_argument('--sizes', nargs='+', type=int, default=list(TABLE), choices=list(SIZES), help='batch sizes')
     parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='dimensions of the embeddings')
-    parser.add_argument('--growth', action='store_true', help='measure how time and memory of the losses alone grow from 512 to 1,024 samples')
+    parser.add_argument('--growth', action='store_true', help='growth of the losses alone, from 512 to 1,024 samples')
     parser.add_argument('--json', metavar='FILE', help='also write the rows to this file')
     opt = parser.parse_args()
     torch.set_num_threads(1)

@@ -37,7 +37,7 @@ def build(name):
 
 
 def measure(n_classes, n_samples, dim, theirs):
-    """Rows of a table: {miner, batch, dim, seconds, bytes}, with those of the other library and the ratio if it has one."""
+    """Rows of a table: {miner, batch, dim, seconds, bytes}, with the other library's and the ratio if it has one."""
     torch.manual_seed(0)
     labels = torch.arange(n_classes).repeat_interleave(n_samples)
     batch = torch.nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
@@ -55,8 +55,8 @@ def measure(n_classes, n_samples, dim, theirs):
 
 def main(arguments):
     parser = argparse.ArgumentParser(prog='benchmarks.mining', description=__doc__)
-    parser.add_argument('--json', metavar='FILE', help='also write the rows to this file')
-    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='batch sizes to measure')
+    parser.add_argument('--json', metavar='FILE', help='also write the rows here')
+    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='batch sizes')
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')                        # those of the other library about divisions by zero
