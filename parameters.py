@@ -220,8 +220,8 @@ def batch_mining_parameters(parser):
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
                        help='probability that a triplet pushes a positive away from the anchor, in place of a negative')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
-                       help='width of the window of squared distances that makes a negative semi-hard; by default the '
-                            'margin of the loss, or 0.2 if it has none')
+                       help='width of the window of semi-hard negatives, a difference of squared distances; by default '
+                            'the margin of the loss in its own unit, or 0.2 for a loss without one')
     group.add_argument('--miner_easyhard_pos', choices=['easy', 'hard'], default='easy',
                        help='positive to choose; easy: the nearest; hard: the farthest')
     group.add_argument('--miner_easyhard_neg', choices=['semihard', 'hard'], default='semihard',

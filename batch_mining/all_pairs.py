@@ -1,4 +1,4 @@
-"""Everything: all positive and all negative pairs of a batch, and so all triplets."""
+"""All positive and all negative pairs of a batch, which make all its triplets."""
 import torch
 
 RETURNS = 'masks'
@@ -10,7 +10,7 @@ def all_pairs(labels):
     Args:
         labels: [B].
 
-    Returns: two bool [B, B], row anchor: its positives, itself left out, and its negatives.
+    Returns: two bool [B, B], the positives of each anchor (row), without itself, and its negatives.
 
     >>> positives, negatives = all_pairs(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()

@@ -1,6 +1,6 @@
 """
-Distance-weighted negatives: as likely to be near as far. Wu et al., Sampling Matters in Deep Embedding Learning,
-ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.1; without the upper cut-off, as Roth et al. use it.
+Distance-weighted negatives, uniform over distance. Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017,
+https://arxiv.org/abs/1706.07567, section 4.1; without the upper cut-off, as Roth et al., ICML 2020, use it.
 """
 import torch
 
@@ -8,13 +8,13 @@ import torch
 @torch.no_grad()
 def distance_triplets(batch, labels, lower_cutoff=0.5):
     """
-    For each anchor a random positive, and a negative n with probability in proportion to 1 / q(d_an), q the density of
-    distances between random points of the unit sphere.
+    For each anchor a random positive, and a negative n with probability in proportion to 1 / q(d_an), where q is the
+    density of the distance between two random points of the unit sphere.
 
     Args:
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
-        lower_cutoff: smaller distances weigh as much as this one.
+        lower_cutoff: smaller distances have the weight of this one.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
@@ -24,16 +24,16 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
             [1, 0, 2]])
     """
     same = labels.unsqueeze(1) == labels
-    negative = draw(negative_weights(batch, same, lower_cutoff))
-    positive, n_positives = uniform(same.fill_diagonal_(False))
+    negative = sample_weighted(negative_weights(batch, same, lower_cutoff))
+    positive, n_positives = sample_uniform(same.fill_diagonal_(False))
     anchor = (n_positives * (len(labels) - 1 - n_positives)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def negative_weights(batch, same, lower_cutoff=0.5):
     """
-    [B, B], each row in proportion to the probabilities of its negatives, the largest between 1 / 2B and 2; 0 where
-    `same`, save in rows without a negative.
+    The weights of the negatives of each row, in proportion to their probabilities: [B, B]; 0 where `same`. The largest
+    of a row is between 1 / 2B and 2. Rows without a negative have any weights.
 
     log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
     u^(−(D − 3)/2) / √s.
@@ -47,23 +47,29 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     return logs.masked_fill_(same, torch.finfo(logs.dtype).min).softmax(dim=1).mul_(squared.rsqrt_())
 
 
-def draw(weights):
+def sample_weighted(weights):
     """
-    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
+    A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
+    a row of zeros.
 
-    Never one of weight 0: sums must not differ where nothing is added, as in float64, or on the CPU, which adds one by
-    one, in float64 itself; mps has no float64.
+    A column of weight 0 is never sampled. For this the cumulative sums must not change where nothing is added, which
+    holds in float64, and on the CPU, which adds one by one, in every type. mps has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    drawn = torch.rand_like(total).mul_(total)              # less than the total, and so below a column with weight
-    return torch.searchsorted(cumulated, drawn, right=True).clamp_(max=weights.shape[1] - 1)
+    threshold = torch.rand_like(total).mul_(total)          # less than the total, so that a column with weight is above
+    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+def sample_uniform(mask, otherwise=None):
+    """
+    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
+    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    """
     count = mask.cumsum(dim=1, dtype=torch.int32)
+    if otherwise is not None:
+        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
     return torch.searchsorted(count, k, right=True), total

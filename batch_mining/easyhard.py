@@ -11,8 +11,8 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
     Args:
         batch:  [B, D] embeddings.
         labels: [B].
-        pos:    easy: the nearest positive; hard: the farthest.
-        neg:    hard: the nearest negative; semihard: the nearest of those farther than the positive.
+        pos:    easy: the nearest positive; hard: the farthest positive.
+        neg:    hard: the nearest negative; semihard: the nearest of the negatives that are farther than the positive.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without such a positive or negative are left out.
 
@@ -25,21 +25,21 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
     """
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    nearness = nearer(batch)
+    similarities = similarities_in_rows(batch)
     if pos == 'easy':
-        of_positive, positive = nearness.masked_fill(~positives, -torch.inf).max(dim=1, keepdim=True)
+        of_positive, positive = similarities.masked_fill(~positives, -torch.inf).max(dim=1, keepdim=True)
     else:
-        of_positive, positive = nearness.masked_fill(~positives, torch.inf).min(dim=1, keepdim=True)
-    negatives = ~same if neg == 'hard' else ~same & (nearness < of_positive)
-    negative = nearness.masked_fill(~negatives, -torch.inf).argmax(dim=1)
+        of_positive, positive = similarities.masked_fill(~positives, torch.inf).min(dim=1, keepdim=True)
+    negatives = ~same if neg == 'hard' else ~same & (similarities < of_positive)
+    negative = similarities.masked_fill(~negatives, -torch.inf).argmax(dim=1)
     anchor = (positives.any(dim=1) & negatives.any(dim=1)).nonzero()[:, 0]
     return torch.stack([anchor, positive[anchor, 0], negative[anchor]], dim=1)
 
 
-def nearer(batch):
-    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
+def similarities_in_rows(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram.sub_(gram.diagonal() / 2)

@@ -21,17 +21,17 @@ def hard_triplets(batch, labels):
     """
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    nearness = nearer(batch)
-    positive = nearness.masked_fill(~positives, torch.inf).argmin(dim=1)
-    negative = nearness.masked_fill(same, -torch.inf).argmax(dim=1)
+    similarities = similarities_in_rows(batch)
+    positive = similarities.masked_fill(~positives, torch.inf).argmin(dim=1)
+    negative = similarities.masked_fill(same, -torch.inf).argmax(dim=1)
     anchor = (positives.any(dim=1) & ~same.all(dim=1)).nonzero()[:, 0]
     return torch.stack([anchor, positive[anchor], negative[anchor]], dim=1)
 
 
-def nearer(batch):
-    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
+def similarities_in_rows(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram.sub_(gram.diagonal() / 2)

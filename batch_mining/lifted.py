@@ -10,7 +10,8 @@ def lifted_pairs(labels):
     Args:
         labels: [B].
 
-    Returns: two bool [B, B], row anchor: its positives and its negatives; none in the rows of anchors without either.
+    Returns: two bool [B, B], the positives and the negatives of each anchor (row), none in the rows of samples without
+    a positive or without a negative.
 
     >>> positives, negatives = lifted_pairs(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()

@@ -11,14 +11,14 @@ RETURNS = 'masks'
 @torch.no_grad()
 def multisimilarity_pairs(batch, labels, epsilon=0.1):
     """
-    The positive pairs with s_ip − ε < max_n s_in, and the negative ones with s_in + ε > min_p s_ip.
+    The positive pairs with s_ip − ε < max_n s_in, and the negative pairs with s_in + ε > min_p s_ip.
 
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B].
-        epsilon: in units of cosine.
+        epsilon: ε, a cosine.
 
-    Returns: two bool [B, B], row anchor: its positives and its negatives.
+    Returns: two bool [B, B], the positives and the negatives of each anchor (row).
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0.8, 0.6], [-1., 0.]])
     >>> positives, negatives = multisimilarity_pairs(batch, torch.tensor([0, 0, 1, 2]))

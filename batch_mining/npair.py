@@ -10,35 +10,40 @@ def npair_tuples(labels, negatives='all'):
     """
     Args:
         labels:    [B].
-        negatives: all: every sample with a positive is an anchor, its positive is random, its negatives are all samples
-                   of other classes; pairs: one random (anchor, positive) per class, the negatives are the other
-                   classes' positives only, as in the paper.
+        negatives: all: every sample with a positive is an anchor, its positive is random, and its negatives are all
+                   samples of other classes; pairs: as in the paper, each class of two or more samples has one random
+                   anchor with one random positive, and the negatives are the positives of the other classes.
 
-    Returns: two bool [B, B], row anchor: its one positive and its negatives; none in the rows that are no anchor.
+    Returns: two bool [B, B], the positive and the negatives of each anchor (row), none in rows of samples that are no
+    anchor.
+
+    Example: of four images of the classes x, x, y, y `all` makes four anchors with two negatives each. `pairs` may take
+    image 0 with its positive 1 and image 3 with its positive 2; then 2 is the only negative of 0, and 1 that of 3.
 
     >>> positives, negatives = npair_tuples(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()
     ([[0, 1], [1, 0]], [[0, 2], [1, 2]])
     """
     order = torch.randperm(len(labels), device=labels.device)
-    ordered, place = labels[order].sort(stable=True)
-    order = order[place]                                           # a class stands together, in random order
+    ordered, index = labels[order].sort(stable=True)
+    order = order[index]                                           # by class, in random order within a class
     chosen = torch.zeros(len(labels), len(labels), dtype=torch.bool, device=labels.device)
     if negatives == 'pairs':
-        followed = F.pad(ordered[1:] == ordered[:-1], (1, 1))      # by one of its class: the place before, each place
-        chosen[order, order.roll(-1)] = followed[1:] & ~followed[:-1]              # the first two of a class
-        ones = chosen.view(torch.uint8)                            # any() and & are many times slower on bool
-        return chosen, (ones.amax(dim=1, keepdim=True) & ones.amax(dim=0)).view(torch.bool) ^ chosen
+        follows = F.pad(ordered[1:] == ordered[:-1], (1, 1))       # whether one of its class is before it
+        chosen[order, order.roll(-1)] = follows[1:] & ~follows[:-1]                # the first two of each class
+        ones = chosen.view(torch.uint8)                            # bytes, since any() and & of bool take much longer
+        is_anchor, is_positive = ones.amax(dim=1, keepdim=True), ones.amax(dim=0)
+        return chosen, (is_anchor & is_positive).view(torch.bool) ^ chosen
     start = torch.searchsorted(ordered, ordered)
     size = torch.searchsorted(ordered, ordered, right=True) - start
-    step = torch.arange(len(labels), device=labels.device) - start
-    further = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
-    chosen[order, order[start + (step + further) % size]] = size > 1               # itself where it is alone
+    index = torch.arange(len(labels), device=labels.device) - start                # of each sample in its class
+    step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
+    chosen[order, order[start + (index + step) % size]] = size > 1                 # False for a class of one sample
     return chosen, (labels[:, None] != labels) & chosen.any(dim=1, keepdim=True)
 
 
 class BatchMiner:
-    """opt: loss_npair_negatives, for the loss `npair`; for others `all`."""
+    """opt: loss_npair_negatives, for the loss `npair`; other losses take `all`."""
 
     def __init__(self, opt):
         self.negatives = opt.loss_npair_negatives if opt.loss == 'npair' else 'all'

@@ -1,10 +1,12 @@
 """
-Negatives by a distribution over distances in bins: fixed, or adapted during training by a policy, PADS. Roth, Milbich
-and Ommer, PADS: Policy-Adapted Sampling for Visual Similarity Learning, CVPR 2020, https://arxiv.org/abs/2003.11113.
+Negatives sampled from a distribution over bins of distances, which is fixed or adapted during training by a policy
+(PADS). Roth, Milbich and Ommer, PADS: Policy-Adapted Sampling for Visual Similarity Learning, CVPR 2020,
+https://arxiv.org/abs/2003.11113.
 """
 import torch
 
-# The distances whose bins weigh 1, by the bins' centres; the others weigh 1e-15, so that a draw is always possible.
+# The range of distances whose bins, by their centres, have weight 1. The other bins have weight 1e-15, so that there is
+# always a negative to sample.
 FIXED = {'uniform': (0, torch.inf), 'hards': (0, 0.5), 'semihards': (0.3, 0.7), 'veryhards': (0, 0.3)}
 INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
 
@@ -12,11 +14,11 @@ INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
 def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):
     """
     Args:
-        distances:   (least, largest) of the bins that weigh 1.
-        n_support:   number of edges.
+        distances:   the smallest and the largest distance of the bins with weight 1.
+        n_support:   number of edges of the bins.
         support_lim: the first and the last edge.
 
-    Returns: [n_support − 1] float32: 1 or 1e-15.
+    Returns: [n_support − 1] float32, the weights: 1 or 1e-15.
 
     >>> bin_weights((0.3, 0.7), n_support=5, support_lim=(0, 1))
     tensor([1.0000e-15, 1.0000e+00, 1.0000e+00, 1.0000e-15])
@@ -35,10 +37,11 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     Args:
         batch:       [B, D] embeddings.
         labels:      [B].
-        weights:     [K], positive, of K equal bins between the limits; the first and the last one are open.
-        support_lim: the limits, distances.
-        among_all:   the positive may be the anchor itself, and the negative any sample: of the anchor's class, too, or
-                     itself.
+        weights:     [K], positive, of K bins of equal width between the limits; distances beyond the limits belong to
+                     the first and the last bin.
+        support_lim: the limits, two distances.
+        among_all:   whether the positive may also be the anchor itself, and the negative any sample, the anchor itself
+                     and its class included.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
@@ -49,41 +52,47 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     """
     squared = squared_distances(batch)
     edges = torch.linspace(*support_lim, len(weights) + 1, device=batch.device, dtype=squared.dtype)
-    chances = weights[torch.bucketize(squared, edges[1:-1].square())]
+    probabilities = weights[torch.bucketize(squared, edges[1:-1].square())]
     same = labels.unsqueeze(1) == labels
     size = same.sum(dim=1, keepdim=True)
-    negative = draw(chances if among_all else chances.masked_fill_(same, 0))
-    positive, _ = uniform(same if among_all else same.fill_diagonal_(False))
+    negative = sample_weighted(probabilities if among_all else probabilities.masked_fill_(same, 0))
+    positive, _ = sample_uniform(same if among_all else same.fill_diagonal_(False))
     anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def squared_distances(batch):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
         return (norms[:, None] + norms - 2 * gram).clamp_(min=0)
 
 
-def draw(weights):
+def sample_weighted(weights):
     """
-    A column of each row of `weights` [B, N] with probability in proportion to it: [B, 1]; any one of a row of zeros.
+    A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
+    a row of zeros.
 
-    Never one of weight 0: sums must not differ where nothing is added, as in float64, or on the CPU, which adds one by
-    one, in float64 itself; mps has no float64.
+    A column of weight 0 is never sampled. For this the cumulative sums must not change where nothing is added, which
+    holds in float64, and on the CPU, which adds one by one, in every type. mps has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    drawn = torch.rand_like(total).mul_(total)              # less than the total, and so below a column with weight
-    return torch.searchsorted(cumulated, drawn, right=True).clamp_(max=weights.shape[1] - 1)
+    threshold = torch.rand_like(total).mul_(total)          # less than the total, so that a column with weight is above
+    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
 
 
-def uniform(mask):
-    """One column of each row's mask [B, N], uniformly, or N where it is empty: [B, 1]; and of how many: [B, 1]."""
+def sample_uniform(mask, otherwise=None):
+    """
+    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
+    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    """
     count = mask.cumsum(dim=1, dtype=torch.int32)
+    if otherwise is not None:
+        count = torch.where(count[:, -1:] > 0, count, otherwise.cumsum(dim=1, dtype=torch.int32))
     total = count[:, -1:]
     k = (torch.rand(len(mask), 1, device=mask.device) * total).int()                 # 0 ... total − 1
     return torch.searchsorted(count, k, right=True), total
@@ -111,14 +120,14 @@ class Policy(torch.nn.Module):
 
 class PADS:
     """
-    Learns which factors of the bins' weights make the network better on validation data: every update takes what the
-    metrics have become as the reward of its last actions, and chooses new ones. Small, and always on the CPU.
+    Learns which factors of the bins' weights improve the network on validation data: every update takes the change of
+    the metrics as the reward of the last actions and chooses new actions. It is small and always on the CPU.
 
     opt: miner_parametric_n_support, _actions, _policy_lr, _policy_size, _history, _reward, _learning, _ppo_clip,
     _old_update, _baseline_rate.
     """
     METRICS = ('e_recall@1', 'e_recall@2', 'e_recall@4', 'e_recall@8', 'nmi', 'dists@intra', 'dists@inter')
-    AVERAGED = (2, 8, 16, 32)                             # numbers of updates that the state holds running means over
+    AVERAGED = (2, 8, 16, 32)                             # numbers of updates of the running means in the state
     DISCOUNT = 0.99
 
     def __init__(self, opt):
@@ -132,17 +141,17 @@ class PADS:
         self.policy, self.old = Policy(*shape), Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=opt.miner_parametric_policy_lr)
-        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; policy updates; of rewards
+        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
         self.state = self.actions = None                               # of the last update
 
     @torch.enable_grad()
     def update(self, metrics, weights):
         """
         Args:
-            metrics: {name: float} for METRICS, and `progress`, the share of the training that is over.
-            weights: [K], the present ones of the bins.
+            metrics: {name: float} for METRICS, and `progress`, the fraction of the training that is done.
+            weights: [K], the current weights of the bins.
 
-        Returns: [K], the new ones, between 1e-25 and 1e25.
+        Returns: [K], the new weights, between 1e-25 and 1e25.
         """
         newest = torch.tensor([metrics[name] for name in self.METRICS])
         self.seen = [*self.seen, newest][-max(self.n_history, *self.AVERAGED):]
@@ -166,10 +175,10 @@ class PADS:
         return recall if self.reward_of == 'recall' else (recall + nmi) / 2
 
     def learn(self, state):
-        """One step of the policy on the reward of the last actions, which led from self.state to `state`."""
+        """One update of the policy with the reward of the last actions, which led from self.state to `state`."""
         reward = (self.score(self.seen[-1]) - self.score(self.seen[-2])).sign()
-        log_chances, value = self.policy(self.state)
-        taken = log_chances.gather(0, self.actions[None])
+        log_probabilities, value = self.policy(self.state)
+        taken = log_probabilities.gather(0, self.actions[None])
         if self.ppo:
             with torch.no_grad():
                 advantage = reward + self.DISCOUNT * self.policy(state)[1] - value

@@ -1,4 +1,4 @@
-"""Random triplets: as many as there are samples, uniform among all valid ones, without replacement."""
+"""Random triplets: as many as the batch has samples, uniform among all valid triplets, without replacement."""
 import torch
 
 
@@ -7,9 +7,10 @@ def random_triplets(labels, n_triplets):
     """
     Args:
         labels:     [B].
-        n_triplets: how many are asked for.
+        n_triplets: number of triplets.
 
-    Returns: [T, 3] int64 (anchor, positive, negative), all distinct; T = n_triplets, or all valid triplets if fewer.
+    Returns: [T, 3] int64 (anchor, positive, negative), all distinct; T is n_triplets, or the number of valid triplets
+    where that is smaller.
 
     >>> torch.manual_seed(0) and random_triplets(torch.tensor([0, 0, 1]), 5).sort(dim=0).values
     tensor([[0, 0, 2],
@@ -17,23 +18,24 @@ def random_triplets(labels, n_triplets):
     """
     ordered, order = labels.sort(stable=True)
     rank = order.argsort()
-    start = torch.searchsorted(ordered, labels)                     # the class of each sample stands at
-    size = torch.searchsorted(ordered, labels, right=True) - start       # order[start:start + size]
+    start = torch.searchsorted(ordered, labels)                     # a class is order[start:start + size]
+    size = torch.searchsorted(ordered, labels, right=True) - start
     n_valid = (size - 1) * (len(labels) - size)                     # triplets of each anchor
     ends = n_valid.cumsum(0)
-    chosen = draw(int(ends[-1]), n_triplets, labels.device)         # numbers of triplets, counted anchor by anchor
+    # triplets are numbered anchor by anchor
+    chosen = sample_numbers(int(ends[-1]), n_triplets, labels.device)
 
     anchor = torch.searchsorted(ends, chosen, right=True)
     size, start, rank = size[anchor], start[anchor], rank[anchor]
     number = chosen - ends[anchor] + n_valid[anchor]                # among the triplets of its anchor
     positive, negative = start + number // (len(labels) - size), number % (len(labels) - size)
-    positive = positive + (positive >= rank)                        # the anchor's own place is left out
-    negative = negative + size * (negative >= start)                # and the places of its class
+    positive = positive + (positive >= rank)                        # skip the anchor itself
+    negative = negative + size * (negative >= start)                # skip its class
     return torch.stack([anchor, order[positive], order[negative]], dim=1)
 
 
-def draw(n, k, device):
-    """k distinct numbers below n in random order, uniformly; all n if k is not less."""
+def sample_numbers(n, k, device):
+    """k distinct random numbers below n in random order, all equally likely; all n numbers if k is at least n."""
     if n <= max(16 * k, 4096):
         return torch.randperm(n, device=device)[:k]
     numbers = torch.randint(n, (2 * k,), device=device).sort().values

@@ -1,17 +1,22 @@
 """Semi-hard negatives: farther than the positive, within the margin. Schroff et al., FaceNet, CVPR 2015, sec. 3.2."""
 import torch
 
+# The margin of these losses, --loss_<loss>_margin, is a difference of distances to this power, that of triplet a
+# difference of distances to --loss_triplet_power; that of all others is taken for one of squared distances.
+MARGIN_POWERS = {'margin': 1, 'dr_triplet': 1}
+
 
 @torch.no_grad()
-def semihard_triplets(batch, labels, margin=0.2):
+def semihard_triplets(batch, labels, margin=0.2, power=2):
     """
-    For each anchor a random positive, and a random negative n with d_ap² < d_an² < d_ap² + margin; where there is
-    none, any negative.
+    For each anchor a random positive, and a random negative n with d_ap^power < d_an^power < d_ap^power + margin; where
+    there is none, any negative.
 
     Args:
         batch:  [B, D] embeddings.
         labels: [B].
-        margin: in units of squared distance.
+        margin: in units of distance^power.
+        power:  2: a difference of squared distances; 1: of plain distances.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
@@ -21,27 +26,28 @@ def semihard_triplets(batch, labels, margin=0.2):
             [1, 0, 2]])
     """
     different = labels.unsqueeze(1) != labels
-    positive, n_positives = uniform((~different).fill_diagonal_(False))
-    gap = farther(batch)
-    gap.sub_(gap.gather(1, positive.clamp(max=len(labels) - 1)))                        # d_an² − d_ap²
+    positive, n_positives = sample_uniform((~different).fill_diagonal_(False))
+    gap = distance_powers(batch, power)
+    gap.sub_(gap.gather(1, positive.clamp(max=len(labels) - 1)))                        # d_an^power − d_ap^power
     window = (gap > 0).logical_and_(gap < margin).logical_and_(different)
-    negative, n_negatives = uniform(window, otherwise=different)
+    negative, n_negatives = sample_uniform(window, otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
-def farther(batch):
-    """‖x_j‖² − 2 x_i·x_j: [B, B], in a row the squared distance up to a constant."""
+def distance_powers(batch, power):
+    """‖x_i − x_j‖^power: [B, B]; for power 2 without ‖x_i‖², which is the same in a whole row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
     norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
-    return torch.add(norms, gram, alpha=-2, out=gram)
+    powers = torch.add(norms, gram, alpha=-2, out=gram)
+    return powers if power == 2 else powers.add_(norms.unsqueeze(1)).clamp_(min=0).pow_(power / 2)
 
 
-def uniform(mask, otherwise=None):
+def sample_uniform(mask, otherwise=None):
     """
-    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
-    [B, 1]; and of how many: [B, 1].
+    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
+    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
@@ -52,13 +58,17 @@ def uniform(mask, otherwise=None):
 
 
 class BatchMiner:
-    """opt: miner_semihard_margin; where it is None, the margin of the loss, or 0.2 for a loss without one."""
+    """
+    opt: miner_semihard_margin, a difference of squared distances. Where it is None, the margin of the loss in the unit
+    of the loss, with loss_triplet_power, or 0.2 as a difference of squared distances for a loss without a margin.
+    """
 
     def __init__(self, opt):
-        self.margin = opt.miner_semihard_margin
+        self.margin, self.power = opt.miner_semihard_margin, 2
         if self.margin is None:
             self.margin = getattr(opt, f'loss_{opt.loss}_margin', 0.2)
+            self.power = opt.loss_triplet_power if opt.loss == 'triplet' else MARGIN_POWERS.get(opt.loss, 2)
 
     def __call__(self, batch, labels):
         """batch [B, D], labels [B], on one device -> triplets [T, 3]."""
-        return semihard_triplets(batch, labels, self.margin)
+        return semihard_triplets(batch, labels, self.margin, self.power)

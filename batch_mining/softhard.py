@@ -1,12 +1,12 @@
-"""Soft-hard mining: random among positives and negatives that are out of order. Roth et al., ICML 2020, appendix."""
+"""Soft-hard mining: random positives and negatives among those in the wrong order. Roth et al., ICML 2020, appendix."""
 import torch
 
 
 @torch.no_grad()
 def softhard_triplets(batch, labels):
     """
-    For each anchor a random negative nearer than its farthest positive, and a random positive farther than its
-    nearest negative; where there is none, any.
+    For each anchor a random positive among those farther than its nearest negative, and a random negative among those
+    nearer than its farthest positive; where there is none, among all.
 
     Args:
         batch:  [B, D] embeddings.
@@ -21,28 +21,29 @@ def softhard_triplets(batch, labels):
     """
     different = labels.unsqueeze(1) != labels
     positives = (~different).fill_diagonal_(False)
-    nearness = nearer(batch)
-    farthest_positive = nearness.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
-    nearest_negative = nearness.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
-    positive, n_positives = uniform((nearness < nearest_negative).logical_and_(positives), otherwise=positives)
-    negative, n_negatives = uniform((nearness > farthest_positive).logical_and_(different), otherwise=different)
+    similarity = similarities_in_rows(batch)
+    farthest_positive = similarity.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
+    nearest_negative = similarity.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
+    farther, nearer = similarity < nearest_negative, similarity > farthest_positive
+    positive, n_positives = sample_uniform(farther.logical_and_(positives), otherwise=positives)
+    negative, n_negatives = sample_uniform(nearer.logical_and_(different), otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
-def nearer(batch):
-    """x_i·x_j − ½‖x_j‖²: [B, B], in a row half the negative squared distance up to a constant."""
+def similarities_in_rows(batch):
+    """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms leave them more digits
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram.sub_(gram.diagonal() / 2)
 
 
-def uniform(mask, otherwise=None):
+def sample_uniform(mask, otherwise=None):
     """
-    One column of each row's mask [B, N], uniformly, or of `otherwise` where the mask is empty, or N where both are:
-    [B, 1]; and of how many: [B, 1].
+    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
+    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:

@@ -32,12 +32,13 @@ CRITERIA = criteria.CRITERIA
 @dataclass
 class Case:
     """
-    A loss with its flags, and the counterpart that computes the same: a function of the library, n_classes and dim.
+    A loss with its flags, and its counterpart, a function of the library, n_classes and dim.
 
-    term:     the part of the loss that the counterpart computes, a function of the batch and of what is mined.
-    triplets: whether both are given B random triplets instead of `batch_mining` and what the library does by itself.
-    once:     the batch size from which one call of the counterpart has to do.
-    most:     (batch size, batch size x dimension) up to which it is called at all, and what it would take otherwise.
+    term:     the part of the loss that the counterpart computes, a function of the batch and the mined tuples.
+    triplets: whether both losses get B random triplets, instead of those of `batch_mining` and of the library.
+    once:     the batch size from which the counterpart is called only once.
+    most:     the largest batch size and the largest batch size x dimension for which the counterpart is called, and
+              what it would need beyond.
     """
     loss: str
     batch_mining: str = 'none'
@@ -111,7 +112,7 @@ CASES = {
                          lambda library, n_classes, dim: library.losses.NPairsLoss(
                              distance=library.distances.DotProductSimilarity(normalize_embeddings=False))),
     'angular': Case('angular', 'npair'),
-    # the counterpart takes every positive of an anchor, ours a random one
+    # the counterpart takes every positive of an anchor, our loss a random one
     'angular, its term': Case('angular', 'npair', term=criteria.angular.angular_terms,
                               counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
     'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0},
@@ -127,7 +128,7 @@ CASES = {
     'supcon': Case('supcon', counterpart=lambda library, n_classes, dim: library.losses.SupConLoss(0.1)),
     'circle': Case('circle', counterpart=lambda library, n_classes, dim: library.losses.CircleLoss(0.4, 80)),
     'fastap': Case('fastap', counterpart=lambda library, n_classes, dim: library.losses.FastAPLoss(10)),
-    # the library exchanges the number of classes and that of their images, which changes the value, not the work
+    # the library swaps the number of classes and that of images per class, which changes the value, not the time
     'smoothap': Case('smoothap', counterpart=lambda library, n_classes, dim: library.losses.SmoothAPLoss(), once=512,
                      most=(512, math.inf, CUBE)),
     'softmax': Case('softmax', counterpart=lambda library, n_classes, dim: library.losses.NormalizedSoftmaxLoss(
@@ -158,7 +159,7 @@ CASES = {
 
 def random_batch(n_samples, n_images, dim, seed=0):
     """
-    Embeddings [B, D] of norm 1 with gradient, and labels [B]: classes that overlap, so that there is something to mine.
+    Embeddings [B, D] of norm 1 that require a gradient, and labels [B]. Classes overlap, so that miners find tuples.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n_samples // n_images).repeat_interleave(n_images)
@@ -185,7 +186,7 @@ def ours(case, batch, labels, triplets):
 
 
 def theirs(case, batch, labels, triplets):
-    """The counterpart's step; None where there is none, or where this batch is too much for it."""
+    """The counterpart's step; None where there is none, or where this batch is too large for it."""
     n_samples, area, _ = case.most
     if case.counterpart is None or len(batch) > n_samples or batch.numel() > area:
         return None
@@ -200,7 +201,7 @@ def theirs(case, batch, labels, triplets):
 
 
 def single_call(function):
-    """(seconds, peak bytes) of one call, without the usual call before it."""
+    """(seconds, peak bytes) of one call, without calls before it that are not measured."""
     times = []
 
     def second_call():
@@ -232,7 +233,7 @@ def compare(name, n_samples, dim):
 
 
 def grow(name, dim=128):
-    """A row of the other table: medians and peaks at 512 and 1,024 samples, and the peak at 2,048."""
+    """A row of the table of --growth: medians and peaks at 512 and 1,024 samples, and the peak at 2,048."""
     case, steps = CASES[name], {}
     for n_samples in (512, 1024, 2048):
         batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
@@ -254,7 +255,7 @@ def ratio(row, unit, first='ours', second='theirs'):
 
 
 def table(heads, rows):
-    """Columns aligned, the first to the left; also Markdown."""
+    """A Markdown table with aligned columns, the first one to the left."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [heads, ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]], *rows]
     return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -284,7 +285,7 @@ def growth_table(rows):
 
 
 def left_out(names, sizes, dims):
-    """Why counterparts were not called, a line for each reason."""
+    """A line for each reason why counterparts were not called."""
     reasons = {}
     for name in names:
         n_samples, area, reason = CASES[name].most
@@ -301,9 +302,9 @@ def main():
     parser.add_argument('--losses', nargs='+', default=list(CRITERIA), metavar='NAME', choices=list(CRITERIA),
                         help=', '.join(CRITERIA))
     parser.add_argument('--sizes', nargs='+', type=int, default=list(TABLE), choices=list(SIZES), help='batch sizes')
-    parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='of the embeddings')
-    parser.add_argument('--growth', action='store_true', help='of the losses alone, from 512 to 1,024 samples')
-    parser.add_argument('--json', metavar='FILE', help='where to write the rows as well')
+    parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='dimensions of the embeddings')
+    parser.add_argument('--growth', action='store_true', help='growth of the losses alone, from 512 to 1,024 samples')
+    parser.add_argument('--json', metavar='FILE', help='also write the rows to this file')
     opt = parser.parse_args()
     torch.set_num_threads(1)
     names = [name for name, case in CASES.items() if case.loss in opt.losses]

@@ -37,7 +37,7 @@ def build(name):
 
 
 def measure(n_classes, n_samples, dim, theirs):
-    """Rows of a table: {miner, batch, dim, seconds, bytes} and, where there are any, the others' and the ratio."""
+    """Rows of a table: {miner, batch, dim, seconds, bytes}, with the other library's and the ratio if it has one."""
     torch.manual_seed(0)
     labels = torch.arange(n_classes).repeat_interleave(n_samples)
     batch = torch.nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
@@ -55,11 +55,11 @@ def measure(n_classes, n_samples, dim, theirs):
 
 def main(arguments):
     parser = argparse.ArgumentParser(prog='benchmarks.mining', description=__doc__)
-    parser.add_argument('--json', metavar='FILE', help='write the rows there as well')
-    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='sizes to measure')
+    parser.add_argument('--json', metavar='FILE', help='also write the rows here')
+    parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='batch sizes')
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter('ignore')                        # the other library's, of divisions by zero
+    warnings.simplefilter('ignore')                        # those of the other library about divisions by zero
     theirs, rows = competitors(), []
     print(f'torch {torch.__version__}, {platform.machine()}, one thread, medians of processor time')
     print(f'{"miner":<16}{"batch":>6}{"dim":>5}{"ms":>10}{"MB":>8}   {"pytorch-metric-learning":<23}{"ms":>11}{"MB":>9}'

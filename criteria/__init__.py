@@ -80,16 +80,16 @@ CRITERIA = {
 
 def select(opt, batchminer):
     """
-    The criterion --loss, or the sum of criteria a+b, with `batchminer` (in a sum: one for each) where it needs one.
+    The criterion of --loss, which is one name or a sum a+b, with `batchminer`, in a sum a list with one for each loss.
 
-    Raises UserError where flags, loss and miner do not go together.
+    Raises UserError for combinations of flags, loss and miner that do not work.
     """
     flags = parts(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     miners = batchminer if len(flags) > 1 else [batchminer]
-    criteria = [build(part, miner, pml.arguments(opt, 'loss', place))
-                for place, (part, miner) in enumerate(zip(flags, miners, strict=True))]
+    criteria = [build(part, miner, pml.arguments(opt, 'loss', position))
+                for position, (part, miner) in enumerate(zip(flags, miners, strict=True))]
     for flag, wrapper, where in (('xbm_size', CrossBatchMemory, supporting()),
                                  ('dr_weight', DirectionRegularised, 'losses that take a miner')):
         if getattr(opt, flag) and not any(isinstance(module, wrapper)
@@ -98,7 +98,7 @@ def select(opt, batchminer):
     if len(criteria) == 1 and not opt.loss_weights:
         return criteria[0]
     names = [part.loss for part in flags]
-    names = [name if names.count(name) == 1 else f'{name}_{place}' for place, name in enumerate(names)]
+    names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
     return WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
 
 
@@ -107,13 +107,13 @@ def supporting():
 
 
 def ranks(opt):
-    """Whether one of the losses has a distance of its own, which evaluation ranks by."""
+    """Whether one of the losses has its own distance, by which evaluation ranks."""
     return any(hasattr(CRITERIA[part.loss].Criterion, 'ranking_embeddings')
                for part in parts(opt) if part.loss in CRITERIA)
 
 
 def build(opt, batchminer, pml_arguments):
-    """One criterion, with its memory or its direction regularisation where the flags ask for them."""
+    """One criterion, with memory (--xbm_size) and direction regularisation (--dr_weight) where the flags set them."""
     if opt.loss.startswith(pml.PREFIX):
         return pml.Criterion(opt, batchminer, pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
@@ -129,7 +129,7 @@ def build(opt, batchminer, pml_arguments):
         if opt.xbm_size < opt.bs:
             raise UserError(f'--xbm_size {opt.xbm_size}: the memory must hold at least a batch, --bs {opt.bs}')
         criterion = CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
-    # around the memory, whose own term has no triplets
+    # outside the memory, whose pairs are no triplets
     return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
 
 
@@ -146,8 +146,8 @@ def check_miner(opt, module, batchminer):
 
 def parameter_groups(criterion):
     """
-    The optimizer groups of the criterion's own parameters: its `optim_dict_list`, or all of them with its rate `lr`;
-    those of its parts, where it wraps or adds up others.
+    The optimizer groups of the criterion's own parameters: its `optim_dict_list`, or all of them with its learning rate
+    `lr`; for a sum, or a criterion inside another, those of the inner criteria.
     """
     if isinstance(criterion, WeightedSum):
         return [{'name': f'criterion_{name}'} | group

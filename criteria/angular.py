@@ -1,6 +1,6 @@
 """
-Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with every other-class
-sample as negative, as Roth et al., ICML 2020, use it.
+Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with all samples of
+other classes as negatives, as Roth et al., ICML 2020, use it.
 """
 import math
 
@@ -15,25 +15,26 @@ ACCEPTS_MASKS = True
 
 def logsumexp(exponents):
     """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
+    largest, index = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
     """
-    log(1 + Σ_n e^{f_apn}) of each row [B], f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p on normalised batch.
+    log(1 + Σ_n e^{f_apn}) of each row: [B], with f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p of the normalised
+    batch.
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    positive = batch.index_select(0, positives.to(torch.uint8).argmax(dim=1))     # of rows that are no anchor: any
+    positive = batch.index_select(0, positives.to(torch.uint8).argmax(dim=1))     # any in rows that are no anchor
     exponents = 4 * tangent2 * (batch + positive) @ batch.T
     push = logsumexp(exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-    # the default threshold, 20, would leave out what float64 and a sum over pairs can show
+    # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
     return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1), threshold=40)
 
 
 def npair_terms(batch, positives, negatives):
-    """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row [B], on the batch as it is."""
+    """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row: [B], of the batch as it is."""
     products = batch @ batch.T
     logits = products.masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
     return F.cross_entropy(logits, positives.to(torch.uint8).argmax(dim=1), reduction='none')
@@ -43,13 +44,14 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
     """
     Args:
         batch:            [B, D] embeddings, not normalised; the angular part normalises them.
-        positives:        [B, B] bool, one positive of each anchor (row), none in the rows that are no anchor.
-        negatives:        [B, B] bool, its negatives.
+        positives:        [B, B] bool, one positive of each anchor (row), none in rows of samples that are no anchor.
+        negatives:        [B, B] bool, the negatives of each anchor.
         alpha:            upper bound of the angle at the negative, in degrees.
         npair_ang_weight: weight of the angular part.
         npair_l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors of the N-pair terms and the weighted angular terms, plus the norms' term.
+    Returns: scalar, the mean over anchors of the N-pair term plus the weighted angular term, plus npair_l2 times the
+    mean norm.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
@@ -69,7 +71,8 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
 
 class Criterion(torch.nn.Module):
     """
-    opt: loss_angular_alpha, _npair_ang_weight, _npair_l2. batchminer: -> masks of positives and negatives, [B, B].
+    opt: loss_angular_alpha, _npair_ang_weight, _npair_l2.
+    batchminer: (batch [B, D], labels [B]) -> masks of positives and negatives, two [B, B].
     """
 
     def __init__(self, opt, batchminer):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'radian'
 
 
 def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0):
@@ -14,11 +15,11 @@ def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0)
     Args:
         batch:          [B, D] embeddings, normalised here.
         labels:         [B] int64 below C.
-        weights:        [C, D], a vector per class, normalised here.
-        angular_margin: m, in radians, added to the angle θ of the own class.
+        weights:        [C, D], the class weights, normalised here.
+        angular_margin: m, in radians, added to the angle θ between a sample and its own class.
         feature_scale:  s, multiplies the cosines.
 
-    Returns: scalar, the mean cross entropy; where θ + m is beyond π, cos(θ + m) is continued by cos θ − m sin m.
+    Returns: scalar, the mean cross entropy; where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
 
     >>> batch, weights = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> arcface_loss(batch, torch.tensor([0, 1]), weights, angular_margin=0.5, feature_scale=2.0)

@@ -5,13 +5,14 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-SUPPORTS_MEMORY = True          # of earlier batches: references
+SUPPORTS_MEMORY = True          # of earlier batches, as references
+MARGIN_UNIT = 'cosine'
 
 
 def logsumexp(exponents):
     """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
+    largest, index = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
 def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, reference_labels=None, own=None):
@@ -19,33 +20,35 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
     Args:
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
-        margin: m; positives should be nearer than 1 − m, negatives farther than m, in cosines.
-        gamma:  scale.
-        references, reference_labels, own: [R, D], [R] and [B], where positives and negatives come from, and which of
-                them is the anchor itself; by default the batch.
+        margin: m, a cosine: positives should have a cosine above 1 − m, negatives one below m.
+        gamma:  γ, scale.
+        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
+                the index [B] of each sample itself among them; by default the batch.
 
-    Returns: scalar, the mean over anchors that have positives and negatives; 0, with a graph, where there are none.
+    Returns: scalar, the mean over anchors that have positives and negatives of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p
+    e^{−γ α_p (s_p − 1 + m)}), α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero
+    where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> circle_loss(batch, torch.tensor([0, 0, 1]), margin=0.25, gamma=1.0)
     tensor(0.8987)
     """
-    dtype = torch.promote_types(batch.dtype, torch.float32)
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        batch = F.normalize(batch.to(dtype), dim=1)
+        batch = F.normalize(batch, dim=1)
         if references is None:
             references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
         else:
-            references = F.normalize(references.to(dtype), dim=1)
+            references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T
         same = labels[:, None] == reference_labels
         positives, negatives = same.scatter(1, own[:, None], False), ~same
         push = gamma * F.relu(similarities + margin).detach() * (similarities - margin)
         pull = -gamma * F.relu(1 + margin - similarities).detach() * (similarities - 1 + margin)
-        least = torch.finfo(dtype).min / 2                   # finite: two of them are still a number
+        least = torch.finfo(batch.dtype).min / 2                   # finite, and so is the sum of two of them
         exponent = logsumexp(push.masked_fill(~negatives, least)) + logsumexp(pull.masked_fill(~positives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
-        # the default threshold, 20, would leave out what float64 and a sum over pairs can show
+        # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
         return F.softplus(exponent, threshold=40).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
 
 

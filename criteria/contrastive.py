@@ -1,5 +1,5 @@
 """
-Contrastive loss on distances. Hadsell et al., CVPR 2006, without its squares, as Roth et al., ICML 2020, and Musgrave
+Contrastive loss. Hadsell et al., CVPR 2006; without the squares of the paper, as Roth et al., ICML 2020, and Musgrave
 et al., ECCV 2020, use it.
 """
 import torch
@@ -8,38 +8,40 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: each ordered pair counts once
-SUPPORTS_MEMORY = True          # of earlier batches: references
+ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
+SUPPORTS_MEMORY = True          # of earlier batches, as references
+MARGIN_UNIT = 'distance'
 
 
 def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False):
     """
     Args:
         distances:   of pairs, a tensor of any shape.
-        positives:   bool, of that shape: which of the pairs are positive ones.
-        negatives:   bool, likewise; a pair that is neither is left out.
-        pos_margin:  positives nearer than this do not count.
-        neg_margin:  negatives farther than this do not count.
-        active_only: mean over the pairs that do count instead of over all.
+        positives:   bool of the same shape, the positive pairs.
+        negatives:   bool of the same shape, the negative pairs; a pair that is neither is left out.
+        pos_margin:  m⁺, a distance: positive pairs that are nearer have no loss.
+        neg_margin:  m⁻, a distance: negative pairs that are farther have no loss.
+        active_only: means over the pairs that have a loss instead of over all.
 
-    Returns: scalar, the sum of the means over positive and over negative pairs; the mean over no pair is 0.
+    Returns: scalar, the mean of [ d − m⁺ ]₊ over the positive pairs plus that of [ m⁻ − d ]₊ over the negative pairs;
+    the mean over no pair is a differentiable zero.
 
     >>> d = torch.tensor([0.5, 1.5, 0.25, 2.0])
     >>> contrastive_loss(d, torch.tensor([True, True, False, False]), torch.tensor([False, False, True, True]))
     tensor(1.3750)
     """
-    return (mean(F.relu(distances - pos_margin), positives, active_only)
-            + mean(F.relu(neg_margin - distances), negatives, active_only))
+    return (masked_mean(F.relu(distances - pos_margin), positives, active_only)
+            + masked_mean(F.relu(neg_margin - distances), negatives, active_only))
 
 
-def mean(terms, mask, active_only):
+def masked_mean(terms, mask, active_only):
     if active_only:
         mask = mask & (terms > 0)
     return terms.where(mask, 0).sum() / mask.count_nonzero().clamp(min=1)
 
 
-def distance_matrix(batch, references):
-    """‖x_i − y_j‖: [B, R]. What is within rounding of 0 is 0, and there the gradient is 0."""
+def distances_between(batch, references):
+    """‖x_i − y_j‖ of two sets of points: [B, R]. Within the rounding error of 0 it is 0 and has gradient 0."""
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
     squared = torch.addmm(y, batch, references.T, alpha=-2).add_(x)
     apart = squared > 16 * torch.finfo(batch.dtype).eps * y
@@ -47,7 +49,7 @@ def distance_matrix(batch, references):
 
 
 def pair_distances(batch, first, second):
-    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
+    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. Where it is 0 its gradient is 0."""
     return torch.linalg.vector_norm(batch.index_select(0, first) - batch.index_select(0, second), dim=1)
 
 
@@ -67,20 +69,19 @@ class Criterion(torch.nn.Module):
         """
         batch [B, D] embeddings, labels [B] int64, on one device -> scalar.
 
-        With references [R, D] and their labels [R], of all pairs (sample, reference); own [B]: which reference is the
-        sample itself.
+        With references [R, D] and their labels [R] the pairs are those of all samples with all references; own [B] is
+        the index of each sample itself among the references.
         """
-        dtype = torch.promote_types(batch.dtype, torch.float32)
-        batch = batch.to(dtype)
+        batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
             if references is not None:
                 same = labels[:, None] == reference_labels
                 pairs = same.scatter(1, own[:, None], False), ~same
-                return contrastive_loss(distance_matrix(batch, references.to(dtype)), *pairs, *self.arguments)
+                return contrastive_loss(distances_between(batch, references.to(batch.dtype)), *pairs, *self.arguments)
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):
                 self.log = {'tuples': mined[0].count_nonzero() + mined[1].count_nonzero()}
-                return contrastive_loss(distance_matrix(batch, batch), *mined, *self.arguments)
+                return contrastive_loss(distances_between(batch, batch), *mined, *self.arguments)
             anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
             self.log = {'tuples': len(anchors)}
             distances = pair_distances(batch, anchors.repeat(2), torch.cat([positives, negatives]))

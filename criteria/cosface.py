@@ -5,6 +5,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'cosine'
 
 
 def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
@@ -12,8 +13,8 @@ def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
-        weights: [C, D], a vector per class, normalised here.
-        margin:  subtracted from the cosine of the own class.
+        weights: [C, D], the class weights, normalised here.
+        margin:  a cosine, subtracted from the cosine between a sample and its own class.
         scale:   multiplies the cosines.
 
     Returns: scalar, the mean cross entropy.

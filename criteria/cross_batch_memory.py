@@ -1,19 +1,19 @@
-"""Cross-batch memory around a pair loss. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
+"""Cross-batch memory for losses of pairs. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
 import torch
 
 
 class CrossBatchMemory(torch.nn.Module):
     """
-    The loss of the batch plus `weight` times that of the pairs (sample of the batch, entry of the memory). The memory
-    is a ring of the last `size` embeddings, without gradient, those of the batch among them; a sample's own entry is
-    left out.
+    The loss of the batch plus `weight` times the loss of the pairs (sample of the batch, entry of the memory). The
+    memory is a ring buffer of the last `size` embeddings, without gradient, those of the batch among them; a sample is
+    not paired with its own entry.
 
     Args:
         criterion: a loss that takes references, reference_labels and own.
-        size:      entries of the memory, no fewer than a batch has samples.
-        dim:       of the embeddings.
-        weight:    of the memory's term.
-        start:     batches after which the memory is used.
+        size:      number of entries of the memory, at least the batch size.
+        dim:       dimension of the embeddings.
+        weight:    weight of the loss of the pairs with the memory.
+        start:     number of batches after which the memory is used.
 
     >>> def loss(batch, labels, references=None, reference_labels=None, own=None):
     ...     return torch.tensor(1.0 if references is None else 10.0 * len(references))
@@ -29,7 +29,7 @@ class CrossBatchMemory(torch.nn.Module):
         self.criterion, self.size, self.weight, self.start = criterion, size, weight, start
         self.register_buffer('embeddings', torch.zeros(size, dim))
         self.register_buffer('labels', torch.zeros(size, dtype=torch.int64))
-        self.n_seen, self.n_batches = 0, 0               # numbers on the host, so that no step waits for the device
+        self.n_seen, self.n_batches = 0, 0               # on the host, so that no step waits for the device
 
     def get_extra_state(self):
         return {'n_seen': self.n_seen, 'n_batches': self.n_batches}

@@ -1,10 +1,10 @@
-"""Direction regularisation around any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
+"""Direction regularisation of any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
 import torch
 
 
 def directions(batch, triplets):
     """
-    cos(x_n − x_a, x_p − x_a) of each triplet (a, p, n) [T, 3]: [T]; 0 where a difference vanishes.
+    cos(x_n − x_a, x_p − x_a) of each triplet (a, p, n) [T, 3]: [T]; 0 where x_n or x_p is x_a.
 
     >>> directions(torch.tensor([[0., 0.], [1., 0.], [3., 4.], [0., 0.]]), torch.tensor([[0, 1, 2], [0, 3, 2]]))
     tensor([0.6000, 0.0000])
@@ -20,13 +20,12 @@ def directions(batch, triplets):
 
 class DirectionRegularised(torch.nn.Module):
     """
-    The loss minus `weight` times the mean direction over the triplets that it was computed on: negatives are pushed
-    away from the side on which the positive lies.
+    The loss minus `weight` times the mean of `directions` over the mined triplets.
 
     Args:
         criterion: a loss of triplets, built with `miner`.
-        miner:     whose `last` are the triplets [T, 3] that it gave last.
-        weight:    γ.
+        miner:     has the triplets [T, 3] of the last batch as its attribute `last`.
+        weight:    γ, the factor of the mean.
     """
 
     def __init__(self, criterion, miner, weight):

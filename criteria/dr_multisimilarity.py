@@ -1,6 +1,6 @@
 """
-Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15. At
-gamma 0 it is the multi-similarity loss.
+Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15.
+With gamma 0 it is the multi-similarity loss.
 """
 import torch
 import torch.nn.functional as F
@@ -8,25 +8,31 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'cosine'
 
 
-def mine_pairs(similarities, labels, margin=0.1):
+def mine_pairs(similarities, positives, negatives, margin=0.1):
     """
-    The informative pairs, two masks [B, B]: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip;
-    from margin 2 on every pair of an anchor that has both. And the hardest positive of each anchor, [B].
+    The informative pairs: positives with s_ip − margin < max_n s_in, and negatives with s_in + margin > min_p s_ip.
+
+    Args:
+        similarities: [B, R] cosines.
+        positives:    bool [B, R], the positive pairs.
+        negatives:    bool [B, R], the negative pairs.
+        margin:       ε, a cosine; 2 or more keeps every pair of the anchors that have positives and negatives.
+
+    Returns: two bool [B, R], the positive and the negative pairs that are kept.
     """
-    same = labels[:, None] == labels
-    positives, negatives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
-    hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
-    hardest_positive, place = similarities.masked_fill(~positives, torch.inf).min(dim=1, keepdim=True)
     if margin >= 2:
-        return positives & negatives.any(1, keepdim=True), negatives & positives.any(1, keepdim=True), place[:, 0]
+        return positives & negatives.any(dim=1, keepdim=True), negatives & positives.any(dim=1, keepdim=True)
+    hardest_negative = similarities.masked_fill(~negatives, -torch.inf).amax(dim=1, keepdim=True)
+    hardest_positive = similarities.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
     return (positives & (similarities - margin < hardest_negative),
-            negatives & (similarities + margin > hardest_positive), place[:, 0])
+            negatives & (similarities + margin > hardest_positive))
 
 
-def directions(batch, hardest):
-    """cos(x_n − x_i, x_h − x_i) of each anchor i, its hardest positive h and every n: [B, B]; 0 where one is 0."""
+def cosines_at_anchors(batch, hardest):
+    """cos(x_n − x_i, x_h − x_i) of anchors i, their hardest positives h and every n: [B, B]; 0 if x_n or x_h is x_i."""
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -51,10 +57,10 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         labels:     [B] int64.
         pos_weight: α, the sharpness of the pull on positive pairs.
         neg_weight: β, the sharpness of the push on negative pairs.
-        margin:     ε of the mining, in units of cosine; 2 or more: no mining.
-        thresh:     λ, the cosine that separates the two.
-        gamma:      γ, subtracted from a negative's similarity times cos(x_n − x_i, x_h − x_i), h the hardest positive
-                    of i.
+        margin:     ε of the mining, a cosine; 2 or more: no mining.
+        thresh:     λ, the cosine that separates positives from negatives.
+        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), h the hardest positive of i, which is subtracted from the
+                    similarity of a negative n.
 
     Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
 
@@ -66,10 +72,13 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
         similarities = batch @ batch.T
-        positives, negatives, hardest = mine_pairs(similarities.detach(), labels, margin)
+        same = labels[:, None] == labels
+        every_positive = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        positives, negatives = mine_pairs(similarities.detach(), every_positive, ~same, margin)
         pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
         if gamma:
-            similarities = similarities - gamma * directions(batch, hardest)
+            hardest = similarities.detach().masked_fill(~every_positive, torch.inf).argmin(dim=1)
+            similarities = similarities - gamma * cosines_at_anchors(batch, hardest)
         push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
         return (pull + push).mean()
 

@@ -1,5 +1,5 @@
 """
-ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default on plain
+ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default with plain
 distances to proxies that are not normalised, as in the public reproduction.
 """
 import torch
@@ -16,11 +16,11 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         batch:   [B, D] embeddings.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class.
-        gamma:   γ, weight of the direction cos(w_n − x, w_own − x), added to the distance of each negative proxy w_n.
-        scale:   0: distances ‖x − w‖ of batch and proxies as they are; k > 0: ‖k x − k w‖² of both normalised, which at
-                 gamma 0 is the loss `proxynca`.
+        gamma:   γ, weight of C_n = cos(w_n − x, w_own − x), which is added to the distance of each negative proxy w_n.
+        scale:   0: d = ‖x − w‖, of embeddings and proxies as they are; k > 0: d = ‖k x − k w‖², of both normalised,
+                 which with gamma 0 is the loss `proxynca`.
 
-    Returns: scalar, the mean of d_own + log Σ_n e^{−d_n − γ C_n}; 0, with a graph, for one class.
+    Returns: scalar, the mean of d_own + log Σ_n e^{−d_n − γ C_n}; a differentiable zero for one class.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0., 0.]]), torch.tensor([[1., 1.], [0., 2.]])
     >>> dr_proxynca_loss(batch, torch.tensor([0, 1]), proxies, gamma=0.5)
@@ -33,21 +33,21 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
             return batch.sum() * 0
         if scale:
             batch, proxies = scale * F.normalize(batch, dim=1), scale * F.normalize(proxies, dim=1)
-        # all from inner products: nothing of shape [B, C, D]
+        # all from inner products, so that nothing has the shape [B, C, D]
         x, products, among = batch.square().sum(dim=1, keepdim=True), batch @ proxies.T, proxies @ proxies.T
         w = among.diagonal()
         squared = x + w - 2 * products
         apart = squared > 8 * torch.finfo(batch.dtype).eps * (x + w)
         distances = squared.where(apart, 1).sqrt()                              # [B, C]
-        nearness = -(squared if scale else distances) * apart
+        similarities = -(squared if scale else distances) * apart
         own = labels[:, None]
         if gamma:
             side = among[labels] - products - products.gather(1, own) + x       # (w_n − x)·(w_own − x)
             direction = side / (distances * distances.gather(1, own)) * (apart & apart.gather(1, own))
-            others = nearness - gamma * direction
+            others = similarities - gamma * direction
         else:
-            others = nearness
-        return (others.scatter(1, own, -torch.inf).logsumexp(dim=1) - nearness.gather(1, own)[:, 0]).mean()
+            others = similarities
+        return (others.scatter(1, own, -torch.inf).logsumexp(dim=1) - similarities.gather(1, own)[:, 0]).mean()
 
 
 class Criterion(torch.nn.Module):

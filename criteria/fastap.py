@@ -1,4 +1,4 @@
-"""FastAP: average precision by histograms of distances. Cakir et al., Deep Metric Learning to Rank, CVPR 2019."""
+"""FastAP: average precision from histograms of distances. Cakir et al., Deep Metric Learning to Rank, CVPR 2019."""
 import torch
 import torch.nn.functional as F
 
@@ -12,10 +12,11 @@ def fastap_loss(batch, labels, n_bins=10):
     Args:
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
-        n_bins: L; the nodes of the histograms are 0, 4/L, ... 4, in squared distance.
+        n_bins: L; the nodes of the histograms are the squared distances 0, 4/L, ..., 4.
 
-    Returns: scalar, the mean over anchors with a positive of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r, H the cumulated
-    histograms; 0, with a graph, where there are none.
+    Returns: scalar, the mean over anchors with a positive of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r, where h⁺ is the histogram
+    of the positives and H⁺ and H are the cumulative histograms of positives and of all; a differentiable zero where
+    there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> fastap_loss(batch, torch.tensor([0, 0, 1]), n_bins=4)
@@ -24,20 +25,20 @@ def fastap_loss(batch, labels, n_bins=10):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
-        place = (1 - batch @ batch.T).clamp(0, 2) * (n_bins / 2)          # squared distance in units of the bins
-        node = place.detach().floor().clamp(max=n_bins - 1)
-        share = place - node                                             # what goes to the node above
+        position = (1 - batch @ batch.T).clamp(0, 2) * (n_bins / 2)      # squared distance in units of the bin width
+        node = position.detach().floor().clamp(max=n_bins - 1)
+        fraction = position - node                                       # added to the node above, the rest to `node`
         node = node.long()
         same = labels[:, None] == labels
         others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
 
         def histogram(mask):
             counts = batch.new_zeros(len(batch), n_bins + 1)
-            return counts.scatter_add(1, node, (1 - share) * mask).scatter_add(1, node + 1, share * mask)
+            return counts.scatter_add(1, node, (1 - fraction) * mask).scatter_add(1, node + 1, fraction * mask)
 
         positive, everything = histogram(same & others), histogram(others)
-        reached = everything.cumsum(dim=1)
-        precision = positive.cumsum(dim=1) / reached.where(reached > 0, 1)
+        retrieved = everything.cumsum(dim=1)
+        precision = positive.cumsum(dim=1) / retrieved.where(retrieved > 0, 1)
         n_positives = (same & others).sum(dim=1)
         average = (positive * precision).sum(dim=1) / n_positives.clamp(min=1)
         return (1 - average).where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)

@@ -14,8 +14,8 @@ def histogram_loss(batch, labels, n_nodes=65):
         labels:  [B] int64.
         n_nodes: R, the number of nodes of the histograms, from −1 to 1.
 
-    Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q: how likely a random negative pair is nearer than a random positive one; 0,
-    with a graph, where there is no positive or no negative pair.
+    Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q, the probability that a random negative pair is more similar than a random
+    positive pair; a differentiable zero where there is no positive or no negative pair.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> histogram_loss(batch, torch.tensor([0, 0, 1]), n_nodes=5)
@@ -27,12 +27,12 @@ def histogram_loss(batch, labels, n_nodes=65):
         first, second = torch.triu_indices(len(batch), len(batch), offset=1, device=batch.device)
         similarities = (batch @ batch.T)[first, second].clamp(-1, 1)
         is_positive = labels[first] == labels[second]
-        place = (similarities + 1) * ((n_nodes - 1) / 2)
-        node = place.detach().floor().clamp(max=n_nodes - 2)
-        share = place - node                                     # what goes to the node above
-        place = node.long() + n_nodes * is_positive              # negative pairs first, then positive ones
-        weights = batch.new_zeros(2 * n_nodes).index_add(0, place, 1 - share).index_add(0, place + 1, share)
-        negative, positive = weights.view(2, n_nodes)
+        position = (similarities + 1) * ((n_nodes - 1) / 2)
+        node = position.detach().floor().clamp(max=n_nodes - 2)
+        fraction = position - node                               # added to the node above, the rest to `node`
+        index = node.long() + n_nodes * is_positive              # first the nodes of negative pairs, then of positive
+        counts = batch.new_zeros(2 * n_nodes).index_add(0, index, 1 - fraction).index_add(0, index + 1, fraction)
+        negative, positive = counts.view(2, n_nodes)
         n_positive = is_positive.sum()
         n_negative = len(is_positive) - n_positive
         return (negative * positive.cumsum(0)).sum() / (n_negative * n_positive).clamp(min=1)

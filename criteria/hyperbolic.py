@@ -11,15 +11,18 @@ REQUIRES_OPTIM = False
 
 
 def to_ball(batch, c=0.1, clip_r=2.3):
-    """Euclidean points [B, D], cut to norm clip_r (0: not), -> the Poincaré ball of curvature −c, within its rim."""
+    """
+    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, those of a norm above clip_r
+    scaled to clip_r before (0: none): [B, D], a little inside the boundary of the ball.
+    """
     norms = torch.linalg.vector_norm(batch, dim=1, keepdim=True).clamp(min=torch.finfo(batch.dtype).tiny)
-    cut = norms.clamp(max=clip_r) if clip_r else norms
-    radius = (torch.tanh(c ** 0.5 * cut) / c ** 0.5).clamp(max=(1 - 1e-3) / c ** 0.5)
+    clipped = norms.clamp(max=clip_r) if clip_r else norms
+    radius = (torch.tanh(c ** 0.5 * clipped) / c ** 0.5).clamp(max=(1 - 1e-3) / c ** 0.5)
     return batch * (radius / norms)
 
 
 def ball_distances(points, c=0.1):
-    """(2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points of the ball: [B, B]."""
+    """D = (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -31,8 +34,8 @@ def ball_distances(points, c=0.1):
 
 def hyperboloid(batch, c=0.1, clip_r=2.3):
     """
-    The points [B, D] on the hyperboloid, [B, D + 1], with the first coordinate negated and as it is: the inner product
-    of one of each is −cosh(√c D), D their distance.
+    The points on the hyperboloid that embeddings [B, D] are mapped to, twice: [B, D + 1] with the first coordinate
+    negated, and [B, D + 1]. The inner product of a row of each is −cosh(√c D), D the distance of the two points.
     """
     points = to_ball(batch, c, clip_r)
     norms = c * points.square().sum(dim=1, keepdim=True)
@@ -49,9 +52,34 @@ def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
 
 
 def slots(labels):
-    """Numbers the samples of each class from 0 in the order of the batch: [B]; and the sizes of their classes: [B]."""
+    """The slot of each sample, which counts those of its class from 0 in the order of the batch, and its class size."""
     same = labels[:, None] == labels
-    return same.tril(diagonal=-1).sum(dim=1, dtype=torch.int32), same.sum(dim=1, dtype=torch.int32)
+    return same.tril(diagonal=-1).sum(dim=1), same.sum(dim=1)
+
+
+def members(labels, n_slots):
+    """The index of the sample of each sample's class in each slot: [B, n_slots]; any index where the slot is empty."""
+    order = labels.argsort(stable=True)                            # a class is order[start], order[start + 1], ...
+    start = (labels[:, None] > labels).sum(dim=1, keepdim=True)
+    each = torch.arange(n_slots, device=labels.device)
+    return order[(start + each).clamp(max=len(labels) - 1)]
+
+
+def rival_sums(exponentials, slot, size, n_slots):
+    """
+    The sum of exponentials [B, B] over the rivals of each anchor and each other slot: [B, n_slots].
+
+    The rivals of anchor i in slot a and the other slot b are the samples in slots a and b of those other classes that
+    have both, which are the classes of more than max(a, b) samples. exponentials is 0 within a class.
+    """
+    sizes = size.unique()
+    # in_slot[j, s, u]: whether sample j is in slot s and its class has at least sizes[u] samples
+    each = torch.arange(n_slots, device=slot.device)
+    in_slot = (slot[:, None, None] == each[:, None]) & (size[:, None, None] >= sizes)
+    sums = (exponentials @ in_slot.flatten(1).to(exponentials.dtype)).unflatten(1, in_slot.shape[1:])
+    both = torch.searchsorted(sizes, torch.maximum(slot[:, None], each), right=True)   # smallest size above max(a, b)
+    anchors = torch.arange(len(slot), device=slot.device)[:, None]
+    return sums[anchors, slot[:, None], both] + sums[anchors, each, both]
 
 
 def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
@@ -59,13 +87,20 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     Args:
         batch:       [B, D] embeddings, not normalised.
         labels:      [B] int64.
-        c:           curvature of the ball; 0: the sphere, with cosines (the authors then use temperature 0.1).
+        c:           the ball has curvature −c; 0: the sphere, with cosines (the authors then use temperature 0.1).
         temperature: τ.
-        clip_r:      norm to which embeddings are cut before they are mapped; 0: not.
+        clip_r:      norm to which longer embeddings are scaled before they are mapped to the ball; 0: no limit.
 
-    Returns: scalar. Each class has its samples in slots 1 to m. For every ordered pair of slots (a, b), the mean over
-    the classes that have both of the cross entropy of −D(z_a, z_b) / τ against the other such classes' points in slots
-    a and b; then the mean over the pairs of slots. 0, with a graph, for fewer than two slots.
+    The samples of each class have the slots 0, 1, ... in the order of the batch. For every ordered pair of different
+    slots (a, b), every class that has both gives one term: the cross entropy of −D(z_a, z_b) / τ against the rivals of
+    z_a, which are the samples in slots a and b of the other classes that have both.
+
+    Example: four images of the classes x, x, y, y have the slots 0, 1, 0, 1. The pair of slots (0, 1) has two terms:
+    anchor 0 with positive 1 and the rivals 2 and 3, and anchor 2 with positive 3 and the rivals 0 and 1. The pair
+    (1, 0) has the terms of anchors 1 and 3.
+
+    Returns: scalar, the mean over the pairs of slots of the mean of their terms; a differentiable zero where all
+    classes have one sample.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.], [-1., 0.]])
     >>> hyperbolic_loss(batch, torch.tensor([0, 0, 1, 1]))
@@ -73,40 +108,26 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        logits = hyperbolic_logits(batch, c, temperature, clip_r)
         slot, size = slots(labels)
         n_slots = int(size.max())
         if n_slots < 2:
             return batch.sum() * 0
+        logits = hyperbolic_logits(batch, c, temperature, clip_r)
         same = labels[:, None] == labels
         largest = logits.detach().masked_fill(same, -torch.inf).amax(dim=1, keepdim=True).nan_to_num(neginf=0)
-        # float64 where there is any: near the rim, logits differ by more than float32's exponents hold
+        # float64 where the device has it, since near the boundary of the ball exponentials underflow in float32
         wide = logits.dtype if logits.device.type == 'mps' else torch.float64
-        shares = (logits - largest).masked_fill(same, -torch.inf).to(wide).exp()
-
-        # summed[i, s, t]: over the points of other classes in slot s whose class has more than t samples
-        place = slot * (n_slots + 1) + size
-        summed = shares.new_zeros(len(batch), n_slots * (n_slots + 1)).index_add(1, place, shares)
-        summed = summed.view(len(batch), n_slots, n_slots + 1).flip(2).cumsum(dim=2).flip(2)[:, :, 1:]
-
-        # of anchor i in slot a and every slot b: both slots are there where the class has more than max(a, b) samples
-        other = torch.arange(n_slots, device=batch.device).expand(len(batch), -1)                    # [B, n_slots]: b
-        both = torch.maximum(slot[:, None], other)
-        in_own = summed.gather(1, slot[:, None, None].expand(-1, 1, n_slots))[:, 0].gather(1, both)
-        in_other = summed.gather(2, both[:, :, None])[:, :, 0]
-        rivals = in_own + in_other
-        order = labels.argsort(stable=True)
-        start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)
-        valid = (other < size[:, None]) & (other != slot[:, None])
-        partner = order[(start[:, None] + other).where(valid, 0)]
-        target = logits.gather(1, partner) - largest
+        rivals = rival_sums((logits - largest).masked_fill(same, -torch.inf).to(wide).exp(), slot, size, n_slots)
         log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
-        # the default threshold, 20, would leave out what float64 and a sum over pairs can show
-        terms = F.softplus(log_rivals - target, threshold=40) .where(valid & (rivals > 0), 0)
+        target = logits.gather(1, members(labels, n_slots)) - largest
 
-        pair = slot[:, None] * n_slots + other
-        sums = terms.new_zeros(n_slots ** 2).index_add(0, pair.flatten(), terms.flatten())
-        counts = terms.new_zeros(n_slots ** 2).index_add(0, pair.flatten(), valid.flatten().to(terms.dtype))
+        # rows: anchors, in slot a; columns: the other slot b
+        other = torch.arange(n_slots, device=batch.device)
+        valid = (other < size[:, None]) & (other != slot[:, None])
+        # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
+        terms = F.softplus(log_rivals - target, threshold=40).where(valid & (rivals > 0), 0)
+        sums, counts = (part.new_zeros(n_slots, n_slots).index_add(0, slot, part)
+                        for part in (terms, valid.to(terms.dtype)))
         return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum()
 
 
@@ -123,8 +144,8 @@ class Criterion(torch.nn.Module):
 
     def ranking_embeddings(self, embeddings):
         """
-        Queries and gallery [N, D + 1] of embeddings [N, D], float64: the larger the inner product of two, the nearer
-        they are by the loss's own distance, which evaluation ranks by.
+        Embeddings [N, D] as queries and as gallery, float64, two [N, D + 1]: evaluation ranks by their inner products,
+        which grow as the distance of the loss falls.
         """
         c, _, clip_r = self.arguments
         return hyperboloid(embeddings.double(), c, clip_r) if c else (F.normalize(embeddings, dim=1),) * 2

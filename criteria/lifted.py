@@ -9,21 +9,26 @@ ALLOWED_MINING_OPS = ['lifted']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
+MARGIN_UNIT = 'distance'
 
 
-def distance_matrix(batch):
-    """‖x_i − x_j‖: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+def squared_distances(batch):
+    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+
+
+def root(squared, apart):
+    """√squared; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def logsumexp(exponents):
     """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
+    largest, index = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
 def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
@@ -31,12 +36,12 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
     Args:
         batch:      [B, D] embeddings, not normalised.
         positives:  [B, B] bool, the positives of each anchor (row).
-        negatives:  [B, B] bool, its negatives.
-        neg_margin: the distance that negatives should have.
+        negatives:  [B, B] bool, the negatives of each anchor.
+        neg_margin: the distance that negatives should at least have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{margin −
-    d_an} ]₊, plus the norms' term.
+    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{neg_margin −
+    d_an} ]₊, plus l2 times the mean norm.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
@@ -45,7 +50,7 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        distances = distance_matrix(batch)
+        distances = root(*squared_distances(batch))
         least = torch.finfo(batch.dtype).min / 2             # finite: −inf would make the gradient of an empty row nan
         pull = logsumexp(distances.masked_fill(~positives, least))
         push = logsumexp((neg_margin - distances).masked_fill(~negatives, least))

@@ -1,25 +1,30 @@
-"""Lifted structured embedding, the original. Oh Song et al., CVPR 2016, https://arxiv.org/abs/1511.06452, Eq. 4."""
+"""Lifted structured embedding, original form. Oh Song et al., CVPR 2016, https://arxiv.org/abs/1511.06452, Eq. 4."""
 import torch
 import torch.nn.functional as F
 
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'distance'
 
 
-def distance_matrix(batch):
-    """‖x_i − x_j‖: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+def squared_distances(batch):
+    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+
+
+def root(squared, apart):
+    """√squared; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def logsumexp(exponents):
     """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
+    largest, index = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
 def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
@@ -27,11 +32,11 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     Args:
         batch:      [B, D] embeddings, not normalised.
         labels:     [B] int64.
-        neg_margin: the distance that negatives should have.
+        neg_margin: the distance that negatives should at least have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar: with J_ij = d_ij + log(Σ_{k∈N(i)} e^{margin − d_ik} + Σ_{k∈N(j)} e^{margin − d_jk}), half the mean
-    of [J]₊² over positive pairs; 0 without a negative. Plus the norms' term.
+    Returns: scalar, with J_ij = d_ij + log(Σ_{k∈N(i)} e^{m − d_ik} + Σ_{k∈N(j)} e^{m − d_jk}), m being neg_margin, half
+    the mean of [J]₊² over positive pairs, 0 without a negative; plus l2 times the mean norm.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> liftedstructure_loss(batch, torch.tensor([0, 0, 1]), neg_margin=2.0)
@@ -39,9 +44,9 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        distances = distance_matrix(batch)
+        distances = root(*squared_distances(batch))
         same = labels[:, None] == labels
-        # finite, since −inf would make the gradient of a batch of one class nan; [.]₊ makes 0 of it
+        # finite, since −inf would make the gradient of a batch of one class nan; relu turns it into 0
         push = logsumexp((neg_margin - distances).masked_fill(same, torch.finfo(batch.dtype).min / 2))
         structured = F.relu(distances + torch.logaddexp(push[:, None], push))
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)

@@ -1,6 +1,6 @@
 """
-Margin loss, with a boundary per class that is learned. Wu et al., Sampling Matters in Deep Embedding Learning,
-ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.
+Margin loss with a learned beta for each class: the distance that separates its positives from its negatives. Wu et al.,
+Sampling Matters in Deep Embedding Learning, ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.
 """
 import torch
 import torch.nn.functional as F
@@ -8,80 +8,93 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
-ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
+ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
+MARGIN_UNIT = 'distance'
 
 
-def distances(batch, triplets):
-    """‖x_a − x_p‖ and ‖x_a − x_n‖ of triplets [T, 3]: two [T]. The gradient of a zero distance is zero."""
-    anchors, positives, negatives = triplets.T
-    if len(triplets) > 4 * len(batch):
-        matrix = distance_matrix(batch)                            # cheaper than T x D differences
-        return matrix[anchors, positives], matrix[anchors, negatives]
-    own = batch.index_select(0, anchors)
-    return [torch.linalg.vector_norm(own - batch.index_select(0, others), dim=1) for others in (positives, negatives)]
-
-
-def distance_matrix(batch):
-    """‖x_i − x_j‖: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+def squared_distances(batch):
+    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    apart = squared > 8 * torch.finfo(batch.dtype).eps * norms
+    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+
+
+def root(squared, apart):
+    """√squared; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def margin_violations(batch, triplets, beta, margin=0.2):
-    """u = [ d_ap − β + margin ]₊ and v = [ β − d_an + margin ]₊ of each triplet: two [T]."""
-    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        d_ap, d_an = distances(batch, triplets)
-        return F.relu(d_ap - beta + margin), F.relu(beta - d_an + margin)
+    """[ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ of each triplet: two [T]. Arguments as in margin_loss."""
+    anchors, positives, negatives = triplets.T
+    if len(triplets) > 4 * len(batch):
+        distances = root(*squared_distances(batch))                # cheaper than T x D differences
+        d_ap, d_an = distances[anchors, positives], distances[anchors, negatives]
+    else:
+        own = batch.index_select(0, anchors)
+        d_ap, d_an = [torch.linalg.vector_norm(own - batch.index_select(0, others), dim=1)
+                      for others in (positives, negatives)]
+    return F.relu(d_ap - beta + margin), F.relu(beta - d_an + margin)
 
 
-def margin_loss_of_pairs(batch, positives, negatives, beta, margin=0.2, nu=0.0):
+def sums_over_triplets(batch, triplets, beta, margin, nu, log=None):
+    """The sum of all violations of the triplets [T, 3], with nu times that of their betas; and how many are not 0."""
+    beta = beta.expand(len(triplets))
+    too_far, too_near = margin_violations(batch, triplets, beta, margin)
+    if log is not None:
+        log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero())
+    total = (too_far + too_near).sum()
+    if nu:
+        total = total + nu * beta.sum()
+    return total, too_far.count_nonzero() + too_near.count_nonzero()
+
+
+def sums_over_pairs(batch, positives, negatives, beta, margin, nu):
     """
-    margin_loss over every triplet of a positive pair (a, p) and a negative pair (a, n), given as masks [B, B], in B²: a
-    pair counts as often as the anchor has pairs of the other kind. beta: scalar or [B], of each sample.
+    sums_over_triplets of every triplet that the masks [B, B] make, from B² pairs: a violation depends on one pair only,
+    which is in as many triplets as its anchor has pairs of the other kind.
     """
-    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        distances, beta = distance_matrix(batch), beta.expand(len(batch))[:, None]
-        n_positives, n_negatives = (mask.sum(dim=1, keepdim=True, dtype=torch.int32).to(batch.dtype)
-                                    for mask in (positives, negatives))
-        with torch.no_grad():
-            # In how many triplets a pair is too far apart, or too near, which is negative: the sum is linear in the
-            # distances then, and needs fewer passes over [B, B] than two hinges.
-            weights = ((distances > beta - margin) & positives) * n_negatives
-            weights -= ((distances < beta + margin) & negatives) * n_positives
-            count = weights.abs().sum()
-        total = (weights * (distances - beta)).sum() + margin * count + nu * (beta * n_positives * n_negatives).sum()
-        return total / count.clamp(min=1) * (count > 0)
+    distances, beta = root(*squared_distances(batch)), beta.expand(len(batch))[:, None]
+    n_positives, n_negatives = (mask.sum(dim=1, keepdim=True, dtype=torch.int32).to(batch.dtype)
+                                for mask in (positives, negatives))
+    with torch.no_grad():
+        # In how many triplets a pair is violated: positive for pairs that are too far apart, negative for pairs that
+        # are too near. With these weights the sum is linear in the distances, which takes less time than two hinges.
+        weights = ((distances > beta - margin) & positives) * n_negatives
+        weights -= ((distances < beta + margin) & negatives) * n_positives
+        count = weights.abs().sum()
+    total = (weights * (distances - beta)).sum() + margin * count + nu * (beta * n_positives * n_negatives).sum()
+    return total, count
 
 
-def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0):
+def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
     """
     Args:
         batch:    [B, D] embeddings, of norm 1.
-        triplets: [T, 3] int64 indices (anchor, positive, negative).
-        beta:     scalar or [T], the boundary β of each triplet's anchor, in units of distance.
-        margin:   half the width of the band around the boundary.
-        nu:       weight of the boundaries' sum, against ever larger ones.
+        triplets: [T, 3] int64 indices (anchor, positive, negative); or two bool masks [B, B], the positives and the
+                  negatives of each anchor (row), for every triplet that they make.
+        beta:     β, a distance: scalar, or [T], of each triplet's anchor; with masks scalar or [B], of each sample.
+        margin:   in units of distance, half the width of the band around β: positives should be nearer than β − margin,
+                  negatives farther than β + margin.
+        nu:       weight of the sum of the betas, against ever larger ones.
+        log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, that of violating ones;
+                  with masks it receives nothing.
 
-    Returns: scalar, the sum of violations over their number; 0, with a graph, where there are none.
+    Returns: scalar, the sum of [ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ over the number of those that are not
+    0; a differentiable zero where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0., 1.], [0., -1.]])
     >>> margin_loss(batch, torch.tensor([[0, 1, 2]]), beta=torch.tensor(1.2), margin=0.2)
     tensor(0.4142)
     """
-    return mean(*margin_violations(batch, triplets, beta, margin), beta, nu)
-
-
-def mean(too_far, too_near, beta, nu):
-    total = (too_far + too_near).sum()
-    if nu:
-        total = total + nu * beta.expand_as(too_far).sum()
-    count = too_far.count_nonzero() + too_near.count_nonzero()
-    return total / count.clamp(min=1) * (count > 0)
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        if isinstance(triplets, tuple):
+            total, count = sums_over_pairs(batch, *triplets, beta, margin, nu)
+        else:
+            total, count = sums_over_triplets(batch, triplets, beta, margin, nu, log)
+        return total / count.clamp(min=1) * (count > 0)
 
 
 class Criterion(torch.nn.Module):
@@ -99,12 +112,10 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings of norm 1, labels [B] int64 below n_classes, on one device -> scalar."""
-        mined = self.batchminer(batch, labels)
-        if isinstance(mined, tuple):
-            beta = self.beta if len(self.beta) == 1 else self.beta[labels]
-            return margin_loss_of_pairs(batch, *mined, beta, self.margin, self.nu)
-        triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
-        beta = self.beta.expand(len(triplets)) if len(self.beta) == 1 else self.beta[labels[triplets[:, 0]]]
-        too_far, too_near = margin_violations(batch, triplets, beta, self.margin)
-        self.log = {'tuples': len(triplets), 'active_tuples': (too_far + too_near).count_nonzero()}
-        return mean(too_far, too_near, beta, self.nu)
+        mined, anchors = self.batchminer(batch, labels), slice(None)
+        if not isinstance(mined, tuple):
+            mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+            anchors = mined[:, 0]
+        beta = self.beta if len(self.beta) == 1 else self.beta[labels[anchors]]
+        self.log = {}
+        return margin_loss(batch, mined, beta, self.margin, self.nu, log=self.log)

@@ -8,18 +8,19 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-SUPPORTS_MEMORY = True          # of earlier batches: references
+SUPPORTS_MEMORY = True          # of earlier batches, as references
+MARGIN_UNIT = 'cosine'
 
 
 def mine_pairs(similarities, positives, negatives, margin=0.1):
     """
-    The pairs that are informative: p with s_ip − margin < max_n s_in, and n with s_in + margin > min_p s_ip.
+    The informative pairs: positives with s_ip − margin < max_n s_in, and negatives with s_in + margin > min_p s_ip.
 
     Args:
         similarities: [B, R] cosines.
-        positives:    bool [B, R], which pairs are positive.
-        negatives:    bool [B, R], likewise.
-        margin:       ε; from 2 on every pair of an anchor that has positives and negatives.
+        positives:    bool [B, R], the positive pairs.
+        negatives:    bool [B, R], the negative pairs.
+        margin:       ε, a cosine; 2 or more keeps every pair of the anchors that have positives and negatives.
 
     Returns: two bool [B, R], the positive and the negative pairs that are kept.
     """
@@ -39,46 +40,41 @@ def log_one_plus_sum_exp(exponents, mask):
 
 
 def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=0.1, thresh=0.5, references=None,
-                         reference_labels=None, own=None):
+                         reference_labels=None, own=None, log=None):
     """
     Args:
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
         pos_weight: α, the sharpness of the pull on positive pairs.
         neg_weight: β, the sharpness of the push on negative pairs.
-        margin:     ε of the mining, in units of cosine; 2 or more: no mining.
-        thresh:     λ, the cosine that separates the two.
-        references, reference_labels, own: [R, D], [R] and [B], what each sample is compared with, and which of them is
-                    the sample itself; by default the batch.
+        margin:     ε of the mining, a cosine; 2 or more: no mining.
+        thresh:     λ, the cosine that separates positives from negatives.
+        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
+                    the index [B] of each sample itself among them; by default the batch.
+        log:        a dict that receives `tuples`, the number of pairs that the mining keeps.
 
-    Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
+    Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /
+    β; anchors without a positive or a negative add 0.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> multisimilarity_loss(batch, torch.tensor([0, 0, 1]), neg_weight=50.)
     tensor(0.1997)
     """
-    mined = mined_similarities(batch, labels, margin, references, reference_labels, own)
-    return mean_over_anchors(*mined, pos_weight, neg_weight, thresh)
-
-
-def mined_similarities(batch, labels, margin, references=None, reference_labels=None, own=None):
-    dtype = torch.promote_types(batch.dtype, torch.float32)
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        batch = F.normalize(batch.to(dtype), dim=1)
+        batch = F.normalize(batch, dim=1)
         if references is None:
             references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
         else:
-            references = F.normalize(references.to(dtype), dim=1)
+            references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T
         same = labels[:, None] == reference_labels
-        positives = same.scatter(1, own[:, None], False)
-        return similarities, *mine_pairs(similarities.detach(), positives, ~same, margin)
-
-
-def mean_over_anchors(similarities, positives, negatives, pos_weight, neg_weight, thresh):
-    pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
-    push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
-    return (pull + push).mean()
+        positives, negatives = mine_pairs(similarities.detach(), same.scatter(1, own[:, None], False), ~same, margin)
+        if log is not None:
+            log.update(tuples=positives.count_nonzero() + negatives.count_nonzero())
+        pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
+        push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
+        return (pull + push).mean()
 
 
 class Criterion(torch.nn.Module):
@@ -86,12 +82,10 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.pos_weight, self.neg_weight = opt.loss_multisimilarity_pos_weight, opt.loss_multisimilarity_neg_weight
-        self.margin, self.thresh = opt.loss_multisimilarity_margin, opt.loss_multisimilarity_thresh
+        names = ('pos_weight', 'neg_weight', 'margin', 'thresh')
+        self.arguments = [getattr(opt, f'loss_multisimilarity_{name}') for name in names]
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar. references: see multisimilarity_loss."""
-        similarities, positives, negatives = mined_similarities(batch, labels, self.margin, references,
-                                                                reference_labels, own)
-        self.log = {'tuples': positives.count_nonzero() + negatives.count_nonzero()}
-        return mean_over_anchors(similarities, positives, negatives, self.pos_weight, self.neg_weight, self.thresh)
+        self.log = {}
+        return multisimilarity_loss(batch, labels, *self.arguments, references, reference_labels, own, log=self.log)

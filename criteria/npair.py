@@ -1,6 +1,6 @@
 """
 N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3; by
-default with every other-class sample as negative, as Roth et al., ICML 2020, use it.
+default with all samples of other classes as negatives, as Roth et al., ICML 2020, use it.
 """
 import torch
 import torch.nn.functional as F
@@ -11,15 +11,30 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
+def used_part(batch, pairs, is_anchor, target):
+    """
+    What the loss needs of the [B, B] matrix of pairs: the anchors [A, D], which are its rows, the samples [C, D] paired
+    with any of them, which are its columns, the mask of pairs [A, C], and the column of each positive [A].
+
+    Example: with `--loss_npair_negatives pairs`, four images of the classes x, x, y, y may give the anchors 0 and 2
+    with the positives 1 and 3. Then rows 0 and 2 and columns 1 and 3 are used, a quarter of the matrix.
+    """
+    rows = is_anchor.nonzero()[:, 0]
+    pairs = pairs.index_select(0, rows)
+    columns = pairs.any(dim=0).nonzero()[:, 0]
+    target = torch.searchsorted(columns, target.index_select(0, rows))
+    return batch.index_select(0, rows), batch.index_select(0, columns), pairs.index_select(1, columns), target
+
+
 def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
         batch:     [B, D] embeddings, not normalised.
-        positives: [B, B] bool, one positive of each anchor (row), none in the rows that are no anchor.
-        negatives: [B, B] bool, its negatives.
+        positives: [B, B] bool, one positive of each anchor (row), none in rows of samples that are no anchor.
+        negatives: [B, B] bool, the negatives of each anchor.
         l2:        weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors of log(1 + Σ_n e^{x_a·x_n − x_a·x_p}), plus the norms' term.
+    Returns: scalar, the mean over anchors of log(1 + Σ_n e^{x_a·x_n − x_a·x_p}), plus l2 times the mean norm.
 
     >>> batch = torch.tensor([[1., 0.], [0.5, 1.], [0., 1.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
@@ -28,19 +43,20 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
+        # as bytes one pass gives both whether a row is an anchor and the column of its positive
+        largest, target = positives.view(torch.uint8).max(dim=1)
+        is_anchor = largest > 0
+        n_anchors = is_anchor.count_nonzero()
+        # the term of an anchor is the cross entropy of its products with the pairs, its positive being the target
         anchors, others, pairs = batch, batch, positives | negatives
-        is_anchor, target = positives.view(torch.uint8).max(dim=1)         # any() of bool takes ten times as long
-        if batch.device.type == 'cpu':                         # elsewhere the host would wait for how many there are
-            rows = is_anchor.nonzero().squeeze(1)
-            columns = pairs.view(torch.uint8).amax(dim=0).nonzero().squeeze(1)
-            pairs = pairs.index_select(0, rows).index_select(1, columns)
-            anchors, others = batch.index_select(0, rows), batch.index_select(0, columns)
-            target, n_anchors = torch.searchsorted(columns, target.index_select(0, rows)), max(len(rows), 1)
+        # on other devices the host would have to wait for the number of anchors
+        if batch.device.type == 'cpu' and 2 * n_anchors <= len(batch):
+            anchors, others, pairs, target = used_part(batch, pairs, is_anchor, target)
         else:
-            target, n_anchors = target.where(is_anchor > 0, -100), is_anchor.sum().clamp(min=1)      # −100: left out
-        # finite, since −inf would make the gradient of a row without positive and negatives nan
-        logits = (anchors @ others.T).masked_fill_(~pairs, torch.finfo(batch.dtype).min / 2)
-        loss = F.cross_entropy(logits, target, reduction='sum') / n_anchors
+            target = target.where(is_anchor, -100)                 # −100: cross_entropy leaves the row out
+        # finite, since −inf would make the gradient of a row without pairs nan
+        logits = (anchors @ others.T).masked_fill(~pairs, torch.finfo(batch.dtype).min / 2)
+        loss = F.cross_entropy(logits, target, reduction='sum') / n_anchors.clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
 

@@ -5,13 +5,14 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'cosine'
 
 
 def log_one_plus_sum_exp(exponents, mask):
-    """log(1 + Σ_i e^{exponents_ic}) over the i in the mask: [C]."""
+    """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
     # ten times faster on the CPU than logsumexp, which is slow where exponentials underflow
-    return -torch.cat([exponents.new_zeros(1, exponents.shape[1]), exponents]).log_softmax(dim=0)[0]
+    return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 
 def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
@@ -20,10 +21,11 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        margin:  δ, in units of cosine.
-        alpha:   the sharpness of pull and push.
+        margin:  δ, a cosine.
+        alpha:   α, the sharpness of pull and push.
 
-    Returns: scalar: the pull's mean over the classes in the batch plus the push's mean over all classes.
+    Returns: scalar, the mean of log(1 + Σ_own e^{−α (s − δ)}) over the classes in the batch plus the mean of
+    log(1 + Σ_other e^{α (s + δ)}) over all classes: sums over the samples of the class and over those of other classes.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> proxyanchor_loss(batch, torch.tensor([0, 1]), proxies, margin=0.1, alpha=2.)
@@ -31,9 +33,9 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        cosines = F.normalize(batch, dim=1) @ F.normalize(proxies.to(batch.dtype), dim=1).T      # [B, C]
-        own = labels[:, None] == torch.arange(len(proxies), device=labels.device)
-        pull = log_one_plus_sum_exp(-alpha * (cosines - margin), own).sum() / own.any(dim=0).sum()
+        cosines = F.normalize(proxies.to(batch.dtype), dim=1) @ F.normalize(batch, dim=1).T      # [C, B]
+        own = torch.arange(len(proxies), device=labels.device)[:, None] == labels
+        pull = log_one_plus_sum_exp(-alpha * (cosines - margin), own).sum() / own.any(dim=1).sum()
         push = log_one_plus_sum_exp(alpha * (cosines + margin), ~own).mean()
         return pull + push
 

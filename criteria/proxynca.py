@@ -1,5 +1,5 @@
 """
-ProxyNCA: the positive proxy is not in the denominator. Movshovitz-Attias et al., ICCV 2017,
+ProxyNCA, without the positive proxy in the denominator, as in the paper. Movshovitz-Attias et al., ICCV 2017,
 https://arxiv.org/abs/1703.07464, Eq. 4.
 """
 import torch
@@ -16,9 +16,9 @@ def proxynca_loss(batch, labels, proxies, scale=3.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        scale:   k, of both; distances are δ = ‖k x − k w‖².
+        scale:   k, the norm of embeddings and proxies: the distances are δ = ‖k x − k w‖².
 
-    Returns: scalar, the mean of δ_own + log Σ_{other} e^{−δ_other}, which can be negative; 0, with a graph, for one
+    Returns: scalar, the mean of δ_own + log Σ_other e^{−δ_other}, which can be negative; a differentiable zero for one
     class.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
@@ -30,9 +30,9 @@ def proxynca_loss(batch, labels, proxies, scale=3.0):
         cosines = F.normalize(batch, dim=1) @ F.normalize(proxies.to(batch.dtype), dim=1).T
         if len(proxies) == 1:
             return cosines.sum() * 0
-        nearness = 2 * scale ** 2 * (cosines - 1)                # −δ
-        own = nearness.gather(1, labels[:, None])
-        return (nearness.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1) - own[:, 0]).mean()
+        similarities = 2 * scale ** 2 * (cosines - 1)              # −δ
+        own = similarities.gather(1, labels[:, None])
+        return (similarities.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1) - own[:, 0]).mean()
 
 
 class Criterion(torch.nn.Module):

@@ -1,5 +1,7 @@
-"""ProxyNCA++, without its pooling and layer norm, which belong to the network. Teh et al., ECCV 2020,
-https://arxiv.org/abs/2004.01113. Musgrave et al., ECCV 2020, call this form ProxyNCA."""
+"""
+ProxyNCA++, without its pooling and layer norm, which belong to the network. Teh et al., ECCV 2020,
+https://arxiv.org/abs/2004.01113. Musgrave et al., ECCV 2020, call this form ProxyNCA.
+"""
 import torch
 import torch.nn.functional as F
 
@@ -14,9 +16,9 @@ def proxynca_pp_loss(batch, labels, proxies, scale=3.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        scale:   k, of both; the temperature of the squared distances is 1 / k².
+        scale:   k, the norm of embeddings and proxies: the distances are δ = ‖k x − k w‖².
 
-    Returns: scalar, the mean cross entropy of the negative squared distances to the proxies.
+    Returns: scalar, the mean cross entropy of the logits −δ.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> proxynca_pp_loss(batch, torch.tensor([0, 1]), proxies, scale=1.0)

@@ -1,6 +1,6 @@
 """
-Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with plain distances in
-the place of the paper's learned ones, as Roth et al., ICML 2020, use it.
+Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with Euclidean distances
+instead of the paper's learned ones, as Roth et al., ICML 2020, use it.
 """
 import torch
 import torch.nn.functional as F
@@ -8,39 +8,54 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'distance'
 
 
-def distances(batch, first, second):
-    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. The gradient of a zero distance is zero."""
+def squared_distances(batch):
+    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
+    gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
+
+
+def squared_of_pairs(batch, first, second):
+    """‖x_i − x_j‖² of the pairs (i, j) = (first, second): [T]. A value within the rounding error of 0 is set to 0."""
     if len(first) <= 4 * len(batch):
-        squared = (batch[first] - batch[second]).pow(2).sum(dim=1)
-    else:
-        gram = batch @ batch.T                                     # one B x B product instead of T x D differences
-        norms = gram.diagonal()
-        squared = norms[:, None] + norms - 2 * gram
-        squared = squared.where(squared > 8 * torch.finfo(batch.dtype).eps * norms, 0)[first, second]
-    apart = squared > 0
+        return (batch[first] - batch[second]).pow(2).sum(dim=1)
+    squared, apart = squared_distances(batch)                      # one B x B product instead of T x D differences
+    return squared.where(apart, 0)[first, second]
+
+
+def root(squared, apart):
+    """√squared; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
+def distances_of_pairs(batch, first, second):
+    """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. Where it is 0 its gradient is 0."""
+    squared = squared_of_pairs(batch, first, second)
+    return root(squared, squared > 0)
+
+
 @torch.no_grad()
-def draw_fourths(labels, triplets):
+def sample_fourths(labels, triplets):
     """
-    For each triplet a random sample whose class is neither the anchor's nor the negative's: [T]; −1 where there is
-    none.
+    For each triplet a random sample whose class is neither that of the anchor nor that of the negative: [T]; −1 where
+    the batch has no third class.
     """
-    order = labels.argsort()
+    order = labels.argsort()                                       # a class is order[start:start + size]
     size = (labels[:, None] == labels).sum(dim=1, dtype=torch.int32)
-    start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)       # a class is order[start:start + size]
+    start = (labels[:, None] > labels).sum(dim=1, dtype=torch.int32)
     anchor, negative = triplets[:, 0], triplets[:, 2]
     lower, upper = torch.where(start[anchor] < start[negative], torch.stack([anchor, negative]),
                                torch.stack([negative, anchor]))
     n_choices = len(labels) - size[lower] - size[upper]
-    place = (torch.rand(len(triplets), device=labels.device, dtype=torch.float32) * n_choices).long()
-    place = place.minimum((n_choices - 1).clamp(min=0))            # float32 may round up
-    place = place + size[lower] * (place >= start[lower])          # the two classes are left out
-    place = place + size[upper] * (place >= start[upper])
-    return order[place.clamp(max=len(labels) - 1)].where(n_choices > 0, -1)
+    index = (torch.rand(len(triplets), device=labels.device, dtype=torch.float32) * n_choices).long()
+    index = index.minimum((n_choices - 1).clamp(min=0))            # float32 may round up
+    index = index + size[lower] * (index >= start[lower])          # skip the two classes
+    index = index + size[upper] * (index >= start[upper])
+    return order[index.clamp(max=len(labels) - 1)].where(n_choices > 0, -1)
 
 
 def quadruplet_loss(batch, triplets, fourths, margin_alpha_1=0.2, margin_alpha_2=0.2):
@@ -48,12 +63,12 @@ def quadruplet_loss(batch, triplets, fourths, margin_alpha_1=0.2, margin_alpha_2
     Args:
         batch:          [B, D] embeddings, used as they are.
         triplets:       [T, 3] int64 indices (anchor, positive, negative).
-        fourths:        [T] int64 indices of samples of a third class each; −1: none.
-        margin_alpha_1: of anchor, positive and negative.
-        margin_alpha_2: of anchor, positive and the pair negative, fourth.
+        fourths:        [T] int64 indices, for each triplet a sample f of a third class; −1: none.
+        margin_alpha_1: α₁, in units of distance, between d_ap and d_an.
+        margin_alpha_2: α₂, in units of distance, between d_ap and d_nf.
 
     Returns: scalar, the mean of [ d_ap − d_an + α₁ ]₊ plus the mean of [ d_ap − d_nf + α₂ ]₊ over the triplets that
-    have a fourth; 0, with a graph, where there are none.
+    have a fourth sample; a differentiable zero without triplets.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.], [0., 1.]])
     >>> quadruplet_loss(batch, torch.tensor([[0, 1, 2]]), torch.tensor([3]), margin_alpha_1=1.5, margin_alpha_2=0.25)
@@ -62,10 +77,10 @@ def quadruplet_loss(batch, triplets, fourths, margin_alpha_1=0.2, margin_alpha_2
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         anchors, positives, negatives = triplets.T
-        d_ap = distances(batch, anchors, positives)
-        first = F.relu(d_ap - distances(batch, anchors, negatives) + margin_alpha_1)
+        d_ap = distances_of_pairs(batch, anchors, positives)
+        first = F.relu(d_ap - distances_of_pairs(batch, anchors, negatives) + margin_alpha_1)
         has_fourth = fourths >= 0
-        d_nf = distances(batch, negatives, fourths.clamp(min=0))
+        d_nf = distances_of_pairs(batch, negatives, fourths.clamp(min=0))
         second = F.relu(d_ap - d_nf + margin_alpha_2) * has_fourth
         return first.sum() / max(len(triplets), 1) + second.sum() / has_fourth.sum().clamp(min=1)
 
@@ -82,4 +97,4 @@ class Criterion(torch.nn.Module):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         triplets = torch.as_tensor(self.batchminer(batch, labels), device=batch.device).long().reshape(-1, 3)
         self.log = {'tuples': len(triplets)}
-        return quadruplet_loss(batch, triplets, draw_fourths(labels, triplets), *self.margins)
+        return quadruplet_loss(batch, triplets, sample_fourths(labels, triplets), *self.margins)

@@ -12,8 +12,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
-    so that nothing larger than the matrix is kept.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
+    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
     """
 
     @staticmethod
@@ -30,12 +30,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
+        if torch.is_grad_enabled():                                # under create_graph=True
+            raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
+    than M samples; and the mask [B, M] of the entries that are no padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -46,10 +49,10 @@ def class_members(labels):
 
 
 def mix(batch, labels):
-    """The batch and its labels, followed by a random point between each two samples of a class (SiMix)."""
+    """The batch and its labels, followed by a random point between every two samples of a class (SiMix)."""
     first, second = (labels[:, None] == labels).triu(diagonal=1).nonzero().T
-    share = torch.rand(len(first), 1, device=batch.device, dtype=batch.dtype)
-    virtual = share * batch[first] + (1 - share) * batch[second]
+    fraction = torch.rand(len(first), 1, device=batch.device, dtype=batch.dtype)
+    virtual = fraction * batch[first] + (1 - fraction) * batch[second]
     return torch.cat([batch, virtual]), torch.cat([labels, labels[first]])
 
 
@@ -58,14 +61,14 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                the cuts; none counts for more than B.
+        k:                the numbers of retrieved samples, each replaced by B where it is larger.
         k_temperature:    of the sigmoid that compares a rank with k.
         rank_temperature: of the sigmoids that compare cosines.
-        simix:            whether random points between the samples of a class join as queries and as retrieved.
+        simix:            whether random points between the samples of a class are added to queries and gallery.
 
-    Returns: scalar, the mean over queries with a positive of 1 − the mean over k of
-    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), r_p the soft rank of the positive p among all but the query;
-    0, with a graph, where there is no such query.
+    Returns: scalar, the mean over queries with a positive of 1 − R, where R is the mean over k of
+    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|) and r_p the soft rank of the positive p among all samples but
+    the query; a differentiable zero where no query has a positive.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> recallatk_loss(batch, torch.tensor([0, 0, 1]), k=(1, 2), rank_temperature=0.1)
@@ -82,7 +85,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
         cuts = torch.tensor(k, device=batch.device, dtype=batch.dtype).clamp(max=len(labels))[:, None]         # [K, 1]
 
         def recalls(scores, rows):
-            scores = scores.scatter(1, rows[:, None], -torch.inf)                                 # the query itself
+            scores = scores.scatter(1, rows[:, None], -torch.inf)                        # leaves out the query itself
             own = scores.gather(1, members[rows]).where(is_positive[rows], 0)
             ranks = 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / rank_temperature).sum(dim=2)
             found = (torch.sigmoid((cuts - ranks[:, None, :]) / k_temperature) * is_positive[rows, None, :]).sum(dim=2)

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'cosine'
 
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
-    so that nothing larger than the matrix is kept.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
+    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
     """
 
     @staticmethod
@@ -29,12 +30,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
+        if torch.is_grad_enabled():                                # under create_graph=True
+            raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
+    than M samples; and the mask [B, M] of the entries that are no padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -46,20 +50,20 @@ def class_members(labels):
 
 def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     """
-    SupAP of cosines [B, B]: the mean over queries with a positive of 1 − the mean over their positives, the query
-    itself among them, of ρ⁺ / (ρ⁺ + ρ⁻): ρ⁺ the exact rank among the positives, without gradient; ρ⁻ = Σ_n H(s_qn −
-    s_qj) from above.
+    SupAP of cosines [B, B]: the mean of 1 − AP over queries q with a positive. AP is the mean of ρ⁺ / (ρ⁺ + ρ⁻) over
+    the positives j, the query itself among them: ρ⁺ is the exact rank of j among the positives, without gradient, and
+    ρ⁻ = Σ_n H(s_qn − s_qj) an upper bound of the number of negatives that are more similar.
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
-    tie = 8 * torch.finfo(cosines.dtype).eps                        # differences of duplicates, by rounding
-    weight = (size > 1).to(cosines.dtype) / size            # 1 / |P'| of each query that has a positive
+    tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences are rounding errors
+    weight = (size > 1).to(cosines.dtype) / size            # of a query's precisions: 0 where it has no positive
 
     def average_precisions(scores, rows):
         own = scores.gather(1, members[rows])
         before = (own[:, None, :] >= own[:, :, None] - tie) & is_member[rows, None, :]
-        rank = before.sum(dim=2)                                    # its own comparison gives the 1
+        rank = before.sum(dim=2)                                    # the comparison with itself counts 1
         gap = scores[:, None, :] - own[:, :, None]
         step = torch.sigmoid(gap / tau) + 0.5 * (gap > tie)
         above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
@@ -74,7 +78,7 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
 
 
 def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
-    """Mean of the non-zero [pos_margin − s]₊ over positive pairs plus that of [s − neg_margin]₊ over negative pairs."""
+    """The mean of the non-zero [ pos_margin − s ]₊ of positive pairs plus that of [ s − neg_margin ]₊ of negatives."""
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     pull, push = F.relu(pos_margin - cosines).where(positives, 0), F.relu(cosines - neg_margin).where(~same, 0)
@@ -87,15 +91,15 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
     Args:
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
-        tau:        temperature of the sigmoid near equal cosines.
-        rho:        slope beyond delta.
-        delta:      where the slope begins.
-        offset:     the value there; negative: what makes it continuous.
-        weight:     λ, of the calibration; 1 − λ of SupAP.
-        pos_margin: the cosine that positives should have.
-        neg_margin: the cosine that negatives should not exceed.
+        tau:        temperature of the sigmoid in H(t), the smooth step that compares two cosines, t their difference.
+        rho:        slope of H for t > delta.
+        delta:      difference of cosines from which on H is linear.
+        offset:     value of H where the linear part starts; negative: the value that makes H continuous.
+        weight:     λ, weight of the calibration; that of SupAP is 1 − λ.
+        pos_margin: the cosine that positives should at least have.
+        neg_margin: the cosine that negatives should at most have.
 
-    Returns: scalar.
+    Returns: scalar, (1 − λ) SupAP + λ calibration.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> roadmap_loss(batch, torch.tensor([0, 0, 1]), weight=0.25)

@@ -9,8 +9,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    Σ term(rows of a matrix, their numbers), a chunk of rows at a time; the gradient is taken chunk by chunk on the way,
-    so that nothing larger than the matrix is kept.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
+    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
     """
 
     @staticmethod
@@ -27,12 +27,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
+        if torch.is_grad_enabled():                                # under create_graph=True
+            raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The samples of each sample's class, itself among them: indices [B, M], padded, and where there is one, bool [B, M].
+    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
+    than M samples; and the mask [B, M] of the entries that are no padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -47,10 +50,10 @@ def smoothap_loss(batch, labels, temperature=0.01):
     Args:
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
-        temperature: of the sigmoids, in cosines.
+        temperature: τ of the sigmoids σ(t / τ) that replace the comparisons of cosines.
 
     Returns: scalar, the mean of 1 − AP over queries with a positive; as in the authors' code, the query itself counts
-    among the retrieved and among the positives. 0, with a graph, where there is no such query.
+    among the retrieved samples and among the positives. A differentiable zero where no query has a positive.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> smoothap_loss(batch, torch.tensor([0, 0, 1]), temperature=0.1)
@@ -61,10 +64,10 @@ def smoothap_loss(batch, labels, temperature=0.01):
         batch = F.normalize(batch, dim=1)
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
-        weight = (size > 1).to(batch.dtype) / size            # 1 / |P'| of each query that has a positive
+        weight = (size > 1).to(batch.dtype) / size            # of a query's precisions: 0 where it has no positive
 
         def rank(scores, own):
-            """Soft ranks of `own` [q, M] among `scores` [q, N], which hold them: their own comparison gives the ½."""
+            """Soft ranks of `own` [q, M] among `scores` [q, N]; the comparison of each with itself adds ½ to the ½."""
             return 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / temperature).sum(dim=2)
 
         def average_precisions(scores, rows):

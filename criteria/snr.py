@@ -1,23 +1,18 @@
-"""Signal-to-noise ratio distance in a triplet loss. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
+"""Triplet loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
 import torch
 import torch.nn.functional as F
 
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'variance ratio'
 
 
 def snr_distances(batch, first, second):
-    """var(x_i − x_j) / var(x_i), variances over the components, of the pairs (i, j) = (first, second): [T]."""
+    """var(x_i − x_j) / var(x_i), the variances over the components, of the pairs (i, j) = (first, second): [T]."""
     centred = batch - batch.mean(dim=1, keepdim=True)
-    signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)     # a quotient stays finite
+    signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)     # so that the ratio is finite
     return (centred[first] - centred[second]).square().sum(dim=1) / signal[first]
-
-
-def snr_violations(batch, triplets, margin=0.2):
-    """[ S_ap − S_an + margin ]₊ of each triplet: [T]. Arguments: snr_loss's."""
-    anchors, positives, negatives = triplets.T
-    return F.relu(snr_distances(batch, anchors, positives) - snr_distances(batch, anchors, negatives) + margin)
 
 
 def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
@@ -26,9 +21,10 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
         batch:      [B, D] embeddings, used as they are.
         triplets:   [T, 3] int64 indices (anchor, positive, negative).
         margin:     in units of the variance ratio.
-        reg_lambda: weight of the mean |Σ_k x_ik|, which draws the embeddings' own means to zero.
+        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
 
-    Returns: scalar, the mean over the triplets that violate the margin, plus the regulariser.
+    Returns: scalar, with S_ij = var(x_i − x_j) / var(x_i) the mean of [ S_ap − S_an + margin ]₊ over the triplets that
+    violate the margin, plus the regulariser.
 
     >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
     >>> snr_loss(batch, torch.tensor([[0, 1, 2]]), margin=0.2, reg_lambda=0.3)
@@ -36,11 +32,11 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        return mean(snr_violations(batch, triplets, margin)) + reg_lambda * batch.sum(dim=1).abs().mean()
-
-
-def mean(violations):
-    return violations.sum() / (violations > 0).sum().clamp(min=1)
+        anchors, positives, negatives = triplets.T
+        s_ap, s_an = snr_distances(batch, anchors, positives), snr_distances(batch, anchors, negatives)
+        violations = F.relu(s_ap - s_an + margin)
+        loss = violations.sum() / violations.count_nonzero().clamp(min=1)
+        return loss + reg_lambda * batch.sum(dim=1).abs().mean()
 
 
 class Criterion(torch.nn.Module):

@@ -1,10 +1,11 @@
-"""Signal-to-noise ratio distance in a contrastive loss. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
+"""Contrastive loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
 import torch
 import torch.nn.functional as F
 
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+MARGIN_UNIT = 'variance ratio'
 
 
 def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lambda=0.0):
@@ -12,12 +13,12 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     Args:
         batch:      [B, D] embeddings, used as they are.
         labels:     [B] int64.
-        pos_margin: positives nearer than this do not count; in units of the variance ratio.
-        neg_margin: negatives farther than this do not count.
-        reg_lambda: weight of the mean |Σ_k x_ik|, which draws the embeddings' own means to zero.
+        pos_margin: m⁺, in units of the variance ratio S: positive pairs with a smaller ratio have no loss.
+        neg_margin: m⁻, in units of the variance ratio S: negative pairs with a larger ratio have no loss.
+        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
 
-    Returns: scalar: with S_ij = var(x_i − x_j) / var(x_i), over all ordered pairs, the mean of the non-zero
-    [S − pos_margin]₊ of positives plus that of the non-zero [neg_margin − S]₊ of negatives, plus the regulariser.
+    Returns: scalar, with S_ij = var(x_i − x_j) / var(x_i) the mean of [ S − m⁺ ]₊ over the ordered positive pairs where
+    it is not 0, plus that of [ m⁻ − S ]₊ over the ordered negative pairs where it is not 0, plus the regulariser.
 
     >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
     >>> snr_contrastive_loss(batch, torch.tensor([0, 0, 1]), reg_lambda=0.3)
@@ -29,7 +30,7 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         gram = centred @ centred.T
         signal = gram.diagonal()
         noise, eps = signal[:, None] + signal - 2 * gram, torch.finfo(batch.dtype).eps
-        noise = noise.where(noise > 8 * eps * signal, 0)               # within rounding of 0, as of duplicates
+        noise = noise.where(noise > 8 * eps * signal, 0)               # the rounding error of duplicates
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)

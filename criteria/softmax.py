@@ -15,7 +15,7 @@ def softmax_loss(batch, labels, weights, temperature=0.05):
     Args:
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64 below C.
-        weights:     [C, D], a vector per class, normalised here.
+        weights:     [C, D], the class weights, normalised here.
         temperature: the cosines are divided by it.
 
     Returns: scalar, the mean cross entropy.

@@ -1,10 +1,11 @@
-"""SoftTriple: several centres per class, softly assigned. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235."""
+"""SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235."""
 import torch
 import torch.nn.functional as F
 
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'cosine'
 
 
 def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, scale=8.0, reg_weight=0.2):
@@ -13,12 +14,12 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
         batch:        [B, D] embeddings, normalised here.
         labels:       [B] int64 below C.
         centroids:    [C, K, D], K per class, normalised here.
-        margin_delta: δ, subtracted from the similarity of the own class.
-        gamma:        temperature of the soft assignment to a class's centres.
+        margin_delta: δ, a cosine, subtracted from the similarity between a sample and its own class.
+        gamma:        γ, temperature of the soft assignment to the centres of a class.
         scale:        λ, multiplies the similarities.
-        reg_weight:   τ, weight of the mean distance between centres of a class.
+        reg_weight:   τ, weight of the mean distance between the centres of a class.
 
-    Returns: scalar, the mean cross entropy plus the weighted regulariser.
+    Returns: scalar, the mean cross entropy plus the weighted mean distance.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8]])
     >>> centroids = torch.tensor([[[1., 0.], [0., -1.]], [[0., 1.], [-1., 0.]]])
@@ -51,7 +52,7 @@ class Criterion(torch.nn.Module):
         self.arguments = (opt.loss_softtriplet_margin_delta, opt.loss_softtriplet_gamma, opt.loss_softtriplet_lambda,
                           opt.loss_softtriplet_reg_weight)
         shape = opt.n_classes, opt.loss_softtriplet_n_centroids, opt.embed_dim
-        limit = (shape[0] * shape[1]) ** -0.5               # kaiming-uniform of the authors' [D, C K] matrix
+        limit = (shape[0] * shape[1]) ** -0.5               # as kaiming_uniform_ of the authors' [D, C K] matrix
         self.centroids = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
         self.optim_dict_list = [{'params': [self.centroids], 'lr': opt.lr * opt.loss_softtriplet_lrmulti}]
 

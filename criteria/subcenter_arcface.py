@@ -1,4 +1,4 @@
-"""Sub-centre ArcFace: several centres per class, the nearest counts. Deng et al., ECCV 2020."""
+"""Sub-centre ArcFace: several centres per class, of which the nearest counts. Deng et al., ECCV 2020."""
 import math
 
 import torch
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'radian'
 
 
 def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_scale=64.0):
@@ -15,10 +16,10 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
         batch:          [B, D] embeddings, normalised here.
         labels:         [B] int64 below C.
         centers:        [C, K, D], K per class, normalised here; the cosine of a class is that of its nearest centre.
-        angular_margin: m, in radians, added to the angle θ of the own class.
+        angular_margin: m, in radians, added to the angle θ between a sample and its own class.
         feature_scale:  s, multiplies the cosines.
 
-    Returns: scalar, the mean cross entropy; where θ + m is beyond π, cos(θ + m) is continued by cos θ − m sin m.
+    Returns: scalar, the mean cross entropy; where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8]])
     >>> centers = torch.tensor([[[1., 0.], [-1., 0.]], [[0., -1.], [0., 1.]]])

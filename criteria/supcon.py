@@ -1,5 +1,5 @@
 """
-Supervised contrastive loss, the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
+Supervised contrastive loss, in the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
 https://arxiv.org/abs/2004.11362, Eq. 2.
 """
 import torch
@@ -8,13 +8,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
-SUPPORTS_MEMORY = True          # of earlier batches: references
+SUPPORTS_MEMORY = True          # of earlier batches, as references
 
 
 def logsumexp(exponents):
     """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, place = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, place, reduction='none')
+    largest, index = exponents.max(dim=1)
+    return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
 def supcon_loss(batch, labels, temperature=0.1, references=None, reference_labels=None, own=None):
@@ -23,27 +23,27 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
         temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D], [R] and [B], what the anchors are compared with, and which of them is
-                     the anchor itself; by default the batch.
+        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
+                     the index [B] of each sample itself among them; by default the batch.
 
-    Returns: scalar, the mean over anchors with a positive of log Σ_k e^{s_ik}, k any other, less their mean s_ip; 0,
-    with a graph, where there are none.
+    Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} minus the mean of s_ip over the
+    positives p, where k is any sample but i; a differentiable zero where there are none.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> supcon_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
     tensor(0.6178)
     """
-    dtype = torch.promote_types(batch.dtype, torch.float32)
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        batch = F.normalize(batch.to(dtype), dim=1)
+        batch = F.normalize(batch, dim=1)
         if references is None:
             references, reference_labels, own = batch, labels, torch.arange(len(labels), device=labels.device)
         else:
-            references = F.normalize(references.to(dtype), dim=1)
+            references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T / temperature
         positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
         # finite, since −inf would make the gradient of an anchor that is alone nan
-        others = logsumexp(similarities.scatter(1, own[:, None], torch.finfo(dtype).min / 2))
+        others = logsumexp(similarities.scatter(1, own[:, None], torch.finfo(batch.dtype).min / 2))
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = others - similarities.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)
         return terms.where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)

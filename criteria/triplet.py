@@ -9,80 +9,80 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # of pairs, as the miner `all` gives them: every triplet that they make
+ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
+MARGIN_UNIT = 'distance^power'  # of --loss_triplet_power
 
 
-def distances(batch, triplets, power=2):
-    """‖x_a − x_p‖^power and ‖x_a − x_n‖^power of triplets [T, 3]: two [T]. The gradient of a zero distance is zero."""
-    anchors, positives, negatives = triplets.T
-    if len(triplets) > 4 * len(batch):
-        matrix = distance_matrix(batch, power)                     # cheaper than T x D differences
-        return matrix[anchors, positives], matrix[anchors, negatives]
-    own = batch.index_select(0, anchors)
-    return [root((own - batch.index_select(0, others)).square().sum(dim=1), power) for others in (positives, negatives)]
-
-
-def distance_matrix(batch, power=2):
-    """‖x_i − x_j‖^power: [B, B]. What is within rounding of 0 is 0, and there the gradient is 0."""
+def squared_distances(batch):
+    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
-    return root(squared.where(squared > 8 * torch.finfo(batch.dtype).eps * norms, 0), power)
+    return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
 
 
-def root(squared, power):
-    """squared^(power / 2), with gradient 0 at 0."""
+def to_power(squared, apart, power):
+    """squared^(power / 2), which is the distances' power; where not `apart` it is 0 and has gradient 0."""
     if power == 2:
-        return squared
-    apart = squared > 0
+        return squared.where(apart, 0)
     return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
 def triplet_violations(batch, triplets, margin=0.2, power=2):
     """[ d_ap^power − d_an^power + margin ]₊ of each triplet: [T]. Arguments as in triplet_loss."""
-    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        d_ap, d_an = distances(batch, triplets, power)
-        return F.relu(d_ap - d_an + margin)
+    anchors, positives, negatives = triplets.T
+    if len(triplets) > 4 * len(batch):
+        distances = to_power(*squared_distances(batch), power)     # cheaper than T x D differences
+        d_ap, d_an = distances[anchors, positives], distances[anchors, negatives]
+    else:
+        own = batch.index_select(0, anchors)
+        squared = [(own - batch.index_select(0, others)).square().sum(dim=1) for others in (positives, negatives)]
+        d_ap, d_an = squared if power == 2 else [to_power(part, part > 0, power) for part in squared]
+    return F.relu(d_ap - d_an + margin)
 
 
-def pair_violations(batch, positives, negatives, margin=0.2, power=2):
+def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
     """
-    [ d_ap^power − d_an^power + margin ]₊ of every triplet of a positive pair (a, p) and a negative pair (a, n), given
-    as masks [B, B]: [P, B] for the P positive pairs, 0 where there is no triplet; and the number of triplets.
+    The same of every triplet that the masks [B, B] make, without a list of the triplets: [P, B], with a row for each of
+    the P positive pairs (a, p) and a column for each sample n, 0 where (a, n) is no negative pair; and the number of
+    triplets.
     """
-    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    with torch.autocast(batch.device.type, enabled=False):
-        distances = distance_matrix(batch, power)
-        anchors, partners = positives.nonzero().T
-        nearness = (-distances).masked_fill(~negatives, -torch.inf)
-        # in place: [P, B] is the largest by far
-        gaps = nearness.index_select(0, anchors).add_((distances[anchors, partners] + margin)[:, None])
-        n_triplets = positives.sum(dim=1, dtype=torch.int32) * negatives.sum(dim=1, dtype=torch.int32)
-        return F.relu(gaps, inplace=True), n_triplets.sum()
+    distances = to_power(*squared_distances(batch), power)
+    anchors, partners = positives.nonzero().T
+    negated = (-distances).masked_fill(~negatives, -torch.inf)
+    # in place, since [P, B] is by far the largest tensor
+    gaps = negated.index_select(0, anchors).add_((distances[anchors, partners] + margin)[:, None])
+    n_triplets = positives.sum(dim=1, dtype=torch.int32) * negatives.sum(dim=1, dtype=torch.int32)
+    return F.relu(gaps, inplace=True), n_triplets.sum()
 
 
-def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False):
+def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False, log=None):
     """
     Args:
         batch:       [B, D] embeddings, used as they are.
-        triplets:    [T, 3] int64 indices (anchor, positive, negative).
+        triplets:    [T, 3] int64 indices (anchor, positive, negative); or two bool masks [B, B], the positives and the
+                     negatives of each anchor (row), for every triplet that they make.
         margin:      in units of distance^power.
-        power:       2, squared distances (FaceNet, Roth et al.); 1, plain ones (Musgrave et al.).
+        power:       2: squared distances (FaceNet, Roth et al.); 1: plain distances (Musgrave et al.).
         active_only: mean over the triplets that violate the margin instead of over all.
+        log:         a dict that receives `tuples`, the number of triplets, and `active_tuples`, that of violating ones.
 
-    Returns: scalar; 0, with a graph, where there are no triplets.
+    Returns: scalar, the mean of [ d_ap^power − d_an^power + margin ]₊; a differentiable zero without triplets.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> triplet_loss(batch, torch.tensor([[0, 1, 2]]), margin=3.5)
     tensor(0.5000)
     """
-    return mean(triplet_violations(batch, triplets, margin, power), len(triplets), active_only)
-
-
-def mean(violations, n_triplets, active_only):
-    count = violations.count_nonzero() if active_only else torch.as_tensor(n_triplets)
-    return violations.sum() / count.clamp(min=1)
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        if isinstance(triplets, tuple):
+            violations, n_triplets = violations_of_pairs(batch, *triplets, margin, power)
+        else:
+            violations, n_triplets = triplet_violations(batch, triplets, margin, power), len(triplets)
+        n_active = violations.count_nonzero()
+        if log is not None:
+            log.update(tuples=n_triplets, active_tuples=n_active)
+        return violations.sum() / torch.as_tensor(n_active if active_only else n_triplets).clamp(min=1)
 
 
 class Criterion(torch.nn.Module):
@@ -93,16 +93,13 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt, batchminer):
         super().__init__()
-        self.margin, self.power = opt.loss_triplet_margin, opt.loss_triplet_power
-        self.active_only, self.batchminer = opt.loss_triplet_active_only, batchminer
+        self.arguments = opt.loss_triplet_margin, opt.loss_triplet_power, opt.loss_triplet_active_only
+        self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         mined = self.batchminer(batch, labels)
-        if isinstance(mined, tuple):
-            violations, n_triplets = pair_violations(batch, *mined, self.margin, self.power)
-        else:
-            triplets = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
-            violations, n_triplets = triplet_violations(batch, triplets, self.margin, self.power), len(triplets)
-        self.log = {'tuples': n_triplets, 'active_tuples': violations.count_nonzero()}
-        return mean(violations, n_triplets, self.active_only)
+        if not isinstance(mined, tuple):
+            mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+        self.log = {}
+        return triplet_loss(batch, mined, *self.arguments, log=self.log)

@@ -1,13 +1,13 @@
-"""Losses added up."""
+"""A weighted sum of losses."""
 import torch
 
 
 class WeightedSum(torch.nn.Module):
     """
     Args:
-        names:    of the losses, for the log.
+        names:    names of the losses, for the log.
         criteria: the losses, modules called as criterion(batch=, labels=, ...).
-        weights:  a number for each.
+        weights:  the factor of each loss.
 
     >>> class Largest(torch.nn.Module):
     ...     def forward(self, batch, labels):
@@ -21,7 +21,7 @@ class WeightedSum(torch.nn.Module):
         self.names, self.criteria, self.weights = names, torch.nn.ModuleList(criteria), weights
         own = [criterion.ranking_embeddings for criterion in criteria if hasattr(criterion, 'ranking_embeddings')]
         if len(own) == 1:
-            self.ranking_embeddings, = own          # evaluation ranks by the one part that has a distance of its own
+            self.ranking_embeddings, = own          # of the only loss with its own distance
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

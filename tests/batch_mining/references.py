@@ -1,5 +1,5 @@
 """
-The rules of the miners of triplets, one pair at a time: what each may draw for every anchor, with its probability.
+The rules of the miners of triplets, one pair at a time: what each may sample for every anchor, with its probability.
 
 A reference takes (batch, labels, parameters of the miner) and gives {anchor: {(positive, negative): probability}}.
 """
@@ -50,8 +50,8 @@ def easyhard(batch, labels, pos='easy', neg='semihard'):
     return found
 
 
-def semihard(batch, labels, margin=.2):
-    d, found = squared_distances(batch), {}
+def semihard(batch, labels, margin=.2, power=2):
+    d, found = [[squared ** (power / 2) for squared in row] for row in squared_distances(batch)], {}
     for a, positives, negatives in anchors(labels):
         found[a] = {}
         for p in positives:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import batch_mining
 import criteria
-from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair
+from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
 from tests.batch_mining import references
 from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
@@ -174,6 +174,58 @@ def test_semihards_window_is_the_losss_margin_unless_its_own_flag_says_else(opt)
     assert margin(loss='triplet', loss_triplet_margin=.3) == .3
     assert margin(loss='contrastive') == .2
     assert margin(loss='triplet', miner_semihard_margin=.7) == .7
+
+
+TAKES_ANY_MINER = [loss for loss, module in criteria.CRITERIA.items()
+                   if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None]
+
+
+@pytest.mark.parametrize('loss', TAKES_ANY_MINER)
+def test_semihards_default_window_is_in_the_unit_of_the_losss_margin(loss, opt):
+    """On embeddings of norm 1 and mean 0 a ratio of variances is a squared distance."""
+    powers = {'distance': 1, 'distance^power': 1.5, 'variance ratio': 2}
+    flags = opt(loss=loss, batch_mining='semihard', loss_triplet_power=1.5)
+    miner = batch_mining.select(flags)
+    if hasattr(flags, f'loss_{loss}_margin'):
+        assert miner.margin == getattr(flags, f'loss_{loss}_margin')
+        assert miner.power == powers[criteria.CRITERIA[loss].MARGIN_UNIT]
+    else:
+        assert (miner.margin, miner.power) == (.2, 2)
+    flags.miner_semihard_margin = .3
+    miner = batch_mining.select(flags)
+    assert (miner.margin, miner.power) == (.3, 2)
+
+
+def test_semihards_units_name_losses_that_there_are():
+    assert set(semihard.MARGIN_POWERS) <= set(TAKES_ANY_MINER)
+
+
+def test_in_a_sum_each_loss_has_its_own_window(opt):
+    miners = batch_mining.select(opt(loss='margin+triplet', batch_mining='semihard'))
+    assert [miner.power for miner in miners] == [1, 2]
+
+
+@pytest.mark.parametrize('loss, flags, violation', [
+    *(('triplet', {'loss_triplet_power': power}, lambda batch, triplet, opt: criteria.triplet.triplet_loss(
+        batch, triplet, opt.loss_triplet_margin, opt.loss_triplet_power)) for power in (1., 1.5, 2.)),
+    ('dr_triplet', {'loss_dr_triplet_margin': .1}, lambda batch, triplet, opt: criteria.dr_triplet.dr_triplet_loss(
+        batch, triplet, opt.loss_dr_triplet_margin, gamma=0))])
+def test_semihard_negatives_violate_the_losss_own_margin(loss, flags, violation, opt):
+    """And are farther than the positive, so that the violation is less than the margin; else there is no such one."""
+    flags = opt(loss=loss, batch_mining='semihard', **flags)
+    miner, margin, n_inside = batch_mining.select(flags), getattr(flags, f'loss_{loss}_margin'), 0
+    labels = SHAPES['four of each']
+    for seed in range(5):
+        batch = unit(len(labels), seed=seed)
+
+        def is_inside(a, p, n, batch=batch):
+            return 0 < violation(batch, torch.tensor([[a, p, n]]), flags) < margin
+
+        for a, p, n in mined(miner, batch, labels, seed).tolist():
+            n_inside += bool(is_inside(a, p, n))
+            assert is_inside(a, p, n) or not any(is_inside(a, p, n) for n in range(len(labels))
+                                                 if labels[n] != labels[a])
+    assert n_inside > 20
 
 
 def test_flags_reach_the_miners(opt):

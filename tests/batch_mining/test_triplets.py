@@ -32,6 +32,8 @@ RULES = {
     **{name: (easyhard.easyhard_triplets, references.easyhard, flags) for name, flags in EASYHARD.items()},
     'semihard': (semihard.semihard_triplets, references.semihard, {}),
     'semihard, wide': (semihard.semihard_triplets, references.semihard, {'margin': 1.5}),
+    'semihard of plain distances': (semihard.semihard_triplets, references.semihard, {'margin': .1, 'power': 1}),
+    'semihard of power 1.5': (semihard.semihard_triplets, references.semihard, {'power': 1.5}),
     'softhard': (softhard.softhard_triplets, references.softhard, {}),
     'distance': (distance.distance_triplets, references.distance, {}),
     'distance, cut off at 1.2': (distance.distance_triplets, references.distance, {'lower_cutoff': 1.2}),
@@ -132,7 +134,7 @@ def test_known_values_of_the_random_miners():
 
 
 def test_softhard_sets_are_empty_or_everything_in_the_known_batch():
-    """For anchors 0 to 3 nothing is out of order; for 4 and 5 every negative is nearer than the positive."""
+    """For anchors 0 to 3 no pair is in the wrong order; for 4 and 5 every negative is nearer than the positive."""
     d = references.squared_distances(BATCH)
     for a, (p,), negatives in references.anchors(LABELS):
         assert [n for n in negatives if d[a][n] < d[a][p]] == (negatives if a > 3 else [])
@@ -168,18 +170,18 @@ def test_a_negative_of_no_weight_is_never_drawn():
     weights = torch.zeros(2000, 64)
     weights[:, 7] = 1e-25
     weights[:, 40] = 1e25
-    assert (distance.draw(weights) == 40).all()
+    assert (distance.sample_weighted(weights) == 40).all()
     weights[:, 40] = 0
-    assert (distance.draw(weights) == 7).all()
+    assert (distance.sample_weighted(weights) == 7).all()
 
 
 def test_functions_that_several_files_need_are_the_same_in_all():
     """Each file can be copied alone, so they are repeated; this keeps them equal."""
     import inspect
-    for name, modules in {'draw': [distance, rho_distance, random_distance, parametric],
+    for name, modules in {'sample_weighted': [distance, rho_distance, random_distance, parametric],
                           'negative_weights': [distance, rho_distance, random_distance],
-                          'uniform': [distance, rho_distance, random_distance, parametric],
-                          'nearer': [hard, easyhard, softhard]}.items():
+                          'sample_uniform': [distance, rho_distance, random_distance, parametric, semihard, softhard],
+                          'similarities_in_rows': [hard, easyhard, softhard]}.items():
         assert len({inspect.getsource(getattr(module, name)) for module in modules}) == 1, name
 
 

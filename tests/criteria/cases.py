@@ -101,7 +101,7 @@ def slow(criterion, recorder, namespace, batch, labels):
     if namespace.loss == 'quadruplet':
         torch.manual_seed(0)
         triplets = torch.tensor(recorder.last, dtype=torch.int64).reshape(-1, 3)
-        more.append(criteria.quadruplet.draw_fourths(torch.tensor(labels), triplets).tolist())
+        more.append(criteria.quadruplet.sample_fourths(torch.tensor(labels), triplets).tolist())
     if namespace.loss == 'recallatk' and namespace.loss_recallatk_simix:
         torch.manual_seed(0)
         more.append(torch.rand(len(references.all_pairs(labels)[0]) // 2, dtype=F64).tolist())

@@ -400,7 +400,7 @@ def hyperbolic(x, y, opt):
     return average(terms, x)
 
 
-# Losses of class vectors
+# Losses of class weights
 
 def softmax(x, y, opt, w):
     return average([cross_entropy([s / opt.loss_softmax_temperature for s in row], own)

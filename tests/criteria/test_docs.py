@@ -24,6 +24,14 @@ def test_the_table_has_a_row_for_every_loss_with_its_miner():
         assert miner == allowed and ('http' in source)
 
 
+def test_the_units_of_the_margins_are_those_of_the_files():
+    section = TEXT.split('## Units of the margins')[1].split('\n## ')[0].replace('\n  ', ' ')
+    stated = {loss: unit for unit, losses in re.findall(r'^- ([\w^ ]+)[^\n]*?: ([\w, ]+)$', section, re.MULTILINE)
+              for loss in losses.split(', ')}
+    assert {loss: unit.strip() for loss, unit in stated.items()} == {
+        loss: module.MARGIN_UNIT for loss, module in criteria.CRITERIA.items() if hasattr(module, 'MARGIN_UNIT')}
+
+
 def test_the_results_have_a_row_for_every_loss():
     results = TEXT.partition('## Omniglot, every loss')[2]
     assert all(f'\n| {name} |' in results for name in criteria.CRITERIA)

@@ -25,7 +25,7 @@ def listed(batch, labels):
     return TRIPLETS
 
 
-# loss, flags, batch, miner (None: the default one of the tests), class vectors, value
+# loss, flags, batch, miner (None: the default one of the tests), class weights, value
 NUMBERS = [
     ('triplet', {}, UNIT, listed, None, 0.629333),
     ('triplet', {'margin': .1, 'power': 1., 'active_only': True}, UNIT, None, None, 0.608880),

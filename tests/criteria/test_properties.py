@@ -12,7 +12,7 @@ from tests.criteria import cases
 DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU'))]
 REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=None, database=None,
                                suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-# Their miner, or they themselves, draw at random; of these labels there is nothing to draw
+# They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
 NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'histogram', 'multisimilarity', 'ntxent',
                'proxyanchor', 'proxynca', 'proxynca_pp', 'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet',
@@ -105,7 +105,7 @@ KINDS = ['random', 'duplicates', 'identical', 'opposite', 'a zero vector', 'zero
 @hypothesis.given(labels=some_labels, seed=seeds, kind=strategies.sampled_from(KINDS),
                   scale=strategies.sampled_from([1e-6, 1., 1e4]), vectors=strategies.sampled_from(KINDS))
 def test_nothing_is_nan_or_infinite(loss, device, opt, labels, seed, kind, scale, vectors):
-    """In float32, whatever the labels, for points and class vectors that coincide, are opposite, zero, tiny or huge."""
+    """In float32, whatever the labels, for points and class weights that coincide, are opposite, zero, tiny or huge."""
     labels = torch.tensor(labels, device=device)
     criterion = cases.build(cases.flags_of(opt, loss, {}))[0].float().to(device)
     for parameter in criterion.parameters():

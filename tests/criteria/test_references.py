@@ -38,7 +38,7 @@ def batch_of(shape):
 
 
 def randomise(criterion):
-    """Trained parameters around the first ones; boundaries stay distances."""
+    """Trained parameters around the first ones; betas stay distances."""
     generator = torch.Generator().manual_seed(1)
     for parameter in criterion.parameters():
         noise = torch.randn(parameter.shape, dtype=cases.F64, generator=generator)
@@ -69,7 +69,7 @@ def assert_same(value, expected, batch, tolerance=1e-12):
 
 @pytest.mark.parametrize('shape', ['unbalanced', 'duplicates', 'one class'])
 def test_the_functions_for_those_who_copy_are_what_the_criteria_compute(shape, opt):
-    """The others' criteria call the function."""
+    """In value and gradient."""
     batch, labels = batch_of(shape)
     triplets = torch.tensor(references.all_triplets(labels.tolist()), dtype=torch.int64).reshape(-1, 3)
     beta = torch.tensor([.5, 1., 1.5, 2.], dtype=cases.F64)
@@ -92,7 +92,7 @@ def test_the_distance_matrix_and_the_gathered_differences_agree():
     for function in (lambda part: triplet.triplet_violations(batch, part, power=1),
                      lambda part: margin.margin_violations(batch, part, 1.2)[1],
                      lambda part: dr_triplet.dr_triplet_violations(batch, part),
-                     lambda part: quadruplet.distances(batch, part[:, 0], part[:, 2])):
+                     lambda part: quadruplet.distances_of_pairs(batch, part[:, 0], part[:, 2])):
         by_parts = torch.cat([function(part) for part in triplets.split(len(batch))])
         torch.testing.assert_close(function(triplets), by_parts, atol=1e-9, rtol=0)
 
@@ -124,7 +124,7 @@ def test_a_fourth_sample_is_of_neither_class_and_uniform_or_there_is_none():
     labels = torch.tensor([2, 0, 5, 0, 2, 9, 5, 9, 9])
     triplets = torch.tensor(references.all_triplets(labels.tolist())).repeat_interleave(400, dim=0)
     torch.manual_seed(0)
-    fourths = quadruplet.draw_fourths(labels, triplets)
+    fourths = quadruplet.sample_fourths(labels, triplets)
     assert (labels[fourths] != labels[triplets[:, 0]]).all() and (labels[fourths] != labels[triplets[:, 2]]).all()
     chosen = fourths[(labels[triplets[:, 0]] == 0) & (labels[triplets[:, 2]] == 9)]
     counts = chosen.bincount(minlength=9)
@@ -132,7 +132,7 @@ def test_a_fourth_sample_is_of_neither_class_and_uniform_or_there_is_none():
     expected = len(chosen) / 4
     assert ((counts[counts > 0] - expected) ** 2 / expected).sum() < 16.3          # χ² with 3 degrees, p = .001
     two_classes = torch.tensor([0, 1, 0])
-    assert quadruplet.draw_fourths(two_classes, torch.tensor([[0, 2, 1]])).tolist() == [-1]
+    assert quadruplet.sample_fourths(two_classes, torch.tensor([[0, 2, 1]])).tolist() == [-1]
 
 
 @pytest.mark.parametrize('c', [.1, 1.])

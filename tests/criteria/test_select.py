@@ -73,7 +73,7 @@ def test_every_loss_takes_every_miner_or_refuses_it(loss, miner, opt):
 
 # Parameters
 
-def test_margin_has_a_boundary_per_class_one_for_all_or_a_fixed_one(opt):
+def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
     for flags, n, trained in (({}, 8, True), ({'loss_margin_beta_shared': True}, 1, True),
                               ({'loss_margin_beta_constant': True}, 8, False)):
         criterion = select(opt(loss='margin', n_classes=8, **flags))

@@ -179,10 +179,6 @@ def test_a_checkpoint_that_does_not_fit_or_is_none_is_refused(tmp_path):
     make(tmp_path).save(0, {'epoch': 0})
     with pytest.raises(UserError, match='--resume .*: its model does not fit the flags given now: .*size mismatch'):
         make(tmp_path, n=4).resume()
-    changed = make(tmp_path, n=4)
-    changed.settings = {'lr': [1, 2]}
-    with pytest.raises(UserError, match=r'its model does not fit the flags given now: --lr 1 2 \(was 1\); give'):
-        changed.resume()
     with pytest.raises(UserError, match='there is no checkpoint'):
         checkpoint.find(tmp_path / 'nowhere')
     for content, sentence in ((b'nonsense', 'not a checkpoint'), (b'broken', 'not a checkpoint'),

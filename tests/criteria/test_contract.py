@@ -1,0 +1,181 @@
+"""What every file of losses keeps to: forward calls the documented function, and what is repeated has one text."""
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import batch_mining
+import criteria
+from criteria import margin
+from tests.criteria import cases, references
+from tests.criteria.test_references import WAYS, assert_same, batch_of
+from utilities.combination import triplets_of
+
+MEMORY = [loss for loss, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
+
+
+def files_of(package):
+    return [path for path in sorted(Path(package.__file__).parent.glob('*.py')) if path.name != '__init__.py']
+
+
+# The documented function
+
+def tripled(monkeypatch, loss):
+    """Puts a function of three times the value in the place of the loss's function."""
+    function = getattr(criteria.CRITERIA[loss], f'{loss}_loss')
+    monkeypatch.setattr(criteria.CRITERIA[loss], function.__name__,
+                        lambda *arguments, **named: 3 * function(*arguments, **named))
+
+
+@pytest.mark.parametrize('case, way', [pytest.param(case, way, id=f'{cases.named(case)}, {way}') for case, way in WAYS])
+def test_forward_computes_the_documented_function(case, way, opt, monkeypatch):
+    criterion, _ = cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)
+    batch, labels = batch_of('three a class, unordered')
+    before = cases.fast(criterion, batch, labels).item()
+    tripled(monkeypatch, case[0])
+    assert cases.fast(criterion, batch, labels).item() == 3 * before != 0
+
+
+@pytest.mark.parametrize('loss', MEMORY)
+def test_forward_computes_the_documented_function_of_references_too(loss, opt, monkeypatch):
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    batch, labels = batch_of('three a class, unordered')
+    memory = {'references': torch.cat([batch.detach().flip(0), batch.detach()]),
+              'reference_labels': torch.cat([labels.flip(0), labels]), 'own': torch.arange(9) + 9}
+    before = cases.fast(criterion, batch, labels, **memory).item()
+    tripled(monkeypatch, loss)
+    assert cases.fast(criterion, batch, labels, **memory).item() == 3 * before != 0
+
+
+@pytest.mark.parametrize('case', [case for case in cases.CASES if case[0] in ('triplet', 'margin')], ids=cases.named)
+@pytest.mark.parametrize('seed', range(5))
+def test_masks_and_the_triplets_that_they_make_give_the_same(case, seed, opt):
+    """Random pairs of random batches with duplicates. Contrastive has one formula for both, and a pair counts once."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (12,), generator=generator)
+    batch = torch.randn(12, 4, dtype=cases.F64, generator=generator)
+    batch[3] = batch[8]
+    batch.requires_grad_()
+    masks = tuple(mask & (torch.rand(12, 12, generator=generator) < .7)
+                  for mask in batch_mining.all_pairs.all_pairs(labels))
+    values = [cases.fast(cases.build(cases.flags_of(opt, *case), lambda *_, mined=mined: mined)[0], batch, labels)
+              for mined in (masks, triplets_of(*masks))]
+    assert_same(*values, batch, 1e-9)
+
+
+def test_the_counts_of_the_log(opt):
+    """Where triplets are listed and where masks make them."""
+    batch, labels = batch_of('unbalanced')
+    triplets = references.all_triplets(labels.tolist())
+    d = torch.cdist(batch, batch).tolist()
+    violating = [d[a][p] ** 2 - d[a][n] ** 2 + .2 > 0 for a, p, n in triplets]
+    for miner in (None, cases.every_triple):
+        criterion, _ = cases.build(cases.flags_of(opt, 'triplet', {}), miner)
+        cases.fast(criterion, batch, labels)
+        assert {key: int(count) for key, count in criterion.log.items()} == {
+            'tuples': len(triplets), 'active_tuples': sum(violating)}
+    violating = [d[a][p] > 1. or d[a][n] < 1.4 for a, p, n in triplets]
+    criterion, _ = cases.build(cases.flags_of(opt, 'margin', {}), cases.every_triple)
+    cases.fast(criterion, batch, labels)
+    assert {key: int(count) for key, count in criterion.log.items()} == {
+        'tuples': len(triplets), 'active_tuples': sum(violating)}
+    criterion, _ = cases.build(cases.flags_of(opt, 'multisimilarity', {}))
+    cases.fast(criterion, batch, labels)
+    kept = batch_mining.multisimilarity.multisimilarity_pairs(batch, labels, .1)
+    assert {key: int(count) for key, count in criterion.log.items()} == {'tuples': int(sum(kept).sum())}
+
+
+# Repeated functions
+
+@pytest.mark.parametrize('package', [criteria, batch_mining])
+def test_functions_of_one_name_have_one_text(package):
+    """Each file can be copied alone, so that some functions are in several of them."""
+    texts = {}
+    for path in files_of(package):
+        source = path.read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in ('Criterion', 'BatchMiner'):
+                texts.setdefault(node.name, {})[path.name] = ast.get_source_segment(source, node)
+    repeated = {name: found for name, found in texts.items() if len(found) > 1}
+    assert len(repeated) >= 4
+    for name, found in repeated.items():
+        assert len(set(found.values())) == 1, (name, list(found))
+
+
+def test_all_losses_upcast_and_leave_autocast_in_the_same_two_lines():
+    for path in files_of(criteria):
+        bodies = [node.body for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        found = [tuple(map(ast.unparse, (before, after.items[0]))) for body in bodies
+                 for before, after in zip(body, body[1:], strict=False) if isinstance(after, ast.With)
+                 and 'autocast' in ast.unparse(after.items[0])]
+        assert len(found) == path.read_text().count('autocast') == path.read_text().count('promote_types'), path.name
+        assert set(found) <= {('batch = batch.to(torch.promote_types(batch.dtype, torch.float32))',
+                               'torch.autocast(batch.device.type, enabled=False)')}, path.name
+        assert found or path.stem not in criteria.CRITERIA, path.name
+
+
+# Second derivatives
+
+@pytest.mark.parametrize('loss', criteria.CRITERIA)
+def test_second_derivatives_are_right_or_refused(loss, opt):
+    """Against differences of the gradient; of the loss itself, which is linear in what its own functions return."""
+    module = criteria.CRITERIA[loss]
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    batch, labels = batch_of('three a class, unordered')
+    value = cases.fast(criterion, batch, labels)
+    if hasattr(module, 'SumOverRows'):
+        with pytest.raises(RuntimeError, match='no second derivatives: call backward without create_graph=True'):
+            gradient, = torch.autograd.grad(value, batch, create_graph=True)
+            torch.autograd.grad(gradient.square().sum(), batch)
+        return
+    if loss == 'circle':
+        return                                             # whose weights are constants by definition
+    direction = torch.randn(batch.shape, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
+    gradient, = torch.autograd.grad(value, batch, create_graph=True)
+    found = torch.zeros_like(batch)
+    if gradient.requires_grad:
+        second, = torch.autograd.grad((gradient * direction).sum(), batch, allow_unused=True)
+        found = found if second is None else second
+    step = 1e-5 * direction
+    ahead, behind = (torch.autograd.grad(cases.fast(criterion, point, labels), point)[0]
+                     for point in ((batch + step).detach().requires_grad_(), (batch - step).detach().requires_grad_()))
+    torch.testing.assert_close(found, (ahead - behind) / 2e-5, rtol=1e-4, atol=1e-5)
+
+
+# Units of the margins
+
+@pytest.mark.parametrize('loss', criteria.CRITERIA)
+def test_a_loss_with_a_margin_declares_its_unit(loss, opt):
+    own = f'loss_{loss}_'
+    names = [flag for flag in vars(opt()) if flag.startswith(own) and 'margin' in flag.removeprefix(own)]
+    unit = getattr(criteria.CRITERIA[loss], 'MARGIN_UNIT', None)
+    assert (unit is not None) == bool(names)
+    assert unit in (None, 'distance', 'distance^power', 'variance ratio', 'cosine', 'radian')
+
+
+@pytest.mark.parametrize('loss, flags, scaled, power', [
+    *(('triplet', {'power': power}, ['margin'], power) for power in (1., 1.5, 2.)),
+    ('margin', {'beta_constant': True}, ['margin', 'beta'], 1), ('contrastive', {}, ['pos_margin', 'neg_margin'], 1),
+    ('quadruplet', {}, ['margin_alpha_1', 'margin_alpha_2'], 1), ('dr_triplet', {}, ['margin', 'gamma'], 1),
+    ('snr', {'reg_lambda': 0.}, [], 0), ('snr_contrastive', {'reg_lambda': 0.}, [], 0)])
+def test_margins_scale_with_the_batch_as_their_unit_says(loss, flags, scaled, power, opt):
+    """A loss of s times the batch, with margins in units of distance^power times s^power, is s^power times as large."""
+    unit = {0: 'variance ratio', 1: 'distance'}.get(power, 'distance^power')
+    assert criteria.CRITERIA[loss].MARGIN_UNIT == ('distance^power' if loss == 'triplet' else unit)
+    batch, labels = batch_of('three a class, unordered')
+    values = []
+    for scale in (1, 3):
+        own = flags | {name: getattr(opt(), f'loss_{loss}_{name}') * scale ** power for name in scaled}
+        criterion, _ = cases.build(cases.flags_of(opt, loss, own))
+        values.append(cases.fast(criterion, scale * batch, labels).item())
+    assert values[1] == pytest.approx(values[0] * 3 ** power) and values[0] > 0
+
+
+def test_the_margin_loss_takes_one_beta_or_one_of_each_anchor():
+    """With triplets of each triplet's anchor, with masks of each sample."""
+    batch, labels = batch_of('unbalanced')
+    masks = batch_mining.all_pairs.all_pairs(labels)
+    triplets, beta = triplets_of(*masks), torch.rand(len(labels), dtype=cases.F64) + .5
+    for of_masks, of_triplets in ((beta, beta[triplets[:, 0]]), (beta[0], beta[0])):
+        assert_same(margin.margin_loss(batch, masks, of_masks), margin.margin_loss(batch, triplets, of_triplets), batch)
