@@ -94,8 +94,8 @@ def by_name(opt, name, where=''):
 
 def expected(opt):
     """(data set, group, seed) of each run of --script, in its order."""
-    from Launch_Runs import plan
-    found = [(run.settings['dataset'], run.settings['group'], run.settings['seed']) for run in plan(opt.script)]
+    from launching import plan
+    found = [tuple(run.settings[name] for name in ('dataset', 'group', 'seed')) for run in plan.of_script(opt.script)]
     return [(dataset, group, seed) for dataset, group, seed in found if is_wanted(opt, dataset, f'{group}_s{seed}')]
 
 
