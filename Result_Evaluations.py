@@ -53,8 +53,8 @@ def build():
 
 def planned(script):
     """(data set, group, seed) of each run of a script, in its order."""
-    from Launch_Runs import plan
-    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan(script)]
+    from launching import plan
+    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan.of_script(script)]
 
 
 def work(arguments):

@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 
 import torch
 
@@ -18,6 +19,15 @@ def rows_of(folder, without=('seconds',)):
 
 def folder_of(tmp_path, name='quick_s1'):
     return tmp_path / 'runs' / 'folder' / name
+
+
+def wait_for(condition, seconds=120):
+    """Waits until condition() holds; fails after that many seconds."""
+    for _ in range(seconds * 20):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError('it did not happen')
 
 
 def assert_same_end(one, other):

@@ -7,10 +7,14 @@ import torch
 from utilities.randomness import derive
 
 
+def n_cores():
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
 def workers(opt):
     """--kernels, or the number of processor cores that this process may use if that is smaller."""
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return min(opt.kernels, n_cores)
+    return min(opt.kernels, n_cores())
 
 
 class TrainingLoader:

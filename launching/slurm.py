@@ -1,18 +1,22 @@
-"""Job arrays on a SLURM cluster, by submitit: a job that is pre-empted or out of time is queued again and goes on."""
+"""Runs as a job array on a SLURM cluster, by submitit. Imports little, since every job imports this module."""
 import importlib.util
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 from utilities.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[1]
 LOGS = 'slurm_logs'
+MAX_REQUEUES = 1000
 
 
 class Job:
     """
-    One command as a job. submitit calls `checkpoint` when SLURM announces the end, queues what it returns again, and
-    the command finds by itself where it was.
+    A command as a job of SLURM. When SLURM announces that it will end the job, submitit calls `checkpoint` and queues
+    what it returns: the same command, which resumes its run.
     """
 
     def __init__(self, command):
@@ -28,28 +32,33 @@ class Job:
         return DelayedSubmission(self)
 
 
-def submit(opt, commands, root):
-    """Submits the commands as one array. Prints the id of the array. Raises UserError where SLURM refuses it."""
+def job_of(run):
+    """The Job that trains a Planned run."""
+    return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', shlex.join(run.arguments)])
+
+
+def submit(opt, runs):
+    """Submits the runs as one job array, and prints its id. Raises UserError where SLURM refuses it."""
     if importlib.util.find_spec('submitit') is None:
         raise UserError('--slurm needs submitit: pip install submitit')
     import submitit
     from submitit.core.utils import FailedJobError
     folder = Path(LOGS).resolve()
     try:
-        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=1000)
+        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=MAX_REQUEUES)
         executor.update_parameters(
             job_name='Launch_Runs', time=minutes(opt.time), partition=opt.partition, array_parallelism=opt.at_once,
             nodes=1, ntasks_per_node=1, cpus_per_task=opt.cpus, gpus_per_node=opt.gpus_per_job or None, mem=opt.memory,
-            setup=[f'export PYTHONPATH={root}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
+            setup=[f'export PYTHONPATH={ROOT}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
         with executor.batch():
-            jobs = [executor.submit(Job(command)) for command in commands]
+            jobs = [executor.submit(job_of(run)) for run in runs]
     except (FailedJobError, RuntimeError, FileNotFoundError) as error:
         raise UserError(f'--slurm: the jobs were not taken: {" ".join(str(error).split())[-300:]}') from None
     print(f'{len(jobs)} jobs: {jobs[0].job_id.split("_")[0]}, their output: {folder}')
 
 
 def minutes(text):
-    """'12:00:00', as SLURM writes a time, or '1-12:00:00' -> minutes."""
+    """'12:00:00' or '1-12:00:00', as SLURM writes a time limit -> minutes, rounded up."""
     found = re.fullmatch(r'(?:(\d+)-)?(\d+):([0-5]\d)(?::([0-5]\d))?', text)
     if not found:
         raise UserError(f'--time {text}: expected HH:MM:SS, or D-HH:MM:SS')

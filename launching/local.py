@@ -1,0 +1,75 @@
+"""Trains runs on this machine: those of a script at the same time, or one of them in the foreground."""
+import shlex
+import sys
+import time
+
+from tqdm import tqdm
+
+from launching import plan, process
+from launching.pool import ELSEWHERE, FINISHED, Pool
+
+PATIENCE = 120                                                    # seconds until another process has ended
+POLL = 0.2                                                        # seconds between looks at the processes
+
+
+def launch(runs, slots):
+    """
+    Trains the runs, as many at once as there are slots. A failed run does not stop the others.
+
+    Returns the exit code: 0, or 1 where a run failed. After Ctrl-C, the runs are stopped before KeyboardInterrupt is
+    raised.
+    """
+    pool, failed, n_skipped = Pool(runs, slots), [], 0
+    bar = tqdm(total=len(runs), unit='run', disable=None)
+    try:
+        while pool.has_runs():
+            for run, state in pool.start():
+                if state == FINISHED:
+                    n_skipped += 1
+                    bar.update()
+                else:
+                    bar.write(f'{run.name}: {state}')
+            for run, code in pool.collect():
+                bar.update()
+                if code == 0:
+                    bar.write(f'{run.name}: finished')
+                else:
+                    failed.append(run)
+                    bar.write(f'{run.name}: FAILED with exit code {code}, {run.log} ends with\n'
+                              f'{process.last_lines(run)}')
+            time.sleep(POLL if pool.has_runs() else 0)
+    except KeyboardInterrupt:
+        pool.stop()
+        bar.write(f'Stopped {len(pool.running)} run(s); start Launch_Runs.py again to go on.')
+        raise
+    finally:
+        bar.close()
+    print(f'{len(runs) - n_skipped - len(failed)} finished, {n_skipped} had been finished before, {len(failed)} failed'
+          + ''.join(f'\n  failed: {run.name}, {run.log}' for run in failed))
+    return int(bool(failed))
+
+
+def run_line(text):
+    """Trains one run, given by the arguments of main.py as one text; returns its exit code. A job of SLURM calls it."""
+    run = plan.of_line(shlex.split(text))
+    for attempt in range(PATIENCE + 1):             # a pre-empted job may come back before its process has ended
+        try:
+            started = process.start(run)
+            break
+        except process.Busy:
+            if attempt == PATIENCE:
+                print(f'{run.name}: {ELSEWHERE}')
+                return 0
+            time.sleep(1)
+    if started is None:
+        print(f'{run.name}: {FINISHED}')
+        return 0
+    try:
+        code = started.wait()
+    except KeyboardInterrupt:
+        process.stop({started: run})
+        raise
+    process.note_exit(run, code)
+    if code:
+        print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}', file=sys.stderr)
+    return code

@@ -1,0 +1,111 @@
+"""The runs of a script: checked before anything starts, and found again in their run folders."""
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import architectures
+import batch_mining
+import criteria
+import datasampler
+import datasets
+import parameters
+from launching import script
+from utilities import checkpoint, run_folder, run_records
+from utilities.errors import UserError, choose
+
+NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained')]
+
+
+@dataclass
+class Planned:
+    """
+    A run that a line of a script describes.
+
+    arguments: of main.py.
+    settings:  the value of every flag, as parameters.settings_of gives them.
+    parent:    the folder of its run folder.
+    savename:  the name of its run folder.
+    """
+    arguments: list
+    settings: dict
+    parent: Path
+    savename: str
+
+    @property
+    def name(self):
+        return f'{self.parent.name}/{self.savename}'
+
+    @property
+    def log(self):
+        """The file of its standard output and errors, beside the run folder; locked while the run's process lives."""
+        return self.parent / f'{self.savename}.log'
+
+    def folder(self):
+        """The run folder with these settings, or None; of several, the one with the most epochs."""
+        found = [folder for folder in self.parent.glob(f'{glob_escaped(self.savename)}*')
+                 if re.fullmatch(re.escape(self.savename) + r'(_\d+)?', folder.name)
+                 and run_records.is_run_folder(folder) and self.has_settings_of(run_folder.read(folder)['flags'])]
+        return max(found, default=None, key=lambda folder: ((folder / checkpoint.LAST).exists(), progress(folder)))
+
+    def has_settings_of(self, flags):
+        """Whether the flags of a run folder are those of this run; flags of the machine may differ."""
+        return all(flags[name] == value for name, value in self.settings.items()
+                   if name in flags.keys() - run_folder.MACHINE)
+
+
+def glob_escaped(text):
+    return re.sub(r'([\[\]*?])', r'[\1]', text)
+
+
+def progress(folder):
+    """(whether the run is finished, its last recorded epoch or -1)"""
+    run = run_records.read(folder)
+    return run.state == run_records.FINISHED, run.rows[-1]['epoch'] if run.rows else -1
+
+
+def is_finished(folder):
+    return progress(folder)[0]
+
+
+def of_script(file, only=()):
+    """
+    The Planned runs of a script, in its order.
+
+    only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises UserError
+    that lists every line which main.py would refuse.
+    """
+    runs, problems, taken = [], [], {}
+    for number, arguments in enumerate(script.commands(file), start=1):
+        try:
+            run = of_line(arguments)
+        except UserError as error:
+            problems.append(f'{file}, run {number}: {error}')
+            continue
+        if run.log in taken:
+            problems.append(f'{file}, runs {taken[run.log]} and {number}: both would be {run.name}; give them '
+                            'different --group, --seed or --savename')
+        taken[run.log] = number
+        runs.append(run)
+    if problems:
+        raise UserError('\n'.join(problems))
+    chosen = [run for run in runs if not only or any(text in run.name for text in only)]
+    if not chosen:
+        raise UserError(f'--only {" ".join(only)}: none of the {len(runs)} runs of {file}, such as {runs[0].name}')
+    return chosen
+
+
+def of_line(arguments):
+    """The Planned run with these arguments of main.py. Raises UserError for what can be refused without the data."""
+    opt = parameters.parse(arguments)
+    for mode in NOT_FROM_THE_START:
+        if getattr(opt, mode):
+            raise UserError(f'--{mode}: a line to launch must train from the start')
+    settings = parameters.settings_of(opt)
+    opt.n_classes = 2                                             # any number will do: the criterion is not kept
+    criteria.select(opt, batch_mining.select(opt))
+    choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
+    choose(datasets.DATASETS, opt.dataset, '--dataset')
+    architecture, _ = architectures.parse(opt.arch)
+    prefix, _, name = architecture.rpartition(':')
+    choose(architectures.PREFIXES if prefix else architectures.ARCHITECTURES, prefix or name, '--arch')
+    return Planned(arguments, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt))

@@ -1,0 +1,93 @@
+"""
+One run as a process of its own: started or resumed, and known to all launchers by its log.
+
+The process outlives the launcher. It holds the lock of the log as long as it lives, so that no run is started twice.
+"""
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import parameters
+from launching import plan
+from utilities import run_folder
+
+MAIN = Path(__file__).resolve().parents[1] / 'main.py'
+EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
+GRACE = 60                                                        # seconds for an interrupted run to end by itself
+
+
+class Busy(Exception):
+    """The run is being trained by another process."""
+
+
+def start(run, more=()):
+    """
+    Starts the run, or resumes it; returns the process, or None for a run that is finished already.
+
+    more: arguments after its own. Raises Busy.
+    """
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with open(run.log, 'a', encoding='utf-8') as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy from None
+        folder = run.folder()
+        if folder and plan.is_finished(folder):
+            return None
+        arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
+        command = [sys.executable, str(MAIN), *arguments]
+        shown = shlex.join(run_folder.without_secrets(command, parameters.SECRETS))
+        print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shown}', file=log, flush=True)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                env={'PYTHONUNBUFFERED': '1'} | os.environ)
+
+
+def is_running(run):
+    """Whether a process holds the lock of the run's log."""
+    try:
+        with open(run.log, encoding='utf-8') as log:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def stop(running):
+    """Interrupts the processes as Ctrl-C does, and waits until they have ended. running: {process: run}."""
+    for process in running:
+        process.terminate()                     # a process that a script started in the background ignores SIGINT
+    for process, run in running.items():
+        try:
+            note_exit(run, process.wait(timeout=GRACE))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            note_exit(run, process.wait())
+
+
+def note_exit(run, code):
+    """Writes the exit code of the run's process at the end of its log."""
+    with open(run.log, 'a', encoding='utf-8') as log:
+        print(f'{EXIT} {code}', file=log)
+
+
+def exit_code(run):
+    """The exit code at the end of the log; None where no process has ended, or one was started since."""
+    last = lines_of_log(run)[-1:]
+    return int(last[0].split()[-1]) if last and last[0].startswith(EXIT) else None
+
+
+def last_lines(run, n=5):
+    """The last n lines that the run printed, indented."""
+    printed = [line for line in lines_of_log(run) if line.strip() and EXIT not in line]
+    return '\n'.join(f'    {line}' for line in printed[-n:])
+
+
+def lines_of_log(run):
+    return run.log.read_text(encoding='utf-8', errors='replace').splitlines() if run.log.exists() else []

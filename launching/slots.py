@@ -1,0 +1,34 @@
+"""Where runs are trained at the same time: the flags that say so, and the slots that they amount to."""
+import os
+import re
+
+from utilities.command_line import POSITIVE_INT
+from utilities.errors import UserError
+from utilities.loading import n_cores
+
+
+def add_flags(parser):
+    """Declares --workers, --gpus and --per_gpu."""
+    add = parser.add_argument
+    add('--workers', type=POSITIVE_INT, metavar='N', help='number of runs at once on the CPU')
+    add('--gpus', metavar='0,1', help='indices of the GPUs to run on, separated by commas')
+    add('--per_gpu', type=POSITIVE_INT, metavar='N', default=1, help='number of runs at once on each of the --gpus')
+
+
+def of_flags(opt):
+    """
+    For each of the runs at once, the list of arguments that is appended to the run's own.
+
+    By default there is one slot, which appends nothing. With --workers, the processor cores are divided among the runs
+    by OMP_NUM_THREADS, if it is not set.
+    """
+    if opt.gpus and opt.workers:
+        raise UserError('--gpus and --workers: give one of them')
+    if opt.gpus:
+        if not re.fullmatch(r'\d+(,\d+)*', opt.gpus):
+            raise UserError(f'--gpus {opt.gpus}: expected numbers with commas, as 0,1')
+        return [['--gpu', gpu] for _ in range(opt.per_gpu) for gpu in opt.gpus.split(',')]
+    if opt.workers:
+        os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // opt.workers)))
+        return [['--device', 'cpu']] * opt.workers
+    return [[]]

@@ -1,0 +1,104 @@
+"""How far the runs of a script are, read from their run folders and logs."""
+import collections
+import sys
+import time
+
+from launching import plan, process
+from utilities import run_records
+from utilities.columns import Column
+
+N_TIMED = 5                                                       # epochs of which the mean duration is taken
+REFRESH = 2                                                       # seconds between tables on a terminal
+STOPPED_BY_USER = 130
+
+
+def dry_run(runs):
+    """Prints what would be done with each run."""
+    for run in runs:
+        folder = run.folder()
+        done = folder and plan.is_finished(folder)
+        what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
+        print(f'{run.name}: {what}')
+    print(f'{len(runs)} runs, and main.py takes the flags of each.')
+
+
+def show(runs):
+    """Prints the table of the runs; on a terminal, again every two seconds until all runs are finished."""
+    while True:
+        text, is_done = table(runs)
+        is_terminal = sys.stdout.isatty()
+        print(('\033[2J\033[H' if is_terminal else '') + text, flush=True)
+        if is_done or not is_terminal:
+            return
+        time.sleep(REFRESH)
+
+
+def table(runs):
+    """(the table as text, whether all runs are finished)"""
+    rows = with_remaining_time([row_of(run) for run in runs])
+    width = max(len(run.name) for run in runs)
+    lines = [f'{"run":{width}}  {"state":8}  {"epoch":>9}  {"score":>6}  {"left":>9}']
+    for row in rows:
+        epoch = f'{"-" if row["epoch"] is None else row["epoch"]}/{row["n_epochs"]}'
+        left = '' if row['state'] == 'finished' or row['seconds'] is None else clock(row['seconds'])
+        score = '' if row['score'] is None else f'{row["score"]:.4f}'
+        lines.append(f'{row["run"].name:{width}}  {row["state"]:8}  {epoch:>9}  {score:>6}  {left:>9}'.rstrip())
+    counts = collections.Counter(row['state'] for row in rows)
+    is_done, total = counts['finished'] == len(rows), ''
+    if not is_done and all(row['seconds'] is not None for row in rows):
+        at_once = max(1, counts['running'])
+        total = f'; about {clock(sum(row["seconds"] for row in rows) / at_once)} left with {at_once} at once'
+    lines.append(f'{len(rows)} runs: ' + ', '.join(f'{n} {state}' for state, n in counts.items()) + total)
+    for row in rows:
+        if row['state'] == 'failed':
+            lines += [f'{row["run"].name} failed, {row["run"].log} ends with', process.last_lines(row['run'])]
+    return '\n'.join(lines), is_done
+
+
+def row_of(run):
+    """
+    What is known of a run: run, state, epoch, n_epochs, score and pace.
+
+    score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated.
+    pace:  seconds per epoch, the mean of the last five; None before the first epoch.
+    """
+    folder, is_running = run.folder(), process.is_running(run)      # before the records, which may be finished by then
+    records = run_records.read(folder) if folder else None
+    rows = records.rows if records else []
+    last = rows[-1] if rows else {}
+    metric = run.settings['storage_metrics'][0]
+    times = [row['seconds'] for row in rows if row['epoch'] and 'seconds' in row][-N_TIMED:]
+    return {'run': run, 'state': state_of(run, records, is_running), 'epoch': last.get('epoch'),
+            'n_epochs': run.settings['n_epochs'],
+            'score': last.get(Column('test', metric).name, last.get(Column('val', metric).name)),
+            'pace': sum(times) / len(times) if times else None}
+
+
+def state_of(run, records, is_running):
+    """finished, running, failed, stopped, or waiting. records: of its run folder, or None."""
+    if records and records.state == run_records.FINISHED:
+        return 'finished'
+    if is_running:
+        return 'running'
+    if process.exit_code(run) not in (None, 0, STOPPED_BY_USER):
+        return 'failed'
+    return 'stopped' if records else 'waiting'
+
+
+def with_remaining_time(rows):
+    """
+    The rows with `seconds`, the time to the last epoch at the run's own pace, or at the mean pace of the others where
+    it has none; None where no pace is known.
+    """
+    paces = [row['pace'] for row in rows if row['pace']]
+    for row in rows:
+        pace = row['pace'] or (sum(paces) / len(paces) if paces else None)
+        n_left = 0 if row['state'] == 'finished' else row['n_epochs'] - max(row['epoch'] or 0, 0)
+        row['seconds'] = n_left * pace if pace is not None or not n_left else None
+    return rows
+
+
+def clock(seconds):
+    """Seconds as H:MM:SS."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f'{minutes // 60}:{minutes % 60:02d}:{seconds:02d}'

@@ -1,0 +1,72 @@
+"""Launch_Runs.py on this machine: nothing runs twice, and a killed launcher loses no run."""
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import Launch_Runs
+from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from utilities import run_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script, run, quick, tmp_path, capsys):
+    runs = script([], [], ['--lr', '1e30', '--loss', 'npair', '--batch_mining', 'npair', '--arch', 'conv4'])
+    assert Launch_Runs.main([runs, '--workers', '2']) == 1
+    out = capsys.readouterr().out
+    assert '2 finished, 0 had been finished before, 1 failed' in out
+    assert 'folder/r_s2: FAILED with exit code 1' in out and 'the loss is' in out
+    assert run(*quick, '--group', 'alone', '--seed', '1') == 0
+    assert rows_of(folder_of(tmp_path, 'alone_s1')) == rows_of(folder_of(tmp_path, 'r_s1'))
+
+    capsys.readouterr()
+    assert Launch_Runs.main([runs, '--status']) == 0
+    status = capsys.readouterr().out
+    assert 'folder/r_s0  finished        2/2' in status and 'folder/r_s2  failed' in status
+    assert '3 runs: 2 finished, 1 failed' in status and 'a lower --lr' in status.lower()
+    assert Launch_Runs.main([runs, '--only', 'r_s1', 'r_s0', '--workers', '1']) == 0
+    assert '0 finished, 2 had been finished before, 0 failed' in capsys.readouterr().out
+    assert Launch_Runs.main([runs, '--dry_run']) == 0
+    assert 'folder/r_s0: finished' in capsys.readouterr().out
+    assert Launch_Runs.main([script(['--lr', '0.5']), '--dry_run']) == 0        # another run, whatever its name
+    assert 'folder/r_s0: would be started' in capsys.readouterr().out
+
+
+def launcher(*arguments):
+    """As a script starts it in the background, where Ctrl-C does not reach."""
+    return subprocess.Popen([sys.executable, ROOT / 'Launch_Runs.py', *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+
+
+@pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
+    more = ['--n_epochs', '6', '--iterations_per_epoch', '20', '--no_train_metrics']
+    runs = script(more, more)
+    first = launcher(runs, '--workers', '1')
+    log = folder_of(tmp_path, 'r_s0') / 'log.csv'
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
+    first.send_signal(end)
+    first.wait(timeout=60)
+    assert first.returncode == (-end if end == signal.SIGKILL else 130)
+    second = launcher(runs, '--workers', '1')                 # while the run may still be going on by itself
+    out, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, out
+    assert {path.name for path in (tmp_path / 'runs' / 'folder').iterdir()} == {'r_s0', 'r_s0.log', 'r_s1', 'r_s1.log'}
+    assert run(*quick, *more, '--group', 'alone', '--seed', '0') == 0
+    assert_same_end(folder_of(tmp_path, 'alone_s0'), folder_of(tmp_path, 'r_s0'))
+    if end == signal.SIGKILL:
+        assert 'another process has it' in out and not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
+    else:
+        assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
+
+
+def test_one_line_is_what_a_job_of_slurm_runs(script, quick, tmp_path, capsys):
+    line = shlex.join([*quick, '--n_epochs', '0'])
+    assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0
+    assert 'had been finished before' in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / 'runs' / 'folder').iterdir() if path.is_dir()] == ['quick_s1']

@@ -1,0 +1,21 @@
+"""launching/plan.py: a line that main.py would refuse starts nothing."""
+import pytest
+
+import Launch_Runs
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    (['--los', 'x'], 'run 1: --los: unknown flag; did you mean loss?'),
+    (['--loss', 'x'], 'run 1: --loss x: unknown'),
+    (['--loss', 'triplet', '--batch_mining', 'none'], 'run 1: --loss triplet needs a miner'),
+    (['--data_sampler', 'x'], 'run 1: --data_sampler x: unknown'), (['--arch', 'x'], 'run 1: --arch x: unknown'),
+    (['--dataset', 'x'], 'run 1: --dataset x: unknown'), (['--resume', 'x'], 'run 1: x: not a run folder'),
+])
+def test_a_line_that_main_would_refuse_starts_nothing(flags, sentence, script, tmp_path, capsys):
+    assert Launch_Runs.main([script(flags, []), '--workers', '1']) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / 'runs').exists()
+
+
+def test_two_lines_must_not_share_a_run_folder(script, capsys):
+    assert Launch_Runs.main([script([], ['--seed', '0', '--lr', '1']), '--dry_run']) == 2
+    assert 'runs 1 and 2: both would be folder/r_s0' in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""The run scripts of the papers: main.py takes every line, and the lines are the published runs."""
+import os
+import shlex
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import batch_mining
+import Launch_Runs
+from launching import script
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(path.name for path in ROOT.glob('*_Runs.sh'))
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_main_takes_every_line_of_the_run_scripts(name, capsys):
+    if 'rho_distance' not in batch_mining.BATCHMINERS and name == 'Revisit_Runs.sh':
+        pytest.skip('the miner rho_distance is not registered')
+    assert Launch_Runs.main([str(ROOT / name), '--dry_run']) == 0
+    assert 'main.py takes the flags of each' in capsys.readouterr().out
+
+
+def groups_of(name):
+    lines = [dict(zip(line[::2], line[1::2], strict=False)) for line in script.commands(ROOT / name)]
+    seeds = {}
+    for arguments in script.commands(ROOT / name):
+        given = {flag: arguments[index + 1] for index, flag in enumerate(arguments[:-1]) if flag.startswith('--')}
+        seeds.setdefault(given['--group'], []).append(given['--seed'])
+    assert len(lines) == sum(map(len, seeds.values()))
+    return seeds
+
+
+def test_the_runs_of_roth_et_al():
+    seeds = groups_of('Revisit_Runs.sh')
+    assert all(found == list('01234') for found in seeds.values())
+    assert Counter(group.split('_')[0] for group in seeds) == {'CUB': 23, 'CARS': 23, 'SOP': 21}
+    assert {group.removeprefix('CUB_') for group in seeds} - {group.removeprefix('SOP_') for group in seeds} > {
+        'ProxyNCA', 'SoftTriple'}
+    lines = {line[line.index('--group') + 1]: shlex.join(line) for line in script.commands(ROOT / SCRIPTS[-1])}
+    assert '--loss_histogram_nbins 11' in lines['SOP_Histogram'] and '--n_epochs 100' in lines['SOP_Npair']
+    assert '--arch resnet50_frozen ' in lines['CARS_Angular'] + ' ' and '--arch' not in lines['CARS_ArcFace']
+    assert '--miner_rho_distance_cp 0.3 ' in lines['CUB_Rho_SNR'] and '_cp 0.15 ' in lines['SOP_Rho_Margin_b06']
+
+
+def test_the_runs_of_direction_regularisation():
+    seeds = groups_of('Direction_Runs.sh')
+    methods = {'Triplet', 'DR_Triplet', 'ProxyNCA', 'DR_ProxyNCA', 'MS', 'DR_MS'}
+    assert set(seeds) == {f'{data}_{method}' for data in ('CUB', 'CARS', 'InShop') for method in methods}
+    lines = {line[line.index('--group') + 1]: line for line in script.commands(ROOT / 'Direction_Runs.sh')}
+    with_term, without = ([word for word in lines[f'CUB_{name}'] if name not in word] for name in ('DR_MS', 'MS'))
+    assert [pair for pair in zip(with_term, without, strict=False) if pair[0] != pair[1]][0] == ('0.28', '0')
+
+
+def test_the_runs_of_the_reality_check():
+    seeds = groups_of('Reality_Check_Runs.sh')
+    assert len(seeds) == 224 and all(found == ['0'] for found in seeds.values())
+    assert Counter(group.split('_')[0] for group in seeds) == dict.fromkeys(('CUB', 'CARS', 'SOP', 'CUB256'), 14 * 4)
+    used = {file for line in script.commands(ROOT / 'Reality_Check_Runs.sh') for file in line if '/' in file}
+    assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
+
+
+def test_a_run_script_runs_its_lines_and_passes_flags_on(tmp_path):
+    """With a python that notes its arguments; exit code 1 lets the others run, 2 ends the script."""
+    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" >> $NOTES\n'
+                                     'echo "$@" | grep -q "seed 1" && exit $CODE\nexit 0\n')
+    (tmp_path / 'python').chmod(0o755)
+    for code, n_lines in ((0, 90), (1, 90), (2, 2)):
+        notes = tmp_path / f'notes{code}'
+        environment = os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'NOTES': str(notes), 'CODE': str(code)}
+        done = subprocess.run(['bash', ROOT / 'Direction_Runs.sh', '--source_path', 'my data'], env=environment,
+                              capture_output=True, cwd=tmp_path)
+        lines = notes.read_text().splitlines()
+        assert (done.returncode == 2) == (code == 2) and len(lines) == n_lines
+        assert all(line.startswith('main.py --dataset') and line.endswith('--source_path my data') for line in lines)

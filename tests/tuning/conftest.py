@@ -1,0 +1,28 @@
+"""Searches of seconds: a stub in place of main.py, and flags for a small data set."""
+import pytest
+
+from launching import process
+from tests.tuning.stub import STUB, with_stub
+from tuning import folds
+
+
+@pytest.fixture
+def stub(monkeypatch, tmp_path):
+    """stub(pace) makes the runs of a search in this process those of STUB; returns its folder."""
+    def make(pace=0):
+        (tmp_path / 'main.py').write_text(STUB.replace('PACE', str(pace)))
+        monkeypatch.setattr(process, 'MAIN', process.MAIN)
+        monkeypatch.setattr(process, 'start', process.start)
+        monkeypatch.setattr(folds, 'POLL', 0.1)
+        with_stub(tmp_path)
+        return tmp_path
+    return make
+
+
+@pytest.fixture
+def flags(patterns, tmp_path):
+    """Of a search over two folds of `patterns`."""
+    return ['--study_path', str(tmp_path / 'study'), '--dataset', 'folder', '--source_path', str(patterns),
+            '--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--bs', '6', '--kernels', '0',
+            '--device', 'cpu', '--embed_dim', '8', '--iterations_per_epoch', '2', '--n_epochs', '2', '--n_folds', '2',
+            '--loss', 'triplet', '--batch_mining', 'random']

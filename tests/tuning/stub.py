@@ -1,0 +1,92 @@
+"""
+A stub of main.py, which a search runs in its place, and what the tests of searches call.
+
+with_stub(folder) makes the runs of searches in this process those of the stub in `folder`; processes() starts searches
+with it as processes of their own.
+"""
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import optuna
+
+from launching import process
+
+ROOT = Path(__file__).parents[2]
+
+# Takes the place of main.py where only the search is tested: the score of an epoch is a function of the flags.
+STUB = '''
+import json, math, pathlib, sys, time, yaml
+given = dict(word.removeprefix('--').split('=', 1) for word in sys.argv[1:] if '=' in word)
+parent = pathlib.Path(given['save_path']) / 'folder'
+flags = json.loads((parent / f'{given["group"]}_s{given.get("seed", 1)}.json').read_text())
+folder = parent / f'{flags["group"]}_s{flags["seed"]}'
+folder.mkdir(exist_ok=True)
+margin, place = flags['loss_triplet_margin'], math.log10(flags['lr'])
+with open(parent / 'started.txt', 'a') as file:
+    print(folder.name, 'again' if '--resume' in sys.argv else '', file=file)
+(folder / 'splits.yaml').write_text('hash: x')
+(folder / 'config.yaml').write_text(yaml.safe_dump({'flags': flags, 'split_hash': 'x', 'run_id': 'y'}))
+lines = (folder / 'log.csv').read_text().splitlines() if (folder / 'log.csv').exists() else ['epoch,val_map_at_r']
+for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
+    score = (1 - (place + 3) ** 2 / 4 - margin / 10) * (1 - math.exp(-epoch - 1)) + flags['fold'] / 100
+    lines.append(f'{epoch},{math.nan if margin > 0.9 else score}')
+    (folder / '.new').write_text('\\n'.join(lines) + '\\n')
+    (folder / '.new').rename(folder / 'log.csv')
+    time.sleep(PACE)
+    if 0.8 < margin <= 0.9:
+        print('main.py: the run failed: the loss is nan')
+        sys.exit(1)
+(folder / 'summary.json').write_text(json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
+'''
+# Hyperparameter_Search.py with the stub, in a process of its own. argv: the folder of the stub, arguments.
+DRIVER = '''
+import sys
+from pathlib import Path
+import Hyperparameter_Search
+from tests.tuning import stub
+from tuning import folds, trials
+stub.with_stub(Path(sys.argv[1]))
+trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
+sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
+'''
+TUNE = ['--tune', 'lr', '1e-5', '1e-1', 'log', '--tune', 'loss_triplet_margin', '0.01', '0.7']
+
+
+def with_stub(folder):
+    """Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them."""
+    original = process.start
+
+    def start(run, more=()):
+        run.parent.mkdir(parents=True, exist_ok=True)
+        file = run.parent / f'{run.savename}.json'
+        if not file.exists():
+            file.write_text(json.dumps(run.settings))
+        return original(run, more)
+
+    process.MAIN, process.start = folder / 'main.py', start
+
+
+def study_of(folder):
+    return optuna.load_study(study_name='study', storage=f'sqlite:///{folder / "study" / "study.sqlite"}')
+
+
+def table_of(folder):
+    with open(folder / 'study' / 'trials.csv', newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def started(folder):
+    """How often each run was started."""
+    return Counter(line.split()[0] for line in (folder / 'study/trials/folder/started.txt').read_text().splitlines())
+
+
+def processes(folder, arguments, n=1):
+    """Starts searches with the stub as processes of their own."""
+    environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+    return [subprocess.Popen([sys.executable, '-c', DRIVER, str(folder), *arguments], cwd=ROOT, env=environment,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(n)]

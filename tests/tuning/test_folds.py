@@ -1,0 +1,75 @@
+"""tuning/folds.py: pruning by the epochs of the folds, and what a search asks of main.py's runs."""
+import pytest
+import yaml
+from optuna.trial import TrialState
+
+import Hyperparameter_Search
+from tests.helpers import rows_of
+from tests.tuning.stub import started, study_of, table_of
+
+
+@pytest.mark.parametrize('pruner', ['median', 'hyperband'])
+def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, flags, stub):
+    folder = stub(pace=0.3)
+    tune = ['--tune', 'lr', '0.001,0.0011,0.0012,0.0013,0.1', '--sampler', 'grid']     # the last is far worse
+    assert Hyperparameter_Search.main([*flags, *tune, '--pruner', pruner, '--n_epochs', '6', '--n_trials', '5']) == 0
+    trials = study_of(folder).trials
+    assert trials[0].state == TrialState.COMPLETE
+    if pruner == 'median':
+        assert trials[4].state == TrialState.PRUNED
+        assert len(rows_of(folder / 'study/trials/folder/trial_0004_fold0_s1')) < 7
+        assert 'trial_0004_fold1_s1' not in started(folder)
+    for trial in trials:
+        values = [value for _, value in sorted(trial.intermediate_values.items())]
+        assert values == sorted(values)                            # what is earned is not lost
+        assert trial.state != TrialState.COMPLETE or values[-1] == trial.value
+    assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
+
+
+def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(flags, tmp_path, capsys):
+    arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1']
+    assert Hyperparameter_Search.main(arguments) == 0
+    out = capsys.readouterr().out
+    study = tmp_path / 'study'
+    runs = study / 'trials' / 'folder'
+    first, second = (rows_of(runs / f'trial_{number:04d}_fold0_s1') for number in range(2))
+    assert first[0] == second[0] and first[1] != second[1]
+    assert '--untrained' in (runs / 'trial_0001_fold0_s1.log').read_text()
+    best = max(table_of(tmp_path), key=lambda row: float(row['map_at_r']))['trial']
+    kept = {path.parent.name for path in runs.glob('*/checkpoint_*.pt')}
+    assert kept == {f'{best}_fold0_s1', f'{best}_fold1_s1'}
+    made = study / 'reproductions' / best / 'folder'
+    assert {folder.name for folder in made.iterdir() if folder.is_dir()} == {'study_fold0_s2', 'study_fold1_s2'}
+    assert 'python Evaluate_Ensemble.py' in out
+    split = yaml.safe_load((made / 'study_fold1_s2' / 'splits.yaml').read_text())
+    assert 'val' in split['splits'] and 'test_map_at_r' not in rows_of(made / 'study_fold1_s2')[0]
+
+    lines = (study / 'trials' / 'trial_0001.sh').read_text().splitlines()
+    assert len(lines) == 2 and all(line.startswith('python main.py --config ') for line in lines)
+    assert lines[0].endswith('--group=trial_0001_fold0')
+
+
+def test_the_metrics_of_the_untrained_network_are_taken_from_another_run(quick, run, tmp_path, capsys):
+    assert run(*quick, '--evaluation_metrics', 'map_at_r', 'e_recall@1', 'rho_spectrum@0') == 0
+    other = tmp_path / 'runs' / 'folder' / 'quick_s1'
+    metrics = ['--evaluation_metrics', 'map_at_r', 'e_recall@1', 'rho_spectrum@0']
+    assert run(*quick, *metrics, '--lr', '0.01', '--group', 'next', '--untrained', other) == 0
+    mine = other.with_name('next_s1')
+    assert rows_of(mine)[0] == rows_of(other)[0] and rows_of(mine)[1] != rows_of(other)[1]
+    spectra = [(folder / 'spectrum.csv').read_text().splitlines()[:2] for folder in (mine, other)]
+    assert spectra[0] == spectra[1]
+    for changed, sentence in ((['--embed_dim', '8'], 'its --embed_dim is 16'), (['--seed', '2'], 'its --seed is 1'),
+                              (['--evaluation_metrics', 'e_recall@1'], 'its --evaluation_metrics is'),
+                              (['--loss', 'hyperbolic'], 'ranks by a distance of its own')):
+        capsys.readouterr()
+        assert run(*quick, *metrics, '--group', 'bad', '--untrained', other, *changed) == 2
+        assert sentence in capsys.readouterr().err
+        assert not list(other.parent.glob('bad*'))
+
+
+def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):
+    assert run(*quick, '--use_tv_split', '--bs', '6', '--splits_to_eval', 'val', '--n_epochs', '1',
+               '--pictures', 'spectrum') == 0
+    folder = tmp_path / 'runs' / 'folder' / 'quick_s1'
+    assert (folder / 'retrieval_val.png').exists() and not (folder / 'retrieval_test.png').exists()
+    assert (folder / 'plots' / 'spectrum_val.png').exists()

@@ -1,0 +1,114 @@
+"""One trial: trains a setting on each fold, and tells the study how good it is so far."""
+import math
+import time
+
+import optuna
+
+import parameters
+from launching import plan, process, script
+from launching.pool import FINISHED, Pool
+from tuning import ranges
+from tuning.trials import Superfluous, TrialFailed, is_counted, is_under_way, name_of
+from utilities import command_line, run_records
+from utilities.columns import Column
+from utilities.errors import UserError
+
+POLL = 0.5                                                        # seconds between looks at the runs
+
+
+def objective(search, study, trial):
+    """
+    Trains the folds of a trial; returns the mean of their best validation scores.
+
+    Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
+    """
+    trial.set_user_attr('begun', trial.number)             # from here on, Optuna notices when the worker dies
+    before = [other for other in study.trials[:trial.number] if is_counted(other) or is_under_way(other)]
+    if len(before) >= search.opt.n_trials:
+        raise Superfluous
+    params, name = ranges.suggest(trial, search.tuned), name_of(study.trials[trial.number])
+    commands = search.commands(params, name, search.folder / 'trials')
+    script.write(search.folder / 'trials' / f'{name}.sh', commands)
+    try:
+        return Folds(search, trial, [plan.of_line(arguments) for arguments in commands]).run()
+    except (TrialFailed, UserError) as error:
+        trial.set_user_attr('reason', str(error))
+        raise TrialFailed(str(error)) from None
+
+
+class Folds:
+    """
+    The runs of one trial, one per fold.
+
+    over:     names of the runs that are finished.
+    folders:  {name of a run: its run folder}.
+    reported: the last step whose value the study knows.
+    """
+
+    def __init__(self, search, trial, runs):
+        self.search, self.trial, self.runs = search, trial, runs
+        self.pool = Pool(runs, search.slots, self.untrained)
+        self.column, self.reported, self.over, self.folders = Column('val', search.metric).name, -1, set(), {}
+
+    def run(self):
+        """Trains or resumes the runs; returns the mean of the best scores. Raises TrialFailed, optuna.TrialPruned."""
+        try:
+            while self.pool.has_runs():
+                self.over |= {run.name for run, state in self.pool.start() if state == FINISHED}
+                time.sleep(POLL)
+                for run, code in self.pool.collect():
+                    if code:
+                        raise TrialFailed(f'{run.savename}: exit code {code}: {process.last_lines(run, 1).strip()}')
+                    self.over.add(run.name)
+                self.report()
+            return self.report()
+        finally:
+            self.pool.stop()
+
+    def untrained(self, run):
+        """The flag --untrained with a run of another trial that has evaluated the same untrained network, if any."""
+        same_network = not self.search.tuned.keys() - {*command_line.of_groups(parameters.build(), *ranges.TRAINING)}
+        losses = [self.search.main.loss, *getattr(self.search.tuned.get('loss'), 'choices', [])]
+        own_distance = any('hyperbolic' in loss for loss in losses)
+        if not same_network or own_distance or run.folder():                # a run with a folder is resumed
+            return []
+        for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
+            rows = run_records.rows_of(folder / 'log.csv')
+            if rows and rows[0]['epoch'] == 0:
+                return ['--untrained', str(folder)]
+        return []
+
+    def report(self):
+        """
+        Reports the value at each new step: the sum of the best scores so far over the number of folds, one fold after
+        the other. Equal steps of two trials are thus based on the same folds and epochs.
+
+        Returns the mean of the best scores, or None while a run is not finished. Raises TrialFailed,
+        optuna.TrialPruned.
+        """
+        earned, n_steps = 0.0, self.search.main.n_epochs + 1
+        for index, run in enumerate(self.runs):
+            folder = self.folders.get(run.name) or run.folder()
+            if folder:
+                self.folders[run.name] = folder
+            rows = run_records.rows_of(folder / 'log.csv') if folder else []
+            best = -math.inf
+            for row in rows:
+                best = max(best, row.get(self.column, -math.inf))
+                self.tell(index * n_steps + row['epoch'] + 1, (earned + best) / len(self.runs))
+            if run.name not in self.over:
+                return None
+            if not math.isfinite(best):
+                raise TrialFailed(f'{run.savename}: {self.column} is not a number in any epoch')
+            earned += best
+            self.tell((index + 1) * n_steps, earned / len(self.runs))
+        return earned / len(self.runs)
+
+    def tell(self, step, value):
+        """Reports the value at a step to the study, once. Raises optuna.TrialPruned where the pruner says so."""
+        if step <= self.reported or not math.isfinite(value):
+            return
+        self.reported = step
+        self.trial.report(value, step)
+        if self.trial.should_prune():
+            raise optuna.TrialPruned

@@ -1,0 +1,105 @@
+"""Runs trials until a study has enough of them."""
+import time
+
+import optuna
+from optuna.trial import TrialState
+from tqdm import tqdm
+
+from tuning import report, trials
+from tuning.folds import objective
+from utilities.errors import UserError
+
+HOPELESS = 3                                                      # failed trials without a finished one
+
+
+def optimize(search, study):
+    """
+    Runs trials until --n_trials are over, here or in other workers.
+
+    Raises UserError where the first trials all fail. After Ctrl-C, the trial that was interrupted is requeued before
+    KeyboardInterrupt is raised.
+    """
+    bar = tqdm(total=search.opt.n_trials, unit='trial', disable=None)
+    worker = Worker(search, study, bar)
+    try:
+        worker.run()
+    except KeyboardInterrupt:
+        worker.requeue_interrupted()
+        bar.write('Stopped; start the same command again to go on.')
+        raise
+    finally:
+        bar.close()
+
+
+class Worker:
+    """
+    Runs trials of a study, one after the other, maybe beside other workers.
+
+    earlier:       numbers of the trials that were over when it started.
+    own:           the number of its current or last trial, or None.
+    waiting_since: {number: when it began to wait for this trial of another worker}, in seconds.
+    """
+
+    def __init__(self, search, study, bar):
+        self.search, self.study, self.bar = search, study, bar
+        self.earlier = {trial.number for trial in study.trials if trials.is_counted(trial)}
+        self.own, self.waiting_since = None, {}
+
+    def run(self):
+        n_trials = self.search.opt.n_trials
+        while True:
+            known = self.study.trials
+            over = [trial for trial in known if trials.is_counted(trial)]
+            alive = [trial for trial in known if trials.is_under_way(trial)]
+            self.bar.n = min(len(over), self.bar.total)
+            self.bar.refresh()
+            if len(over) >= n_trials:
+                return
+            self.require_hope(over)
+            if len(over) + len(alive) >= n_trials and all(trial.state == TrialState.RUNNING for trial in alive):
+                self.wait(alive)
+            else:
+                self.run_trial()
+
+    def require_hope(self, over):
+        """Raises UserError where all trials have failed, HOPELESS of them since this worker started."""
+        new = [trial for trial in over if trial.number not in self.earlier]
+        if len(new) >= HOPELESS and all(trial.state == TrialState.FAIL for trial in over):
+            raise UserError(f'all of the first {len(over)} trials failed, the last one: '
+                            f'{new[-1].user_attrs["reason"]}')
+
+    def wait(self, alive):
+        """Waits a second for the trials of other workers, and requeues those of workers that have died."""
+        if not self.waiting_since:
+            self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers have')
+        time.sleep(1)
+        optuna.storages.fail_stale_trials(self.study)
+        trials.requeue_unbegun(self.study, alive, self.waiting_since)
+
+    def run_trial(self):
+        """Runs a new or requeued trial, and writes the results so far."""
+        self.own, self.waiting_since = None, {}
+        try:
+            self.study.optimize(self.objective, n_trials=1, catch=(trials.TrialFailed, trials.Superfluous))
+        except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+            if self.own is None or self.own_trial().state != TrialState.FAIL:
+                raise
+            self.bar.write(f'{trials.name_of(self.own_trial())}  another worker has taken it over: this one was silent '
+                           f'for more than {trials.GRACE} s')
+        trial = self.own_trial()
+        if trials.is_counted(trial):
+            self.bar.write(report.line(self.search, self.study, trial))
+        report.summarise(self.search, self.study)
+
+    def objective(self, trial):
+        self.own = trial.number
+        return objective(self.search, self.study, trial)
+
+    def own_trial(self):
+        return self.study.trials[self.own]
+
+    def requeue_interrupted(self):
+        """Requeues this worker's trial, if it has neither finished nor failed for a reason of its own."""
+        trial = None if self.own is None else self.own_trial()
+        if trial and trial.state == TrialState.FAIL and not trials.is_counted(trial):
+            trials.requeue(self.study, trial)

@@ -1,0 +1,138 @@
+"""What --tune says: the flags to tune, and the range or the choices of each, as Optuna's distributions."""
+import itertools
+import json
+import math
+
+import numpy as np
+from optuna.distributions import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
+
+import parameters
+from utilities import command_line
+from utilities.errors import UserError
+
+TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # groups of flags
+TUNABLE = ('network', *TRAINING)
+NOT_TUNABLE = {'n_epochs', 'patience'}                            # trials are compared epoch by epoch
+
+
+def parse_all(tune):
+    """The lists of words after each --tune -> {flag: distribution}. Raises UserError."""
+    if not tune:
+        raise UserError('give at least one --tune FLAG LOW HIGH')
+    tuned = {}
+    for words in tune:
+        flag, distribution = parse(words)
+        if flag in tuned:
+            raise UserError(f'--tune {flag}: given twice')
+        tuned[flag] = distribution
+    return tuned
+
+
+def parse(words):
+    """The words after one --tune -> (flag, distribution). Raises UserError."""
+    parser, (flag, *rest) = parameters.build(), words
+    flags = {action.dest for action in parser._actions}
+    if flag not in flags:
+        raise UserError(f'--tune {flag}: unknown flag{command_line.nearest(flag, flags)}')
+    if flag in NOT_TUNABLE or flag not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
+        raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
+                        'miner or the loss')
+    make = choices if len(rest) == 1 else numbers
+    return flag, make(parser, flag, rest, f'--tune {" ".join(words)}')
+
+
+def choices(parser, flag, rest, where):
+    """The distribution of A,B,C."""
+    values = rest[0].split(',')
+    if len(set(values)) < 2:
+        raise UserError(f'{where}: expected two choices or more, as --tune {flag} A,B')
+    for value in values:
+        require_accepted(parser, flag, value, where)
+    return CategoricalDistribution(values)
+
+
+def numbers(parser, flag, rest, where):
+    """The distribution of LOW HIGH [log] [int]."""
+    ends, scale = rest[:2], rest[2:]
+    if len(ends) < 2 or set(scale) - {'log', 'int'} or len(set(scale)) < len(scale):
+        raise UserError(f'{where}: expected --tune {flag} LOW HIGH [log] [int], or --tune {flag} A,B,C; negative '
+                        'numbers as -0.1, without an exponent, and not first in a list')
+    kind = int if 'int' in scale else float
+    try:
+        low, high = map(kind, ends)
+    except ValueError:
+        raise UserError(f'{where}: expected two {"whole " if kind is int else ""}numbers, not {ends[0]} and '
+                        f'{ends[1]}') from None
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f'{where}: LOW must be less than HIGH')
+    if 'log' in scale and low <= 0:
+        raise UserError(f'{where}: a log range must begin above 0')
+    type_of_flag = next(action.type for action in parser._actions if action.dest == flag)
+    if kind is float and getattr(type_of_flag, '__name__', '') == 'INT':
+        raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
+    for end in (low, high):
+        require_accepted(parser, flag, end, where)
+    make = IntDistribution if kind is int else FloatDistribution
+    return make(low, high, log='log' in scale)
+
+
+def require_accepted(parser, flag, value, where):
+    """Raises UserError where main.py would refuse the value of the flag."""
+    try:
+        parser.parse_args(command_line.tokens({flag: value}))
+    except UserError as error:
+        raise UserError(f'{where}: {error}') from None
+
+
+def ends_of(distribution):
+    """The lowest and the highest value, or the first and the last choice."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0], distribution.choices[-1]
+    return distribution.low, distribution.high
+
+
+def grid(tuned, n_points):
+    """All combinations of every choice and up to n_points values of each range: a list of {flag: value}."""
+    axes = {}
+    for flag, of in tuned.items():
+        if isinstance(of, CategoricalDistribution):
+            axes[flag] = of.choices
+            continue
+        values = np.geomspace(of.low, of.high, n_points) if of.log else np.linspace(of.low, of.high, n_points)
+        is_whole = isinstance(of, IntDistribution)
+        axes[flag] = list(dict.fromkeys(int(round(value)) if is_whole else min(max(float(value), of.low), of.high)
+                                        for value in values))
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def suggest(trial, tuned):
+    """{flag: value} of a trial, as the study's sampler proposes them."""
+    params = {}
+    for flag, of in tuned.items():
+        if isinstance(of, CategoricalDistribution):
+            params[flag] = trial.suggest_categorical(flag, of.choices)
+        else:
+            suggest_number = trial.suggest_int if isinstance(of, IntDistribution) else trial.suggest_float
+            params[flag] = suggest_number(flag, of.low, of.high, log=of.log)
+    return params
+
+
+def stored(distribution):
+    """A distribution as it is kept in the study: plain values of JSON."""
+    return json.loads(distribution_to_json(distribution))
+
+
+def shown(distribution):
+    """A stored distribution, or None, as it is written after --tune."""
+    if distribution is None:
+        return 'nothing'
+    of = json_to_distribution(json.dumps(distribution))
+    if isinstance(of, CategoricalDistribution):
+        return ','.join(of.choices)
+    return ' '.join([str(of.low), str(of.high), *['log'][:of.log], *['int'][:isinstance(of, IntDistribution)]])

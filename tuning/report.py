@@ -1,0 +1,103 @@
+"""What a search tells: a line per trial, trials.csv, best.yaml, and the plots."""
+import importlib.util
+import os
+
+import numpy as np
+import optuna
+import yaml
+from optuna.trial import TrialState
+
+from tuning import trials
+from utilities.files import write_csv, write_text
+
+
+def line(search, study, trial):
+    """A line about a trial that is over: its setting, its score, and the best trial so far."""
+    outcome = {TrialState.PRUNED: 'pruned', TrialState.FAIL: f'failed: {trial.user_attrs.get("reason")}'}.get(
+        trial.state, f'{search.metric} {trial.value:.4f}' if trial.value is not None else '')
+    best = trials.best_of(study)
+    return (f'{trials.name_of(trial)}  {"  ".join(settings_of(trial))}  {outcome}'
+            + (f'; best {best.value:.4f}, {trials.name_of(best)}' if best else ''))
+
+
+def settings_of(trial):
+    """['<flag> <value>', ...] with numbers of four digits."""
+    return [f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}'
+            for flag, value in trial.params.items()]
+
+
+def summarise(search, study):
+    """Writes trials.csv and best.yaml; without --keep_checkpoints, removes those of all trials but the best."""
+    with search.lock():
+        over = [trial for trial in study.trials if trials.is_counted(trial)]
+        best = trials.best_of(study)
+        write_csv(search.folder / 'trials.csv', [row_of(search, trial) for trial in over])
+        if best:
+            write_text(search.folder / 'best.yaml', f'# {trials.name_of(best)}, the best of {len(over)} of the study '
+                       f'{search.name}: {search.metric} {best.value:.4f} on the validation classes of '
+                       f'{len(search.folds)} folds. Tuned: {", ".join(search.tuned)}.\n'
+                       + yaml.safe_dump(best.params | search.settings, sort_keys=False, allow_unicode=True, width=120))
+        if not search.opt.keep_checkpoints:
+            name_of_best = best and trials.name_of(best)
+            for name in {trials.name_of(trial) for trial in over} - {name_of_best}:
+                for file in (search.folder / 'trials').glob(f'*/{name}_fold*/checkpoint_*.pt'):
+                    file.unlink(missing_ok=True)
+
+
+def row_of(search, trial):
+    """The row of a trial in trials.csv."""
+    seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
+    return {'trial': trials.name_of(trial), 'state': trial.state.name.lower(), search.metric: trial.value,
+            **trial.params, 'seconds': round(seconds, 1), 'reason': trial.user_attrs.get('reason', '')}
+
+
+def plot(search, study):
+    """Optimisation history, slices, contours and importances into plots/: PNG, and HTML where Plotly is installed."""
+    import matplotlib
+    matplotlib.use('Agg')
+    several = [flag for flag in search.tuned if len({trial.params[flag] for trial in trials.finished(study)}) > 1]
+    prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
+    folder = search.folder / 'plots'
+    folder.mkdir(exist_ok=True)
+    for name, (function, options) in plots_of(several).items():
+        options |= {'target_name': f'validation {search.metric}'}
+        axes = np.atleast_1d(getattr(optuna.visualization.matplotlib, function)(study, **options))
+        tidy(axes, several, prefix)
+        if name == 'history':
+            axes[0].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+        figure = axes.flat[0].figure
+        figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
+        matplotlib.pyplot.close(figure)
+        if importlib.util.find_spec('plotly'):
+            getattr(optuna.visualization, function)(study, **options).write_html(folder / f'{name}.html')
+    print(f'plots: {folder}' + ('' if len(several) > 1 else ' (contours and importances need two tuned flags)'))
+
+
+def plots_of(flags):
+    """{name: (function of Optuna, its options)} of the plots for these flags with several values."""
+    found = {'history': ('plot_optimization_history', {})}
+    if flags:
+        found['slice'] = 'plot_slice', {'params': flags}
+    if len(flags) > 1:
+        found['contour'] = 'plot_contour', {'params': flags}
+        found['importances'] = 'plot_param_importances', {'params': flags}
+    return found
+
+
+def tidy(axes, flags, prefix):
+    """
+    Sets the size of a figure by its panels, shortens the labels, and writes the numbers of log axes plainly.
+
+    axes:   array of the panels.
+    prefix: what the names of all flags begin with; removed from the labels.
+    """
+    import matplotlib.ticker
+    n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
+    axes.flat[0].figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
+    for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
+        if axis.get_label_text() in flags:
+            axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
+        if axis.get_scale() == 'log':
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3), numticks=5))
+            axis.set_major_formatter(lambda value, _: f'{value:g}')
+            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())

@@ -1,0 +1,167 @@
+"""A search: the flags that describe it, and its course from the first trial to the reproductions of the best one."""
+import argparse
+import collections
+import contextlib
+import fcntl
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+
+import datasets
+import parameters
+from launching import local, plan, script, slots
+from tuning import ranges, report, trials
+from tuning.optimize import optimize
+from tuning.study import open_study
+from utilities import command_line, run_folder
+from utilities.errors import UserError, choose
+
+# what a search takes instead of main.py's defaults
+DEFAULTS = {'split_scheme': 'class_folds', 'splits_to_eval': ['val'], 'storage_metrics': ['map_at_r'],
+            'evaluation_metrics': ['map_at_r', 'precision_at_1', 'r_precision'], 'pictures': ['none']}
+OWN = {'fold', 'group', 'savename'}                               # flags that the search sets for each run
+
+
+@dataclass
+class Search:
+    """
+    opt:   the flags of Hyperparameter_Search.py.
+    main:  the flags of main.py that all trials share.
+    tuned: {flag: Optuna's distribution}.
+    slots: as launching.slots.of_flags gives them.
+    """
+    opt: argparse.Namespace
+    main: argparse.Namespace
+    tuned: dict
+    slots: list
+
+    @property
+    def folder(self):
+        return Path(self.opt.study_path)
+
+    @property
+    def name(self):
+        return self.opt.study_name or self.folder.resolve().name
+
+    @property
+    def folds(self):
+        return range(self.main.n_training_folds or self.main.n_folds)
+
+    @property
+    def metric(self):
+        return self.main.storage_metrics[0]
+
+    @property
+    def settings(self):
+        """The flags of base.yaml: all but those that the trials, the folds and the machine set."""
+        return {name: value for name, value in parameters.settings_of(self.main).items()
+                if name not in OWN | run_folder.MACHINE | self.tuned.keys()}
+
+    def commands(self, params, group, folder, seed=None):
+        """
+        The arguments of main.py for each fold.
+
+        params: {flag: value} of the tuned flags. group: without _fold<k>. folder: for --save_path. seed: other than
+        the search's own.
+        """
+        parser = parameters.build()
+        machine = {name: value for name, value in vars(self.main).items()
+                   if name in run_folder.MACHINE and value != parser.get_default(name)}
+        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(params), f'--fold={fold}',
+                 *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
+                 f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
+
+    @contextlib.contextmanager
+    def lock(self):
+        """A block that one process at a time executes, of those on this machine."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f'--study_path {self.folder}: no folder can be made there ({error.strerror})') from None
+        with open(self.folder / '.lock', 'w') as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def parse(opt, others):
+    """
+    opt: the flags of Hyperparameter_Search.py; others: the remaining arguments, for main.py -> Search.
+
+    Raises UserError for what can be refused before the study is opened.
+    """
+    main = parse_main(others)
+    tuned = ranges.parse_all(opt.tune)
+    search = Search(opt, main, tuned, slots.of_flags(opt))
+    for ends in zip(*(ranges.ends_of(distribution) for distribution in tuned.values()), strict=True):
+        parameters.parse([*others, *command_line.tokens(dict(zip(tuned, ends, strict=True)))], DEFAULTS)
+    table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
+    for fold in search.folds:
+        datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)
+    return search
+
+
+def parse_main(arguments):
+    """The flags of main.py that all trials share. Raises UserError for those that do not go with a search."""
+    parser = parameters.build()
+    given = parser.parse_args(arguments)
+    for mode in parameters.MODES:
+        if mode != 'config' and getattr(given, mode):
+            raise UserError(f'--{mode} goes with main.py, not with a search')
+    for name in sorted(OWN | {'save_path'}):
+        if getattr(given, name) != parser.get_default(name):
+            raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
+    main = parameters.parse(arguments, DEFAULTS)
+    if main.wandb_key:
+        os.environ['WANDB_API_KEY'] = main.wandb_key              # of the runs; never written into a command
+    if main.split_scheme not in datasets.splits.FOLDED:
+        raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
+                        f'{", ".join(datasets.splits.FOLDED)}')
+    if main.splits_to_eval != ['val']:
+        raise UserError(f'--splits_to_eval {" ".join(main.splits_to_eval)}: a search looks at validation classes only; '
+                        'Evaluate_Ensemble.py judges its best runs on the test classes')
+    return main
+
+
+def run(opt, others):
+    """Searches, writes the results and reproduces the best setting. Arguments as for parse(). Returns the exit code."""
+    warnings.simplefilter('ignore', optuna.exceptions.ExperimentalWarning)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    search = parse(opt, others)
+    is_new = not search.folder.exists()
+    try:
+        study = open_study(search)
+    except UserError:
+        if is_new:
+            shutil.rmtree(search.folder, ignore_errors=True)
+        raise
+    optimize(search, study)
+    report.summarise(search, study)
+    best = trials.best_of(study)
+    if best is None:
+        raise UserError(f'{search.folder}: no trial has finished; see its trials.csv')
+    states = collections.Counter(trial.state.name.lower() for trial in study.trials if trials.is_counted(trial))
+    print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.name_of(best)}, '
+          f'{search.metric} {best.value:.4f} with {", ".join(report.settings_of(best))}\n'
+          f'config: {search.folder / "best.yaml"}\ntrials: {search.folder / "trials.csv"}')
+    report.plot(search, study)
+    return reproduce(search, best) if search.opt.reproductions else 0
+
+
+def reproduce(search, best):
+    """Trains the setting of the best trial with new seeds on all folds. Returns the exit code."""
+    name = trials.name_of(best)
+    folder = search.folder / 'reproductions' / name
+    file = folder.with_suffix('.sh')
+    seeds = range(search.main.seed + 1, search.main.seed + 1 + search.opt.reproductions)
+    commands = [arguments for seed in seeds for arguments in search.commands(best.params, search.name, folder, seed)]
+    script.write(file, commands)
+    print(f'reproductions of {name}, seeds {seeds[0]} to {seeds[-1]}: {file}')
+    code = local.launch([plan.of_line(arguments) for arguments in commands], search.slots)
+    for older in sorted(set(folder.parent.glob('*/')) - {folder}):
+        print(f'{older}: of a setting that was the best before; leave it out of tables')
+    print(f'To judge them on the test classes: python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
+    return code

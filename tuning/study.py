@@ -1,0 +1,119 @@
+"""Optuna's study of a search: its database, its sampler and its pruner."""
+import json
+import time
+
+import optuna
+
+from tuning import ranges, trials
+from utilities import run_folder
+from utilities.errors import UserError
+from utilities.randomness import derive
+
+
+class Seeded(optuna.samplers.BaseSampler):
+    """
+    A sampler whose proposal for a trial is a function of the seed, the trial's number and the trials before it.
+
+    make: function of a seed; returns one of Optuna's samplers.
+    """
+
+    def __init__(self, make, seed):
+        self.make, self.seed, self.sampler = make, seed, make(seed)
+
+    def before_trial(self, study, trial):
+        self.sampler = self.make(derive(self.seed, trial.number) % 2 ** 32)
+        self.sampler.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study, trial):
+        return self.sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study, trial, search_space):
+        return self.sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study, trial, name, distribution):
+        return self.sampler.sample_independent(study, trial, name, distribution)
+
+    def after_trial(self, study, trial, state, values):
+        self.sampler.after_trial(study, trial, state, values)
+
+
+def sampler_of(search):
+    """--sampler. With tpe and gp, the first quarter of the trials, at most 10, is random."""
+    n_random = min(10, max(2, search.opt.n_trials // 4))
+    make = {'tpe': lambda seed: optuna.samplers.TPESampler(n_startup_trials=n_random, seed=seed, constant_liar=True),
+            'gp': lambda seed: optuna.samplers.GPSampler(n_startup_trials=n_random, seed=seed),
+            'random': lambda seed: optuna.samplers.RandomSampler(seed=seed)}
+    return Seeded(make.get(search.opt.sampler, make['random']), search.main.seed)     # points of a grid are enqueued
+
+
+def pruner_of(search):
+    """--pruner. A trial's steps are the epochs of its folds, one fold after the other."""
+    n_steps = len(search.folds) * (search.main.n_epochs + 1)
+    return {'none': optuna.pruners.NopPruner(),
+            'median': optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
+            'hyperband': optuna.pruners.HyperbandPruner(min_resource=2, max_resource=n_steps)}[search.opt.pruner]
+
+
+def open_study(search):
+    """
+    Opens the study or makes it, and writes base.yaml. For a grid, the points are enqueued, and n_trials is at most
+    their number.
+
+    Raises UserError where the database cannot be used, or the study was begun with other flags.
+    """
+    url = search.opt.storage or f'sqlite:///{search.folder / "study.sqlite"}'
+    described = {'tune': {flag: ranges.stored(of) for flag, of in search.tuned.items()},
+                 'flags': json.loads(json.dumps(search.settings))}
+    with search.lock():
+        study = optuna.create_study(
+            storage=storage_of(url), study_name=search.name, direction='maximize', load_if_exists=True,
+            sampler=sampler_of(search), pruner=pruner_of(search))
+        study.set_metric_names([search.metric])
+        require_same(search, study.user_attrs, described)
+        for name, value in described.items():
+            study.set_user_attr(name, value)
+        if search.opt.sampler == 'grid':
+            for point in ranges.grid(search.tuned, search.opt.grid_points):
+                study.enqueue_trial(point, skip_if_exists=True)
+            n_points = sum(trials.is_counted(trial) or trials.is_under_way(trial) for trial in study.trials)
+            search.opt.n_trials = min(search.opt.n_trials, n_points)
+        run_folder.write_yaml(search.folder / 'base.yaml', search.settings)
+    return study
+
+
+def storage_of(url, attempts=5):
+    """Optuna's storage at the URL of a database. Raises UserError, without the URL's password."""
+    import sqlalchemy
+    try:
+        url_shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
+        is_sqlite = url.startswith('sqlite')
+        return optuna.storages.RDBStorage(
+            url, engine_kwargs={'connect_args': {'timeout': 100}} if is_sqlite else {'pool_pre_ping': True},
+            heartbeat_interval=trials.HEARTBEAT, grace_period=trials.GRACE,
+            heartbeat_stale_trial_callback=trials.requeue)
+    except sqlalchemy.exc.ArgumentError:
+        raise UserError('--storage: not the URL of a database, as postgresql://USER@HOST/NAME') from None
+    except ImportError:
+        raise UserError(f'--storage {url_shown}: the driver of this database is not installed; for PostgreSQL: pip '
+                        "install 'psycopg[binary]'") from None
+    except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:
+        if attempts:                       # another worker is making the tables at this moment
+            time.sleep(2)
+            return storage_of(url, attempts - 1)
+        raise UserError(f'--storage {url_shown}: {str(error.orig).strip().splitlines()[-1]}') from None
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        reason = str(getattr(error, 'orig', None) or error).strip().splitlines()[-1]
+        raise UserError(f'--storage {url_shown}: {reason}') from None
+
+
+def require_same(search, stored, described):
+    """Raises UserError where the study has other ranges or flags. stored: what it was begun with, or {} if new."""
+    where = f'--study_path {search.folder}: its study was begun with'
+    for flag in dict.fromkeys([*stored.get('tune', {}), *(described['tune'] if 'tune' in stored else {})]):
+        old, new = (ranges.shown(content['tune'].get(flag)) for content in (stored, described))
+        if old != new:
+            raise UserError(f'{where} --tune {flag} {old}, not {new}; give the same range, or another --study_path')
+    for flag, value in stored.get('flags', {}).items():
+        now = described['flags'].get(flag)
+        if value != now:
+            raise UserError(f'{where} --{flag} {value}, not {now}; give the same flags, or another --study_path')
