@@ -143,8 +143,8 @@ class Counting:
         sample = self.gallery[::max(1, len(self.gallery) // SAMPLE)]
         if depth >= len(sample):
             return -np.inf
-        # The query may be in the sample, so that one image more than `depth` has to score as much or more. The same score
-        # may be rounded differently in another product, which the tolerance allows for.
+        # the query may be in the sample, so that one image more than `depth` has to score as much or more; the
+        # tolerance is for the rounding, which may be another one in another product
         rest = len(sample) - 1 - int(depth)
         bound = np.partition(points @ sample.T, rest, axis=1)[:, rest]
         return bound - 1e-6 * (abs(bound) + abs(points[:, -1]))
