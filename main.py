@@ -160,19 +160,17 @@ def summary(opt, folder, built, first):
 
 def finish(opt, built, embedded, records, state):
     """Plots the curves and the last network's embeddings, and marks the run as finished."""
-    from evaluation import figures, plots
-    split = evaluation.split_of_pictures(opt, built.data)
+    split, plots = evaluation.split_of_pictures(opt, built.data), state.folder / 'plots'
     if split not in embedded:
         embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
     panel = state.folder / f'retrieval_{split}.png'
-    plots.retrieval_panel(embedded[split], panel, opt.seed)
-    plots.curves(records.rows, state.folder / 'plots')
-    figures.draw(opt, embedded[split], state.folder / 'plots', split)
+    evaluation.curves.plot(records.rows, plots)
+    saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel)
     if opt.projector:
-        plots.projector(embedded[split], state.folder / 'tensorboard')
+        evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
     records.summarise(state, finished=True)
-    print(f'Done.\n  run folder:       {state.folder}\n  plots:            {state.folder / "plots"}\n'
-          f'  retrieved images: {panel}')
+    print(f'Done.\n  run folder:       {state.folder}\n  plots:            {plots}'
+          + (f'\n  retrieved images: {panel}' if panel in saved else ''))
 
 
 def work(arguments):

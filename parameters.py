@@ -14,8 +14,7 @@ from criteria import CRITERIA
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
-from evaluation import METRICS, ranking
-from evaluation.figures import PICTURES
+from evaluation import METRICS, PICTURES, ranking
 from utilities import checkpoint, run_folder
 from utilities.command_line import (
     COUNT,
@@ -595,6 +594,7 @@ def check_splits(parser, opt):
 def check(opt):
     """Refuses combinations that cannot work, as far as the flags alone show it; """
     evaluation.check_metrics(opt)
+    evaluation.pictures.check(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:

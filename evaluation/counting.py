@@ -1,235 +1,227 @@
 """
-The ranks of positives by counting the scores above theirs, block by block of the score matrix: nothing is sorted, and
-no ranking is stored.
+The ranks of the positives by counting: nothing is sorted, and no ranking is held in memory.
 
-Where each image is searched for among all others, the score matrix is symmetric: a block above the diagonal counts for
-its rows and for its columns, which halves the multiplications. Queries and gallery go in the order of the number of
-positives, so that all queries with more than s positives are the first ones.
+The rank of a positive is 1 + the number of gallery images that come before it. Take four images, a and b of one class,
+c and d of another, each a query against the other three, and their scores (the higher, the more similar):
+
+          a    b    c    d
+     a         -5   -2   -9       query a: its positive b scores -5; c is above, d is not: rank 2
+     b   -5         -4   -6       query b: its positive a scores -5; c is above, d is not: rank 2
+     c   -2   -4         -3       query c: its positive d scores -3; a is above, b is not: rank 2
+     d   -9   -6   -3             query d: its positive c scores -3; neither is above:     rank 1
+
+First, the scores of the positives are computed (look_up). Then the score matrix is computed tile by tile, and each tile
+is compared with them (count_strip). Three things make this fast:
+
+- Where each image is a query against all others, the matrix is symmetric: the tile of the queries a, b and the images
+  c, d is, transposed, that of the queries c, d and the images a, b, which is not computed again.
+- A score below that of a query's farthest positive changes no rank, so that a single comparison per score leaves most
+  of them out. The same holds of a score beyond the last rank that a metric looks at.
+- Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
+  many positives each, and few tiles contain scores of positives.
 """
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-STRIP, WIDTH = 480, 8160     # queries and gallery images of a block of scores: 16 MB; count_rows needs 8160 at most
-CHUNK = 1 << 14              # images that are copied at a time
-SAMPLE = 1024                # gallery images that bound how near the `depth` nearest are
-FEW = 1 / 2                  # of a block's groups of eight scores: the most that are looked at score by score
-PIECE = 1 << 18              # scores that are looked at so at a time
+TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
+GROUP = 4                    # strips of queries whose ranks are returned together
+PICK = 100                   # cost of a score that is picked out of a tile, in comparisons within a whole tile
+SAMPLE = 1024                # gallery images whose scores bound those of the `depth` nearest
 
 
 def by_counting(search, depth):
     """ranking.positive_ranks by counting, on the CPU."""
     counting = Counting(search, depth)
-    in_threads(counting.look_up, counting.strips)
-    in_threads(counting.count_strip, counting.strips, 'rank')
-    return counting.ranks()
+    in_threads(counting.count_strip, range(len(counting.strips)), 'rank')
+    for start in range(0, len(counting.strips), GROUP):
+        group = counting.strips[start:start + GROUP]
+        width = max(len(strip.scores) for strip in group)
+        queries = np.concatenate([strip.queries for strip in group])
+        yield queries, np.concatenate([strip.ranks(width) for strip in group])
+
+
+@dataclass
+class Strip:
+    """
+    Up to TILE queries and their positives, up to R each, the farthest first.
+
+    queries:     [q] indices among the queries of the Search.
+    labels:      [q] their classes, as Counting numbers them.
+    n_positives: [q]
+    scores:      [R, q] of the positives; inf where a query has fewer.
+    indices:     [R, q] of the positives in the gallery of the Search.
+    floor:       [q] an image with a lower score comes before no positive whose rank matters.
+    above:       [R, q] how many images of other classes have been counted so far that come before the positive.
+    """
+    queries: np.ndarray
+    labels: np.ndarray
+    n_positives: np.ndarray
+    scores: np.ndarray
+    indices: np.ndarray
+    floor: np.ndarray
+    above: np.ndarray
+
+    def ranks(self, width):
+        """[q, width], ascending and padded with inf: those of positives below the floor are inf as well."""
+        nearer = self.n_positives - np.arange(1, len(self.scores) + 1)[:, None]        # positives
+        matters = (nearer >= 0) & (self.scores >= self.floor)
+        ranks = np.full((len(self.queries), width), np.inf)
+        ranks[:, :len(nearer)] = np.where(matters, self.above + nearer + 1, np.inf).T
+        return np.sort(ranks, axis=1)
 
 
 class Counting:
     """
-    by_query, by_gallery: the order of queries and of gallery columns; all other arrays of queries are in that order.
-    starts, stops:        [Q] the columns of the query's class. itself: [Q] the query's own column, or beyond all.
-    n_with:               [R] the number of queries with more than s positives.
-    own, positive, above: lists of R arrays of [n_with[s]]: the score of the s-th positive, the farthest first, its
-                          index in the gallery, and how many others of the gallery have been counted above it.
-    floor:                [Q] what is less is above no positive that matters. half_norms: [Q] of the queries.
-    gallery:              [G + 32, D + 2] in the order of columns; index: [G + 32] of each column, the image.
+    What the counting of a Search shares. Classes are numbered by their size in the gallery, the largest first, and the
+    gallery images are in that order.
+
+    strips:       the queries with a positive, those with the most positives first.
+    query_labels: [number of queries] the number of each query's class.
+    gallery:      [G, D + 2] the embeddings of the gallery, `labels` [G] their classes, `indices` [G] their indices in
+                  the gallery of the Search.
+    starts:       [number of classes + 1] where each class begins in `gallery`.
+    columns:      [G + 1] where each gallery image of the Search is in `gallery`; the last one, G: nowhere.
     """
 
     def __init__(self, search, depth):
-        self.search, self.symmetric = search, search.symmetric
-        by_query = np.lexsort((search.query_labels, -search.n_positives))
-        self.by_query = by_query = by_query[:np.count_nonzero(search.n_positives)]
-        by_gallery = np.lexsort((search.gallery_labels, -search.sizes[search.gallery_labels]))   # stable: index order
-        self.by_gallery, self.n_gallery = by_gallery, len(by_gallery)
-        self.strips = range(0, len(by_query), STRIP)
-        self.n_positives, labels = search.n_positives[by_query], search.query_labels[by_query]
-        self.depth = np.broadcast_to(depth, len(search.n_positives))[by_query]
-        found, first = np.unique(search.gallery_labels[by_gallery], return_index=True)
-        starts = np.zeros(len(search.sizes), np.int64)
-        starts[found] = first
-        self.starts, self.stops = starts[labels], starts[labels] + search.sizes[labels]
-        place = np.empty(self.n_gallery + 1, np.int64)
-        place[by_gallery], place[-1] = np.arange(self.n_gallery), np.iinfo(np.int64).max
-        self.itself = place[search.own[by_query]]
-        # Two more coordinates, (−½‖g‖², 1) against (1, −½‖q‖²), make the product the score; 32 more columns, which
-        # score −inf, let blocks be of widths that bytes can be counted in.
-        self.index = np.concatenate([by_gallery, np.full(32, self.n_gallery)])
-        self.half_norms = search.half_norms(search.queries).numpy()[by_query]
+        self.search, self.lock = search, threading.Lock()
+        self.depth = np.broadcast_to(depth, len(search.n_positives))
+        by_size = np.argsort(-search.sizes, kind='stable')
+        number = np.empty_like(by_size)
+        number[by_size] = np.arange(len(by_size))
+        self.query_labels, gallery_labels = number[search.query_labels], number[search.gallery_labels]
+        self.starts = np.concatenate([[0], search.sizes[by_size].cumsum()])
+        self.indices = np.argsort(gallery_labels, kind='stable')
+        self.labels = gallery_labels[self.indices]
+        self.columns = np.full(len(self.indices) + 1, len(self.indices))
+        self.columns[self.indices] = np.arange(len(self.indices))
+        # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
+        self.half_norms = search.half_norms(search.queries).numpy()
         points = search.gallery.numpy()
-        self.gallery = np.zeros((self.n_gallery + 32, points.shape[1] + 2), points.dtype)
-        self.gallery[self.n_gallery:, -2], self.gallery[:, -1] = -np.inf, 1
-        for start in range(0, self.n_gallery, CHUNK):      # no second copy of them all
-            some = slice(start, min(start + CHUNK, self.n_gallery))
-            part = points[by_gallery[some]]
-            self.gallery[some, :-2], self.gallery[some, -2] = part, -search.half_norms(torch.from_numpy(part)).numpy()
+        self.gallery = np.ones((len(points), points.shape[1] + 2), points.dtype)
+        for start in range(0, len(points), TILE):                      # in parts, for there is no second copy of it all
+            part = points[self.indices[start:start + TILE]]
+            self.gallery[start:start + TILE, :-2] = part
+            self.gallery[start:start + TILE, -2] = -search.half_norms(torch.from_numpy(part)).numpy()
+        order = np.lexsort((self.query_labels, -search.n_positives))
+        order = order[:np.count_nonzero(search.n_positives)]
+        self.strips = in_threads(self.look_up, [order[start:start + TILE] for start in range(0, len(order), TILE)])
 
-        self.n_with = np.bincount(self.n_positives)[::-1].cumsum()[::-1][1:]
-        self.own = [np.empty(n, points.dtype) for n in self.n_with]
-        self.positive = [np.empty(n, np.int32) for n in self.n_with]
-        self.above = [np.zeros(n, np.int32) for n in self.n_with]
-        self.floor = np.empty(len(by_query), points.dtype)
-        self.local, self.lock = threading.local(), threading.Lock()
-
-    def rows(self, strip):
-        return slice(strip, min(strip + STRIP, len(self.by_query)))
-
-    def queries(self, rows):
+    def points(self, queries):
         """[q, D + 2]: what the gallery is multiplied with."""
-        points = self.search.queries.numpy()[self.by_query[rows]]
-        queries = np.ones((len(points), self.gallery.shape[1]), points.dtype)
-        queries[:, :-2], queries[:, -1] = points, -self.half_norms[rows]
-        return queries
+        points = self.search.queries.numpy()[queries]
+        return np.concatenate([points, np.ones_like(points[:, :1]), -self.half_norms[queries, None]], axis=1)
 
-    def look_up(self, strip):
-        """The scores of the positives of a strip of queries, and what is too little to matter."""
-        rows = self.rows(strip)
-        queries = self.queries(rows)
-        slots = np.arange(self.n_positives[strip])
-        exists = slots < self.n_positives[rows, None]
-        columns = self.starts[rows, None] + slots
-        columns = np.where(exists, columns + (columns >= self.itself[rows, None]), self.starts[rows, None])
-        low, high = self.starts[rows].min(), self.stops[rows].max()
-        if high - low <= WIDTH:
-            own = np.take_along_axis(queries @ self.gallery[low:high].T, columns - low, axis=1)
-        else:                                              # the classes of a few queries can span the whole gallery
-            own = np.stack([np.einsum('qd,qd->q', queries, self.gallery[column]) for column in columns.T], axis=1)
-        own[~exists] = np.inf
-        positive = self.by_gallery[columns]
-        farthest_first = np.lexsort((-positive, own))
-        own, positive = (np.take_along_axis(some, farthest_first, axis=1) for some in (own, positive))
-        for slot in slots:
-            some = slice(strip, min(rows.stop, self.n_with[slot]))
-            self.own[slot][some] = own[:some.stop - strip, slot]
-            self.positive[slot][some] = positive[:some.stop - strip, slot]
-        self.floor[rows] = own[:, 0]
-        sample = self.gallery[:self.n_gallery:max(1, self.n_gallery // SAMPLE)]
-        if self.depth[rows].max() < len(sample):
-            # as many of the sample are as near or nearer, besides the query itself, which may be among them; what
-            # another product of the same images may round differently is taken off
-            place = len(sample) - 1 - int(self.depth[rows].max())
-            bound = np.partition(queries @ sample.T, place, axis=1)[:, place]
-            bound -= 1e-6 * (abs(bound) + abs(queries[:, -1]))
-            self.floor[rows] = np.maximum(self.floor[rows], bound)
+    def look_up(self, queries):
+        """The Strip of some queries."""
+        points, labels, n_positives = self.points(queries), self.query_labels[queries], self.search.n_positives[queries]
+        slots = np.arange(n_positives.max())
+        exists = slots < n_positives[:, None]
+        columns = self.starts[labels, None] + slots
+        columns += columns >= self.columns[self.search.own[queries], None]     # the query itself is no positive
+        columns = np.where(exists, columns, self.starts[labels, None])
+        low, high = self.starts[labels].min(), self.starts[labels + 1].max()
+        if high - low <= 8 * TILE:
+            scores = np.take_along_axis(points @ self.gallery[low:high].T, columns - low, axis=1)
+        else:                                               # the classes of a few queries can span the whole gallery
+            scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[column]) for column in columns.T], axis=1)
+        scores[~exists] = np.inf
+        indices = self.indices[columns]
+        farthest_first = np.lexsort((-indices, scores))
+        scores, indices = (np.ascontiguousarray(np.take_along_axis(array, farthest_first, axis=1).T)
+                           for array in (scores, indices))
+        floor = np.maximum(scores[0], self.bound(points, self.depth[queries].max()))
+        return Strip(queries, labels, n_positives, scores, indices, floor, np.zeros(scores.shape, np.int32))
 
-    def count_strip(self, strip):
-        """Multiplies a strip of queries with the gallery, or with what earlier strips have left of it, and counts."""
-        rows, local = self.rows(strip), self.local
-        queries = self.queries(rows)
-        if not hasattr(local, 'scores'):
-            local.scores = np.empty(STRIP * WIDTH, self.gallery.dtype)
-            local.hits = np.empty(STRIP * WIDTH + 8, bool)
-        begin = strip if self.symmetric else 0
-        n_blocks = -(-(self.n_gallery - begin) // WIDTH)
-        width = -(-(self.n_gallery - begin) // n_blocks)
-        width += -width % 32
-        for left in range(begin, self.n_gallery, width):
-            right = left + min(width, self.n_gallery - left + -(self.n_gallery - left) % 32)
-            block = local.scores[:(rows.stop - strip) * (right - left)].reshape(rows.stop - strip, right - left)
-            np.matmul(queries, self.gallery[left:right].T, out=block)
-            low, high = max(self.starts[rows].min(), left), min(self.stops[rows].max(), right)
-            if low < high:                                 # no image of the query's class is a rival
-                columns = np.arange(low, high)
-                same = (columns >= self.starts[rows, None]) & (columns < self.stops[rows, None])
-                np.copyto(block[:, low - left:high - left], -np.inf, where=same)
-            self.count(block, strip, self.index[left:right], axis=1)
-            inner, outer = max(rows.stop, left), min(right, len(self.by_query))
-            if self.symmetric and inner < outer:           # columns that are queries of later strips
-                self.count(block[:, inner - left:outer - left], inner, self.index[rows], axis=0)
+    def bound(self, points, depth):
+        """[q] scores that the `depth` nearest images of each query reach; −inf where the sample is too small to say."""
+        sample = self.gallery[::max(1, len(self.gallery) // SAMPLE)]
+        if depth >= len(sample):
+            return -np.inf
+        # the query may be in the sample, so that one image more than `depth` has to score as much or more; the
+        # tolerance is for the rounding, which may be another one in another product
+        rest = len(sample) - 1 - int(depth)
+        bound = np.partition(points @ sample.T, rest, axis=1)[:, rest]
+        return bound - 1e-6 * (abs(bound) + abs(points[:, -1]))
 
-    def count(self, block, first, rivals, axis):
-        """
-        Adds to `above` the scores of a block, along `axis`, that are above those of each query's positives: more, or
-        as much and of a smaller index. first: the first query. rivals: the indices of the images along `axis`.
-        """
-        stop = first + block.shape[1 - axis]
-        buffer = self.local.hits[:block.size + -block.size % 8]
-        buffer[block.size:] = False
-        hits = buffer[:block.size].reshape(block.shape)
-        np.greater_equal(block, np.expand_dims(self.floor[first:stop], axis), out=hits)
-        eights = np.flatnonzero(buffer.view(np.uint64) != 0)
-        if len(eights) > FEW * buffer.size / 8:
-            return self.count_all(block, first, rivals, hits, axis)
-        places = np.flatnonzero(buffer.reshape(-1, 8)[eights])
-        for start in range(0, len(places), PIECE):
-            some = places[start:start + PIECE]
-            self.count_some(block, first, rivals, eights[some // 8] * 8 + some % 8, axis)
+    def count_strip(self, number):
+        """Counts for a strip, tile by tile; where the matrix is symmetric, only what no earlier strip has counted."""
+        strip, symmetric = self.strips[number], self.search.symmetric
+        points = self.points(strip.queries)
+        for left in range(number * TILE if symmetric else 0, len(self.gallery), TILE):
+            scores, labels = points @ self.gallery[left:left + TILE].T, self.labels[left:left + TILE]
+            if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
+                scores[strip.labels[:, None] == labels] = -np.inf              # ranks() counts the positives
+            self.add(strip, scores, self.indices[left:left + TILE])
+            if symmetric and number < left // TILE < len(self.strips):
+                other = self.strips[left // TILE]          # the queries of that strip are the images of this tile
+                self.add(other, scores[:, :len(other.queries)].T, strip.queries)
 
-    def count_some(self, block, first, rivals, places, axis):
-        """The same of the scores at some places of the block alone."""
-        row, column = np.divmod(places, block.shape[1])
-        score = block[row, column]
-        query, rival = (row + first, rivals[column]) if axis == 1 else (column + first, rivals[row])
-        for slot in range(self.n_positives[first]):
-            some = query < self.n_with[slot]
-            query, rival, score = query[some], rival[some], score[some]
-            own = self.own[slot][query]
-            is_above = score > own
-            tied = np.flatnonzero(score == own)
-            is_above[tied] = rival[tied] < self.positive[slot][query[tied]]
-            query, rival, score = query[is_above], rival[is_above], score[is_above]     # the others reach no nearer one
-            counts = np.bincount(query - first)
-            with self.lock:
-                self.above[slot][first:first + len(counts)] += counts
-
-    def count_all(self, block, first, rivals, hits, axis):
-        """The same by comparing every score with every positive's."""
-        number = count_rows if axis == 1 else count_columns
-        for slot in range(self.n_positives[first]):
-            some = slice(first, min(first + block.shape[1 - axis], self.n_with[slot]))
-            n = some.stop - first
-            part = block[:n] if axis == 1 else block[:, :n]
-            own = np.expand_dims(self.own[slot][some], axis)
-            hits = hits.reshape(-1)[:part.size].reshape(part.shape)
-            counts = number(np.greater(part, own, out=hits))
-            tied = np.flatnonzero(number(np.equal(part, own, out=hits)))
-            if len(tied):
-                which, rival = np.nonzero(hits[tied] if axis == 1 else hits[:, tied].T)
-                before = rivals[rival] < self.positive[slot][first + tied[which]]
-                counts += np.bincount(tied[which[before]], minlength=n)
-            with self.lock:
-                self.above[slot][some] += counts
-
-    def ranks(self):
-        for start in range(0, len(self.by_query), 4096):
-            rows = slice(start, min(start + 4096, len(self.by_query)))
-            ranks = np.full((rows.stop - start, self.n_positives[start]), np.inf)
-            for slot in range(ranks.shape[1]):
-                some = slice(start, min(rows.stop, self.n_with[slot]))
-                nearer = self.n_positives[some] - slot - 1                     # positives, which come on top
-                matters = self.own[slot][some] >= self.floor[some]
-                ranks[np.arange(len(nearer)), nearer] = np.where(matters, self.above[slot][some] + nearer + 1, np.inf)
-            yield self.by_query[rows], ranks
+    def add(self, strip, scores, indices):
+        """Adds what the `scores` [q, g] of a strip's queries and the gallery images `indices` [g] contribute."""
+        candidates = scores >= strip.floor[:, None]
+        if PICK * np.count_nonzero(candidates) <= scores.size * len(strip.scores):
+            counts = count_some(strip, scores, indices, candidates)
+        else:
+            counts = count_all(strip, scores, indices)
+        with self.lock:
+            strip.above += counts
 
 
-def count_rows(hits):
-    """True values per row of a contiguous [n, w] bool array, w a multiple of 32 up to 8160: eight bytes at a time."""
-    eights = hits.view(np.uint64).reshape(len(hits), 4, -1).sum(axis=2)
-    return eights.view(np.uint8).sum(axis=1, dtype=np.int32)
+def count_some(strip, scores, indices, candidates):
+    """How many images come before each of a strip's positives, [R, q], if only `candidates` [q, g] can."""
+    query, column = positions(candidates)
+    score, index = scores[query, column], indices[column]
+    counts = np.zeros_like(strip.above)
+    for slot, (own, own_index) in enumerate(zip(strip.scores, strip.indices, strict=True)):
+        before = score > own[query]
+        tied = np.flatnonzero(score == own[query])
+        before[tied] = index[tied] < own_index[query[tied]]
+        query, score, index = query[before], score[before], index[before]      # the others come before no nearer one
+        counts[slot] = np.bincount(query, minlength=len(own))
+    return counts
 
 
-def count_columns(hits):
-    """True values per column of a [n, w] bool array: up to 255 at a time fit into a byte."""
-    return sum(np.add.reduce(hits[start:start + 255].view(np.uint8), axis=0, dtype=np.uint8).astype(np.int32)
-               for start in range(0, len(hits), 255))
+def count_all(strip, scores, indices):
+    """How many images come before each of a strip's positives, [R, q]."""
+    counts = np.empty_like(strip.above)
+    for slot, (own, own_index) in enumerate(zip(strip.scores, strip.indices, strict=True)):
+        counts[slot] = (scores > own[:, None]).sum(axis=1, dtype=np.uint16)    # quicker than wider integers
+        tied = scores == own[:, None]
+        if tied.any():
+            query, column = positions(tied)
+            before = indices[column] < own_index[query]
+            counts[slot] += np.bincount(query[before], minlength=len(own))
+    return counts
+
+
+def positions(array):
+    """np.nonzero of a [n, m] bool array, contiguous in either order: faster."""
+    if array.flags.c_contiguous:
+        return np.divmod(np.flatnonzero(array), array.shape[1])
+    return np.divmod(np.flatnonzero(array.T), array.shape[0])[::-1]
 
 
 def in_threads(work, items, description=None):
-    """work(item) for each, on as many threads as torch would use, with a single-threaded BLAS in each."""
+    """[work(item) for each], on as many threads as torch would use, with a single-threaded BLAS in each."""
     from threadpoolctl import threadpool_limits
     stopped = threading.Event()
 
     def step(item):
-        if not stopped.is_set():
-            work(item)
+        return None if stopped.is_set() else work(item)
 
     bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
     with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
-            for _ in pool.map(step, items):
+            results = []
+            for result in pool.map(step, items):
+                results.append(result)
                 bar.update()
+            return results
         finally:
             stopped.set()                                  # after Ctrl-C the rest is skipped

@@ -25,7 +25,12 @@ class Column(NamedTuple):
         >>> Column('test', 'e_recall@1').name, Column('val', 'nmi', 'parent').name
         ('test_e_recall@1', 'val_parent_nmi')
         """
-        return f'{self.split}_{self.metric}' if self.level == 'class' else f'{self.split}_{self.level}_{self.metric}'
+        return f'{self.split}_{self.at_split}'
+
+    @property
+    def at_split(self):
+        """The name without the split: 'parent_nmi'."""
+        return self.metric if self.level == 'class' else f'{self.level}_{self.metric}'
 
     def on(self, split):
         """

@@ -251,7 +251,7 @@ def test_only_the_validation_split_is_seen(quick, monkeypatch):
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)
     seen, updates = [], []
-    monkeypatch.setattr(evaluation, 'embed', lambda opt, model, images, name: seen.append(images) or embed(
+    monkeypatch.setattr(evaluation.protocol, 'embed', lambda opt, model, images, name: seen.append(images) or embed(
         opt, model, images, name))
     embed = evaluation.embedding.embed
 

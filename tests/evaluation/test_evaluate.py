@@ -4,6 +4,7 @@ import importlib.util
 import math
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 import criteria
 import evaluation
-from evaluation.figures import PICTURES, short
+from evaluation.pictures import PICTURES, short
 from tests.helpers import folder_of, rows_of
 
 
@@ -145,18 +146,28 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
 def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys):
     pictures = [name for name in PICTURES if name != 'umap']
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
-    plots = folder_of(tmp_path) / 'plots'
+    run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
     capsys.readouterr()
     assert run('--draw', folder_of(tmp_path), tmp_path / 'drawn') == 0
     assert len(capsys.readouterr().out.splitlines()) >= 2 * len(pictures)
     for name in pictures:
-        picture = np.asarray(Image.open(plots / f'{name}_test.png').convert('L'))
+        png = (run_folder if name == 'retrieval' else plots) / f'{name}_test.png'
+        assert png.read_bytes() == (tmp_path / 'drawn' / png.name).read_bytes()
+        picture = np.asarray(Image.open(png).convert('L'))
         assert picture.shape[1] >= 1000 and picture.std() > 5
         # clips are named after memory addresses
         one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())
                       for folder in (plots, tmp_path / 'drawn'))
         assert one == other, name
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
+
+
+def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):
+    for group, pictures in (('none', ['none']), ('others', ['spectrum']), ('panel', ['retrieval'])):
+        assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--pictures', *pictures) == 0
+        folder = folder_of(tmp_path, f'{group}_s1')
+        assert [path.relative_to(folder) for path in folder.rglob('retrieval*.png')] == [Path('retrieval_test.png')]
+        assert (folder / 'plots' / 'retrieval_test.svg').exists() == (group == 'panel')
 
 
 def test_pictures_of_what_has_nothing_to_show():

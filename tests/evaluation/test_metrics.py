@@ -58,23 +58,21 @@ def cases(draw):
     return points, labels, None if is_query is None else np.array(is_query)
 
 
-def small_blocks(patch, strip, few, sample):
-    """Several blocks even where there are few images; both ways to count in them, and samples too small for a bound."""
-    patch.setattr(counting, 'STRIP', strip)
-    patch.setattr(counting, 'FEW', few)
+def small_tiles(patch, tile, pick, sample):
+    """Several tiles even where there are few images; both ways to count in them, and samples too small for a bound."""
+    patch.setattr(counting, 'TILE', tile)
+    patch.setattr(counting, 'PICK', pick)
     patch.setattr(counting, 'SAMPLE', sample)
-    patch.setattr(counting, 'WIDTH', 32)
-    patch.setattr(counting, 'PIECE', 5)
-    patch.setattr(ranking, 'CHUNK', 40 * strip)
+    patch.setattr(ranking, 'CHUNK', 40 * tile)
 
 
 @settings(max_examples=200, deadline=None)
-@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
-       few=st.sampled_from([0, .5, 8]), sample=st.sampled_from([1, 4, 9, 99]))
-def test_retrieval_metrics_equal_brute_force(case, strip, backend, few, sample):
+@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
+       pick=st.sampled_from([0, 3, 1e9]), sample=st.sampled_from([1, 4, 9, 99]))
+def test_retrieval_metrics_equal_brute_force(case, tile, backend, pick, sample):
     points, labels, is_query = case
     with pytest.MonkeyPatch.context() as patch:
-        small_blocks(patch, strip, few, sample)
+        small_tiles(patch, tile, pick, sample)
         values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
         short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
     for name in RETRIEVAL:
@@ -83,15 +81,15 @@ def test_retrieval_metrics_equal_brute_force(case, strip, backend, few, sample):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), strip=st.integers(1, 9), backend=st.sampled_from(EXACT), few=st.sampled_from([0, .5, 8]),
+@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(EXACT), pick=st.sampled_from([0, 3, 1e9]),
        metric=st.sampled_from(['mAP', 'map_at_r']), seed=st.integers(0, 99))
-def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, few, metric, seed):
+def test_a_gallery_that_holds_only_some_of_the_queries(case, tile, backend, pick, metric, seed):
     points, labels, _ = case
     random = np.random.default_rng(seed)
     is_query, in_gallery = random.random((2, len(points))) < .7
     is_query[0], in_gallery[-1] = True, True
     with pytest.MonkeyPatch.context() as patch:
-        small_blocks(patch, strip, few, sample=4)
+        small_tiles(patch, tile, pick, sample=4)
         pool = evaluation.Pool(torch.from_numpy(points), labels, is_query, in_gallery)
         found = evaluation.compute([metric], torch.from_numpy(points), labels, pool=pool, backend=backend)[metric]
     values = []
@@ -108,7 +106,7 @@ def test_a_gallery_that_holds_only_some_of_the_queries(case, strip, backend, few
 @pytest.mark.parametrize('n_queries', [0, 700])
 @pytest.mark.parametrize('threads', [1, 3])
 def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, monkeypatch):
-    """Blocks and chunks of the usual sizes; embeddings on a grid, so that float32 adds them up exactly."""
+    """Tiles and chunks of the usual sizes; embeddings on a grid, so that float32 adds them up exactly."""
     monkeypatch.setattr(counting, 'SAMPLE', 300)
     random = np.random.default_rng(0)
     labels = np.unique(random.integers(0, 300, 1900) * (random.random(1900) < .9), return_inverse=True)[1]
@@ -144,15 +142,15 @@ def test_a_distance_of_its_own_keeps_its_float64(backend, is_query):
     assert values['mAP'] == pytest.approx(np.mean(expected), abs=1e-12)
 
 
-def test_counting_few_or_all_scores_of_a_block_gives_the_same_ranks(monkeypatch):
+def test_counting_few_or_all_scores_of_a_tile_gives_the_same_ranks(monkeypatch):
     """Embeddings that float32 rounds, in which many images are there twice."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 90, 700)
     points = (random.normal(size=(90, 12))[labels] + random.normal(size=(700, 12))).astype(np.float32)
     points[350:] = points[:350]
     search, found = neighbours.Search(torch.from_numpy(points), labels), []
-    for few in (0, 8):
-        monkeypatch.setattr(counting, 'FEW', few)
+    for pick in (0, 1e9):
+        monkeypatch.setattr(counting, 'PICK', pick)
         found.append(list(counting.by_counting(search, np.inf)))
     for (rows, ranks), (same_rows, same_ranks) in zip(*found, strict=True):
         assert np.array_equal(rows, same_rows) and np.array_equal(ranks, same_ranks)

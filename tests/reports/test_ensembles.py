@@ -35,8 +35,8 @@ def runs(data, tmp_path_factory):
               '--split_scheme', 'class_folds', '--n_folds', '2', '--splits_to_eval', 'val', 'test',
               '--evaluation_metrics', 'map_at_r', '--storage_metrics', 'map_at_r']
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('evaluation.plots.curves', lambda *arguments: None)
-        patch.setattr('evaluation.plots.retrieval_panel', lambda *arguments: None)
+        patch.setattr('evaluation.curves.plot', lambda *arguments: None)
+        patch.setattr('evaluation.pictures.save', lambda *arguments: [])
         patch.setattr('sys.argv', ['main.py'])
         for method, fold, seed in itertools.product(LOSSES, (0, 1), (0, 1)):
             assert main.main([*common, *LOSSES[method], '--fold', str(fold), '--seed', str(seed),

@@ -1,0 +1,218 @@
+"""Metrics: embeddings in, numbers out. One ranking, one clustering and one decomposition serve all that need them."""
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from evaluation import clustering, geometry, neighbours, ranking, retrieval
+from utilities import columns
+from utilities.errors import UserError
+
+
+@dataclass
+class Metric:
+    """
+    needs:    what is computed once for all metrics that need it, and given to the function: 'ranks' (of the positives,
+              and their numbers; the function returns a value per query), 'clusters' (a clustering.Contingency),
+              'distances' or 'spectrum'.
+    argument: what may follow the @: int, or the allowed words; None: nothing.
+    depth:    of metrics of ranks, the last rank that matters, from the number of positives and the argument.
+    select:   whether a higher value means a better network, so that the metric can select one.
+    """
+    needs: str
+    function: Callable
+    argument: type | tuple | None = None
+    depth: Callable = lambda n_positives, *argument: np.inf
+    select: bool = True
+
+
+METRICS = {
+    'e_recall': Metric('ranks', retrieval.recall_at, int, depth=lambda n_positives, k: k),
+    'precision_at_1': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1),
+    'r_precision': Metric('ranks', retrieval.r_precision, depth=lambda n_positives: n_positives),
+    'map_at_r': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
+    'mAP': Metric('ranks', retrieval.mean_average_precision(np.inf)),
+    'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
+    'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
+    'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
+    'nmi': Metric('clusters', clustering.nmi),
+    'ami': Metric('clusters', clustering.ami),
+    'f1': Metric('clusters', clustering.f1),
+    'dists': Metric('distances', dict.__getitem__, ('intra', 'inter', 'intra_over_inter'), select=False),
+    'rho_spectrum': Metric('spectrum', geometry.rho_spectrum, int, select=False),
+}
+
+
+def parse(name):
+    """'c_recall@4' -> (whether it is on cosines, Metric, (4,)). Raises UserError for a metric that does not exist."""
+    base, at, argument = name.partition('@')
+    cosine = base.startswith('c_')
+    base = base.removeprefix('c_') if cosine else base
+    metric = METRICS.get('e_recall' if base == 'recall' and cosine else base)
+    if metric is None or (base == 'e_recall' and cosine):
+        raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them')
+    if metric.argument is int:
+        try:
+            return cosine, metric, (number_after_at(base, argument),)
+        except ValueError:
+            raise UserError(f'--evaluation_metrics {name}: expected a whole number after an @: {base}@1') from None
+    if metric.argument is None and not at:
+        return cosine, metric, ()
+    if metric.argument is not None and argument in metric.argument:
+        return cosine, metric, (argument,)
+    expected = f'one of {", ".join(metric.argument)} after an @' if metric.argument else 'no @'
+    raise UserError(f'--evaluation_metrics {name}: expected {expected}')
+
+
+def number_after_at(base, argument):
+    number = int(argument)
+    if base.endswith('recall') and number < 1:
+        raise ValueError
+    return number
+
+
+@dataclass
+class Pool:
+    """
+    Images as queries and gallery; embeddings, labels, is_query and in_gallery are those of neighbours.Search.
+
+    groups: None, or [N]: the gallery of a query is the images of its group only.
+    """
+    embeddings: torch.Tensor
+    labels: np.ndarray
+    is_query: np.ndarray | None = None
+    in_gallery: np.ndarray | None = None
+    groups: np.ndarray | None = None
+
+    def parts(self):
+        """Yields (indices of the images, neighbours.Search's first four arguments) per group."""
+        indices = np.arange(len(self.labels))
+        for group in [None] if self.groups is None else np.unique(self.groups):
+            some = indices if group is None else np.flatnonzero(self.groups == group)
+            arrays = (None if array is None else array[some] for array in (self.is_query, self.in_gallery))
+            yield some, (neighbours.rows_of(self.embeddings, some), self.labels[some], *arrays)
+
+
+@dataclass
+class Job:
+    """What the metrics are computed from: the arguments of compute()."""
+    embeddings: torch.Tensor
+    labels: np.ndarray
+    pool: Pool
+    seed: int = 0
+    ranking: Callable | None = None
+    backend: str = 'auto'
+    approximate: bool = False
+    n_bootstrap: int = 0
+
+    def on_cosines(self):
+        unit = F.normalize(self.embeddings, dim=1)
+        pool = unit if self.pool.embeddings is self.embeddings else F.normalize(self.pool.embeddings, dim=1)
+        return replace(self, embeddings=unit, pool=replace(self.pool, embeddings=pool), ranking=None)
+
+
+def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **options):
+    """
+    Args:
+        metrics:     names, as in --evaluation_metrics.
+        embeddings:  [N, D] floating-point tensor, on the device to compute on.
+        labels:      [N] int64 array, from 0.
+        is_query:    None: each image is a query against all others; or [N] bool: the queries, the others being the
+                     gallery.
+        seed:        of clustering, bootstrap and approximate search.
+        pool:        None, or a Pool for the retrieval metrics in place of these images.
+        ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
+        backend:     how to rank, one of ranking.BACKENDS.
+        approximate: whether to search approximately (--knn_approx).
+        n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
+
+    Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
+    columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is
+    nan. Raises UserError for embeddings that are not finite, or too large for float32 distances.
+    """
+    embeddings = finite(embeddings.float())
+    if pool is None:
+        pool = Pool(embeddings, labels, is_query)
+    else:
+        others = pool.embeddings
+        pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))
+    job, values = Job(embeddings, labels, pool, seed, **options), {}
+    parsed = {name: parse(name) for name in metrics}
+    with full_precision():
+        for cosine in (False, True):
+            wanted = {name: rest for name, (in_cosine, *rest) in parsed.items() if in_cosine == cosine}
+            space = job.on_cosines() if cosine and wanted else job
+            for needs in {metric.needs: None for metric, _ in wanted.values()}:
+                values |= SHARED[needs]({name: rest for name, rest in wanted.items() if rest[0].needs == needs}, space)
+    return {name: values[name] for metric in metrics for name in (metric, *columns.interval(metric)) if name in values}
+
+
+def finite(embeddings):
+    low, high = torch.aminmax(embeddings)
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise UserError('The embeddings contain values that are not finite (NaN or infinite), which cannot be ranked.')
+    if max(-low, high) * embeddings.shape[1] ** 0.5 > 1e18:
+        raise UserError(f'The embeddings contain values up to {max(-low, high):.1e}, whose squares float32 cannot '
+                        'hold; scale them down, or evaluate with --eval_normalize.')
+    return embeddings
+
+
+@contextlib.contextmanager
+def full_precision():
+    """Products of float32 matrices in float32: neither --tf32 nor autocast changes the metrics."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.autocast('cuda', enabled=False), torch.autocast('cpu', enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def from_ranks(metrics, job):
+    """The means of the metrics over the queries with a positive, and with n_bootstrap their intervals."""
+    per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
+    for images, arguments in job.pool.parts():
+        transformed = job.ranking(arguments[0]) if job.ranking else None
+        search = neighbours.Search(*arguments, transformed)
+        if not search.n_positives.any():
+            continue
+        depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
+                                              for metric, argument in metrics.values()])
+        index = neighbours.approximate_index(search, job.seed) if job.approximate else None
+        for queries, ranks in ranking.positive_ranks(search, depth, job.backend, index):
+            for name, (metric, argument) in metrics.items():
+                per_image[name][images[search.query_index[queries]]] = metric.function(
+                    ranks, search.n_positives[queries], *argument)
+    values = {}
+    for name, found in per_image.items():
+        judged = ~np.isnan(found)
+        values[name] = float(found[judged].mean()) if judged.any() else np.nan
+        if job.n_bootstrap:
+            low, high = columns.interval(name)
+            values[low], values[high] = retrieval.interval(
+                found[judged], job.pool.labels[judged], job.n_bootstrap, job.seed)
+    return values
+
+
+def from_clusters(metrics, job):
+    clusters = clustering.kmeans(job.embeddings, len(np.unique(job.labels)), job.seed)
+    table = clustering.Contingency(job.labels, clusters)
+    return {name: float(metric.function(table)) for name, (metric, _) in metrics.items()}
+
+
+def from_distances(metrics, job):
+    distances = geometry.class_distances(job.embeddings.cpu().numpy(), job.labels)
+    return {name: float(metric.function(distances, *argument)) for name, (metric, argument) in metrics.items()}
+
+
+def from_spectrum(metrics, job):
+    values = geometry.singular_values(job.embeddings.cpu().numpy())
+    return {name: metric.function(values, *argument) for name, (metric, argument) in metrics.items()}
+
+
+SHARED = {'ranks': from_ranks, 'clusters': from_clusters, 'distances': from_distances, 'spectrum': from_spectrum}

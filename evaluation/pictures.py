@@ -1,0 +1,264 @@
+"""Pictures of the embeddings of one split, made for papers: PNG and SVG of each. PICTURES is their registry."""
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evaluation import geometry
+from evaluation.protocol import embed_splits
+from evaluation.ranking import chunks
+from utilities.errors import UserError
+from utilities.files import atomic
+
+RIGHT, WRONG, GREY = 'tab:green', 'tab:red', '0.45'
+COLOURS = [f'C{number}' for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ['black']      # without grey
+COLUMN = 3.4                 # width of a paper's column, in inches
+STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
+         'figure.constrained_layout.use': True, 'savefig.dpi': 300, 'legend.frameon': False,
+         'svg.hashsalt': 'evaluation'}                     # the same picture is the same file
+
+
+def check(opt):
+    """Raises UserError where pictures exclude each other, or one needs a package that is not installed."""
+    if 'none' in opt.pictures and len(opt.pictures) > 1:
+        raise UserError(f'--pictures {" ".join(opt.pictures)}: none leaves no room for others; leave it out')
+    if 'umap' in opt.pictures and importlib.util.find_spec('umap') is None:
+        raise UserError('--pictures umap needs umap-learn: pip install umap-learn, or choose tsne')
+
+
+def draw(opt, model, data, criterion, folder):
+    """Draws the --pictures of the test split into `folder` (--draw). Raises UserError where that cannot be a folder."""
+    if not Path(folder).parent.is_dir():
+        raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
+    if Path(folder).is_file():
+        raise UserError(f'--draw {folder}: it is a file; give a folder')
+    for file in save(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], 'test', folder):
+        print(file)
+
+
+def save(opt, embedded, split, folder, panel=None):
+    """
+    Saves <picture>_<split>.png and .svg in `folder` for each of --pictures that has something to show.
+
+    panel: None, or the file for the PNG of `retrieval`, which is then drawn whatever the --pictures.
+
+    Returns the files.
+    """
+    import matplotlib
+    folder, saved = Path(folder), []
+    folder.mkdir(exist_ok=True)
+    files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in ('png', 'svg')]
+             for name in opt.pictures if name != 'none'}
+    if panel:
+        files['retrieval'] = [Path(panel), *files.get('retrieval', [])[1:]]
+    for name, paths in files.items():
+        with matplotlib.rc_context(STYLE):
+            figure = PICTURES[name](embedded, opt.seed)
+            for path in paths if figure else ():
+                with atomic(path) as temporary:
+                    figure.savefig(temporary, metadata={'Date': None} if path.suffix == '.svg' else None)
+                saved.append(path)
+    return saved
+
+
+def new_figure(width, height):
+    """width, height: in inches."""
+    from matplotlib.figure import Figure
+    return Figure(figsize=(width, height))
+
+
+def short(name, length=26):
+    """'001.Black_footed_Albatross' -> 'Black footed Albatross'; cut where it is long."""
+    name = str(name)
+    number, _, rest = name.partition('.')
+    name = (rest if number.isdigit() and rest else name).replace('_', ' ')
+    return name if len(name) <= length else name[:length - 1] + '…'
+
+
+def sample_queries(embedded, seed, n_queries, n_neighbours):
+    """Queries with a positive, sampled with `seed`, of different classes as far as there are, and their neighbours."""
+    search, labels = embedded.search(), embedded.images.labels
+    random = np.random.default_rng(seed)
+    candidates = random.permutation(search.query_index[search.n_positives > 0])
+    _, first = np.unique(labels[candidates], return_index=True)
+    queries = candidates[random.permutation(first)[:n_queries]]
+    return queries, search.nearest(queries, n_neighbours) if len(queries) else None
+
+
+def retrieval(embedded, seed, n_queries=8, n_neighbours=8, frame=0.035, gap=0.1):
+    """Queries and their nearest images, framed by whether they are of the query's class. Lengths in images' sides."""
+    from matplotlib.patches import Rectangle
+    queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
+    if not len(queries):
+        return None
+    images = embedded.images
+    width, height = neighbours.shape[1] * (1 + gap) + 1 + 3 * gap, 1 + 2.2 * gap
+    scale = 2 * COLUMN / width
+    figure = new_figure(2 * COLUMN, scale * (len(queries) * height + gap / 2))
+    figure.set_layout_engine('none')
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-gap, width - gap), ylim=(len(queries) * height, -gap / 2))
+    axes.set_axis_off()
+    for row, query in enumerate(queries):
+        top = row * height + 1.6 * gap
+        axes.text(-frame, top - 2 * frame, short(images.class_names[images.labels[query]], 60), fontsize=5.5)
+        for column, index in enumerate([query, *neighbours[row]]):
+            left = column * (1 + gap) + (gap if column else 0)
+            right = images.labels[index] == images.labels[query]
+            colour = 'black' if not column else RIGHT if right else WRONG
+            framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
+            axes.add_patch(Rectangle(*framed, facecolor=colour))
+            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
+    return figure
+
+
+def pixels(images, index):
+    """What the network sees of an image: [H, W, 3] uint8."""
+    return (images[int(index)][0].clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+def some_images(labels, seed, limit=2000):
+    """Indices of the images of classes sampled with `seed`, up to `limit` images."""
+    order = np.random.default_rng(seed).permutation(np.unique(labels))
+    sizes = np.bincount(labels)[order]
+    kept = order[:max(1, np.searchsorted(sizes.cumsum(), limit, 'right'))]
+    return np.flatnonzero(np.isin(labels, kept))[:limit]
+
+
+def tsne(embedded, seed):
+    """van der Maaten and Hinton, Visualizing Data using t-SNE, JMLR 2008."""
+    def project(points):
+        from sklearn.manifold import TSNE
+        perplexity = min(30, (len(points) - 1) / 3)
+        return TSNE(perplexity=perplexity, init='pca', random_state=seed % 2 ** 32).fit_transform(points)
+
+    return scatter_plot(embedded, seed, project)
+
+
+def umap(embedded, seed):
+    """McInnes et al., UMAP, https://arxiv.org/abs/1802.03426."""
+    def project(points):
+        from umap import UMAP
+        return UMAP(n_neighbors=min(15, len(points) - 1), random_state=seed % 2 ** 32, n_jobs=1).fit_transform(points)
+
+    return scatter_plot(embedded, seed, project)
+
+
+def scatter_plot(embedded, seed, project):
+    """Sampled classes on a plane: the ten largest of them in colours, the others grey. project: [N, D] -> [N, 2]."""
+    images = embedded.images
+    chosen = some_images(images.labels, seed)
+    if len(chosen) < 8:
+        return None
+    points = project(embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy())
+    labels = images.labels[chosen]
+    sizes = np.bincount(labels)
+    width, height = np.ptp(points, axis=0)
+    figure = new_figure(1.5 * COLUMN, COLUMN * np.clip(height / width, 0.6, 1.2))
+    axes = figure.add_subplot(xticks=[], yticks=[], aspect='equal')
+    axes.margins(0.02)
+    axes.spines[:].set_visible(False)
+    largest = np.argsort(-sizes, kind='stable')[:min(10, np.count_nonzero(sizes))]
+    rest = ~np.isin(labels, largest)
+    axes.scatter(*points[rest].T, s=3, color='0.82', linewidths=0,
+                 label=f'{len(np.unique(labels[rest]))} other classes' if rest.any() else None)
+    for colour, label in zip(COLOURS, largest, strict=False):
+        axes.scatter(*points[labels == label].T, s=7, color=colour, linewidths=0,
+                     label=short(images.class_names[label]))
+    figure.legend(loc='outside right center', markerscale=1.8, handletextpad=0.1)
+    return figure
+
+
+def spectrum(embedded, seed):
+    """The singular values divided by their sum, and a uniform spectrum."""
+    values = geometry.singular_values(embedded.embeddings.cpu().numpy())
+    fractions = geometry.rho_spectrum(values, 0)
+    figure = new_figure(COLUMN, 0.7 * COLUMN)
+    axes = figure.add_subplot(xlabel='singular value', ylabel='fraction of their sum', yscale='log')
+    axes.plot(np.arange(1, len(fractions) + 1), np.where(fractions > 0, fractions, np.nan), '.-', markersize=3,
+              linewidth=0.8, label=f'embeddings, ρ = {geometry.rho_spectrum(values, 1):.3f}')
+    axes.axhline(1 / len(fractions), color=GREY, linestyle='--', linewidth=0.8, label='uniform, ρ = 0')
+    axes.legend()
+    return figure
+
+
+def distances(embedded, seed, n_pairs=200_000):
+    """Histograms of the distances of random pairs of images of one class, and of two."""
+    pairs = sample_pairs(embedded.images.labels, np.random.default_rng(seed), n_pairs)
+    if pairs is None:
+        return None
+    values = {name: distances_of(embedded, *pair) for name, pair in pairs.items()}
+    figure = new_figure(COLUMN, 0.7 * COLUMN)
+    axes = figure.add_subplot(xlabel='score' if embedded.ranking else 'Euclidean distance', ylabel='density')
+    bins = np.linspace(*np.quantile(np.concatenate(list(values.values())), [0, 1]), 81)
+    for (name, found), colour in zip(values.items(), (RIGHT, WRONG), strict=True):
+        axes.hist(found, bins, density=True, histtype='stepfilled', alpha=0.35, color=colour)
+        axes.hist(found, bins, density=True, histtype='step', color=colour, linewidth=0.8,
+                  label=f'{name}, median {np.median(found):.2f}')
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
+    axes.legend(loc='upper left')
+    return figure
+
+
+def sample_pairs(labels, random, n_pairs):
+    """{'same class', 'different classes': two index arrays} of random pairs; None where there are none of one kind."""
+    order = np.argsort(labels, kind='stable')
+    sizes = np.bincount(labels)
+    starts, has_positive = sizes.cumsum() - sizes, sizes[labels[order]] > 1
+    if not has_positive.any() or len(sizes) < 2:
+        return None
+    first = random.choice(np.flatnonzero(has_positive), n_pairs)       # indices into `order`
+    own = labels[order[first]]
+    step = 1 + (random.random(n_pairs) * (sizes[own] - 1)).astype(int)
+    second = starts[own] + (first - starts[own] + step) % sizes[own]
+    one, other = random.integers(0, len(labels), (2, n_pairs))
+    differ = labels[one] != labels[other]
+    return {'same class': (order[first], order[second]), 'different classes': (one[differ], other[differ])}
+
+
+def distances_of(embedded, one, other):
+    """The distances of pairs of images, two index arrays; scores, where the criterion has its own ranking."""
+    queries, gallery = (embedded.ranking(embedded.embeddings) if embedded.ranking else (embedded.embeddings,) * 2)
+    found = []
+    for some in np.array_split(np.arange(len(one)), 50):       # never all pairs' embeddings at once
+        left, right = queries[torch.as_tensor(one[some])], gallery[torch.as_tensor(other[some])]
+        found.append((left * right).sum(dim=1) if embedded.ranking else (left - right).norm(dim=1))
+    return torch.cat(found).cpu().numpy()
+
+
+def classes(embedded, seed, n_worst=12):
+    """Recall@1 of every class in ascending order, and of the worst classes, which class their images are taken for."""
+    search, names = embedded.search(), embedded.images.class_names
+    rows = np.flatnonzero(search.n_positives)
+    if not len(rows):
+        return None
+    nearest = np.concatenate([search.scores(part).max(dim=1).indices.cpu().numpy()
+                              for part in chunks(rows, len(search.gallery))])
+    labels, taken = search.query_labels[rows], search.gallery_labels[nearest]
+    present, n_images = np.unique(labels, return_counts=True)
+    recall = np.bincount(labels, taken == labels)[present] / n_images
+    order = np.lexsort((present, recall))
+    worst = order[:n_worst][::-1]
+    figure = new_figure(2 * COLUMN, 0.8 * COLUMN)
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
+    left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
+    left.axhline((taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
+    left.set(xlabel='classes, percent', ylabel='recall@1', ylim=(-0.02, 1.02))
+    left.legend(loc='lower right')
+    right.barh(range(len(worst)), recall[worst], color=GREY, height=0.7)
+    for bar, c in enumerate(worst):
+        wrong = taken[(labels == present[c]) & (taken != labels)]
+        if len(wrong):
+            others, counts = np.unique(wrong, return_counts=True)
+            most = counts.argmax()
+            inside = recall[c] > 0.52
+            right.text(recall[c] + (-0.01 if inside else 0.01), bar,
+                       f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}', va='center', fontsize=5.5,
+                       ha='right' if inside else 'left', color='white' if inside else WRONG)
+    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes; their main mistake')
+    right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
+    return figure
+
+
+PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'umap': umap, 'spectrum': spectrum,
+            'distances': distances, 'classes': classes}

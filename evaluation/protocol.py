@@ -1,0 +1,179 @@
+"""
+How a network is evaluated: which splits, at which levels of the class hierarchy, and which images are the queries and
+the gallery.
+"""
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from evaluation import geometry, ranking
+from evaluation.embedding import embed, write
+from evaluation.metrics import Pool, compute, parse
+from utilities.columns import Column
+from utilities.errors import UserError
+from utilities.files import require_folder
+from utilities.randomness import preserved
+
+# What can be computed at each level: `within` differs from `class` in the galleries, not in classes or embeddings.
+NEEDS_OF_LEVELS = {'class': ('ranks', 'clusters', 'distances', 'spectrum'), 'parent': ('ranks', 'clusters'),
+                   'within': ('ranks',)}
+
+
+def evaluate(opt, model, data, criterion=None, epoch=None):
+    """
+    Embeds the splits to evaluate and computes --evaluation_metrics on each.
+
+    criterion: may have a method ranking_embeddings(embeddings [N, D]) -> (queries [N, K], gallery [N, K]). Their inner
+               product is then the score in all retrieval metrics but those on cosines.
+    epoch:     None, or the epoch: --cluster_every leaves the clustering out in some.
+
+    Returns ({'<split>_<metric>': float; for rho_spectrum@0 an array}, {split: Embedded}).
+    """
+    metrics, row = opt.evaluation_metrics, {}
+    if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
+        metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
+    splits = splits_to_evaluate(opt, data)
+    embedded = embed_splits(opt, model, data, splits, criterion)
+    for split in splits:
+        for level in opt.eval_level:
+            part = embedded[split]
+            values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
+                             part.embeddings, labels_of(part.images, level), seed=opt.seed, ranking=part.ranking,
+                             pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
+                             approximate=opt.knn_approx, n_bootstrap=opt.bootstrap)
+            row |= {Column(split, name, level).name: value for name, value in values.items()}
+    return row, embedded
+
+
+def validate(opt, model, data, metrics):
+    """
+    {metric: float} of the validation split in the middle of an epoch. The training goes on as if it had not happened:
+    the random generators, and the network's mode, are afterwards what they were.
+    """
+    with preserved():
+        embedded = embed(opt, model, data.evaluation['val'], 'val')
+        values = compute(metrics, embedded.embeddings, embedded.images.labels, embedded.images.is_query, opt.seed)
+    model.train()
+    return values
+
+
+def write_embeddings(opt, model, data, file):
+    """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError where that cannot be."""
+    require_folder(file, '--embed')
+    splits = splits_to_evaluate(opt, data)
+    embedded = embed_splits(opt, model, data, splits)
+    write({split: embedded[split] for split in splits}, file)
+    print(f'Embeddings, labels, class names, paths and splits: {file}')
+
+
+def embed_splits(opt, model, data, splits, criterion=None):
+    """{split: Embedded} of `splits`, and of the training split where it is in the gallery or gives the --pca."""
+    needed = [split for split in data.evaluation
+              if split in splits or (split == 'train' and (opt.eval_reference != 'self' or opt.pca))]
+    embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
+                for split in needed}
+    return as_evaluated(opt, embedded, criterion)
+
+
+def as_evaluated(opt, embedded, criterion=None):
+    """
+    {split: Embedded} as the network gives them -> as they are evaluated: after --pca, fitted on the training split, and
+    --eval_normalize, and with the ranking of the criterion, if it has one.
+    """
+    parts = {split: replace(part) for split, part in embedded.items()}
+    if opt.pca:
+        reduce = geometry.principal_components(parts['train'].embeddings.cpu().numpy(), opt.pca)
+        for part in parts.values():
+            part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
+    for part in parts.values():
+        if opt.eval_normalize:
+            part.embeddings = F.normalize(part.embeddings, dim=1)
+        if not (opt.eval_features or opt.pca):             # the criterion ranks embeddings as the network gives them
+            part.ranking = getattr(criterion, 'ranking_embeddings', None)
+    return parts
+
+
+def splits_to_evaluate(opt, data):
+    """The --splits_to_eval, by default all there are. Raises UserError for a split that the data do not have."""
+    wanted = opt.splits_to_eval or [split for split in data.evaluation if split != 'train' or not opt.no_train_metrics]
+    for split in wanted:
+        if split not in data.evaluation:
+            raise UserError(f'--splits_to_eval {split}: there is no such split (--use_tv_split or --split_scheme '
+                            'class_folds make a validation split)')
+    return [split for split in data.evaluation if split in wanted]
+
+
+def split_of_pictures(opt, data):
+    """The split whose embeddings a run draws at its end: test, or val where that alone is evaluated."""
+    return 'val' if 'test' not in splits_to_evaluate(opt, data) and 'val' in data.evaluation else 'test'
+
+
+def names_of(images, level):
+    """[N] the name of each image's class; at the level `parent`, of its super-class."""
+    return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
+
+
+def labels_of(images, level):
+    """[N] int64: the same as labels, from 0 in the order of the names."""
+    return np.unique(names_of(images, level), return_inverse=True)[1]
+
+
+def pool_of(opt, embedded, split, level):
+    """The Pool of a split: its queries, and the gallery that --eval_reference and --eval_level give them."""
+    own = embedded[split]
+    parts, is_query, in_gallery = [own], own.images.is_query, None
+    if opt.eval_reference != 'self' and split != 'train':
+        train = embedded['train']
+        parts = [own, train]
+        own_is_query = np.ones(len(own.images), bool) if is_query is None else is_query
+        # without a fixed gallery, every image of the split is in the gallery of the others
+        own_gallery = np.ones_like(own_is_query) if is_query is None else ~is_query
+        is_query = np.concatenate([own_is_query, np.zeros(len(train.images), bool)])
+        in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
+    embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
+    # classes of two splits are the same where their names are
+    names = np.concatenate([names_of(part.images, level) for part in parts])
+    groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
+    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups)
+
+
+def check_metrics(opt):
+    """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
+    for name in opt.evaluation_metrics:
+        _, metric, argument = parse(name)
+        if opt.knn_approx and metric.needs == 'ranks' and np.isinf(metric.depth(1, *argument)):
+            raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
+    if opt.knn_approx and opt.ranking_backend != 'auto':
+        raise UserError(f'--knn_approx is a way to rank of its own, and --ranking_backend {opt.ranking_backend} '
+                        'another: leave one of them out')
+    for name in opt.storage_metrics:
+        if name not in opt.evaluation_metrics:
+            raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')
+        if not parse(name)[1].select:
+            raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
+                            'clustering metric')
+    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw):
+        raise UserError('--eval_level: a run needs class among its levels, since --storage_metrics are of it')
+    if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
+        raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
+    if opt.ranking_backend == 'search' and not ranking.has_faiss():
+        raise UserError('--ranking_backend search needs faiss: pip install faiss-cpu, or leave the flag out')
+
+
+def check_data(opt, data):
+    """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
+    if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
+        raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if opt.eval_reference == 'self':
+        return
+    evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']
+    if not evaluated:
+        raise UserError(f'--eval_reference {opt.eval_reference} says what test and validation images are searched in, '
+                        'and neither split is evaluated (--splits_to_eval): leave it out')
+    for level in opt.eval_level if opt.eval_reference == 'train' else ():
+        kind, names = ('super-class', 'superclasses') if level == 'parent' else ('class', 'class_names')
+        if not any(set(getattr(images, names)) & set(getattr(data.train, names)) for images in evaluated):
+            raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that no query has a '
+                            'positive; choose all, or make a validation split with --tv_split_by_samples')
