@@ -2,14 +2,15 @@
 Decoded images on disk, shared by the runs and data workers of a machine: --image_cache FOLDER.
 
 A cache is a folder below FOLDER, of a name that tells what it holds: `pixels`, the uint8 RGB values of one image after
-the other, and `index`, an int64 row (offset, height, width) per image. All processes map the same file into memory, and
-so share the operating system's page cache. It is filled once, by whoever comes first. Pixels are safe on disk before
-their row of the index is written, so that filling goes on after the last whole row, however it was stopped.
+the other, and `index`, an int64 row (offset, height, width, checksum) per image. All processes map the same file into
+memory, and so share the operating system's page cache. It is filled once, by whoever comes first. Pixels are safe on
+disk before their row of the index is written, so that filling goes on after the last whole row, however it was stopped.
 """
 import contextlib
 import hashlib
 import os
 import shutil
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from tqdm import tqdm
 from datasets.base import read_image
 from utilities.errors import UserError
 
-VERSION = 1                  # to be raised when read_image changes
+VERSION = 2                  # to be raised when read_image or the format changes
+COLUMNS = 4                  # of the index
+SAMPLE = 50                  # images that are compared with their checksums when a cache is opened
 CHUNK = 64                   # images that are decoded between two writes
 
 
@@ -32,7 +35,8 @@ class ImageCache:
     resize: what the pipelines begin with (transforms.shared): its results are stored; None: the images as they are.
 
     An image that cannot be read has a row of height 0, and is left to read_image, which says so. Raises UserError where
-    the folder cannot be used, or the disk is too small.
+    the folder cannot be used, the disk is too small, or a checksum does not fit: of a sample of images that --seed
+    draws, or of all with --image_cache_check.
     """
 
     def __init__(self, opt, paths, resize=None):
@@ -44,6 +48,8 @@ class ImageCache:
             self.index = whole_rows(self.folder, len(paths))
             if len(self.index) < len(paths):
                 self.index = fill(self.folder, paths, resize)
+            rows = np.random.default_rng(opt.seed).permutation(len(paths))
+            self.check(sorted(rows if opt.image_cache_check else rows[:SAMPLE]), paths)
         except OSError as error:
             raise UserError(f'--image_cache {opt.image_cache}: {error.filename or self.folder}: {error.strerror}; '
                             'choose another folder, or leave the flag out') from None
@@ -52,12 +58,24 @@ class ImageCache:
         return self.__dict__ | {'pixels': None}
 
     def __call__(self, path):
-        offset, height, width = self.index[self.rows[path]].tolist()
+        offset, height, width, _ = self.index[self.rows[path]].tolist()
         if height == 0:
             return read_image(path)
         if self.pixels is None:
             self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'r')
         return Image.fromarray(self.pixels[offset:offset + 3 * height * width].reshape(height, width, 3))
+
+    def check(self, rows, paths):
+        """Raises UserError where images of these rows are not as they were written."""
+        damaged = []
+        for row in tqdm(rows, desc='checking the image cache', disable=None if len(rows) > SAMPLE else True):
+            offset, height, width, expected = self.index[row].tolist()
+            pixels = np.fromfile(self.folder / 'pixels', np.uint8, 3 * height * width, offset=offset)
+            if checksum(self.index[row, :3], pixels) != expected:
+                damaged.append(paths[row])
+        if damaged:
+            raise UserError(f'--image_cache: {len(damaged)} of {len(rows)} images looked at in {self.folder} are '
+                            f'damaged, the first: {damaged[0]}. Remove that folder, and it is filled again')
 
     def unreadable(self):
         """The paths that could not be read when the cache was filled."""
@@ -79,16 +97,21 @@ def key(paths, source, resize):
 
 
 def whole_rows(folder, n_images):
-    """The index as far as it is consistent with itself and with the size of `pixels`, int64 [at most n_images, 3]."""
+    """The index as far as it is consistent with itself and with the size of `pixels`, int64 [at most n_images, 4]."""
     try:
         index = np.fromfile(folder / 'index', '<i8')
         n_bytes = (folder / 'pixels').stat().st_size
     except FileNotFoundError:
         index, n_bytes = np.empty(0, '<i8'), 0
-    index = index[:len(index) // 3 * 3].reshape(-1, 3)[:n_images]
+    index = index[:len(index) // COLUMNS * COLUMNS].reshape(-1, COLUMNS)[:n_images]
     offsets, sizes = index[:, 0], 3 * index[:, 1] * index[:, 2]
     good = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
     return index if good.all() else index[:max(good.argmin() - 1, 0)]  # the row before may be the wrong one
+
+
+def checksum(row, pixels):
+    """Of an image: its offset, height and width, int64 [3], and its pixels."""
+    return zlib.crc32(pixels, zlib.crc32(row.tobytes()))
 
 
 def end_of(index):
@@ -114,11 +137,13 @@ def fill(folder, paths, resize):
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
                 shapes = np.array([image.shape[:2] for image in images], '<i8')
                 sizes = 3 * shapes.prod(axis=1)
-                chunk = np.column_stack([end_of(index) + sizes.cumsum() - sizes, shapes])
+                places = np.column_stack([end_of(index) + sizes.cumsum() - sizes, shapes])
+                contents = [image.tobytes() for image in images]
+                chunk = np.column_stack([places, list(map(checksum, places, contents))])
                 longer = np.concatenate([index, chunk])
                 require_space(folder, end_of(longer) * len(paths) // len(longer) - end_of(index))
-                for image in images:
-                    pixels_file.write(image.tobytes())
+                for content in contents:
+                    pixels_file.write(content)
                 pixels_file.flush()
                 os.fsync(pixels_file.fileno())
                 index_file.write(chunk.tobytes())

@@ -169,8 +169,13 @@ def names_of(images, level):
 
 def check_data(opt, data):
     """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
-    if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
+    if set(opt.eval_level) - {'class'} and any(None in images.superclasses for images in data.evaluation.values()):
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
+        flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
+        raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
+    if not opt.draw:
+        splits_to_evaluate(opt, data)
     if opt.eval_reference == 'self':
         return
     searched = [data.evaluation[name] for name in splits_to_evaluate(opt, data) if name != 'train']
@@ -226,18 +231,31 @@ def validate(opt, model, data, metrics):
 
 
 def draw(opt, model, data, criterion, folder):
-    """Draws the --pictures of the test split into `folder`. Raises UserError where there is no place for it."""
+    """
+    Draws the --pictures of the test split, where there is none of another, into `folder`. Raises UserError where there
+    is no place for them, or none is asked for.
+    """
+    if opt.pictures == ['none']:
+        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which the run may have '
+                        f'recorded; name some of {", ".join(figures.PICTURES)}')
     if not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     if Path(folder).is_file():
         raise UserError(f'--draw {folder}: it is a file; give a folder')
-    for file in figures.draw(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], folder, 'test'):
+    split = next(name for name in ('test', 'val', 'train') if name in data.evaluation)
+    files = figures.draw(opt, embed_splits(opt, model, data, [split], criterion)[split], folder, split)
+    for file in files:
         print(file)
+    missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]
+    if missing:
+        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, or none with another image of '
+              'its class to find.')
 
 
 def split_of_pictures(opt, data):
-    """The split whose embeddings a run draws at its end: test, or val where that alone is evaluated."""
-    return 'val' if 'test' not in splits_to_evaluate(opt, data) and 'val' in data.evaluation else 'test'
+    """The split whose embeddings a run draws at its end: test, or val where test is not evaluated, or else train."""
+    order = ('test', 'val', 'train') if 'test' in splits_to_evaluate(opt, data) else ('val', 'test', 'train')
+    return next(name for name in order if name in data.evaluation)
 
 
 def splits_to_evaluate(opt, data):
@@ -247,6 +265,8 @@ def splits_to_evaluate(opt, data):
         if name not in data.evaluation:
             raise UserError(f'--splits_to_eval {name}: there is no such split (--use_tv_split or --split_scheme '
                             'class_folds make validation)')
+    if not wanted:
+        raise UserError('--no_train_metrics leaves nothing to evaluate where the training split is the only one')
     return [name for name in data.evaluation if name in wanted]
 
 

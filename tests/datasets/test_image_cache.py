@@ -168,7 +168,7 @@ def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize('file, cut, n_again', [('pixels', 1, 2), ('pixels', 3 * 24 * 24 * 3, 4), ('index', 1, 1),
-                                                ('index', 24 * 20, 20), ('both', 0, 20)])
+                                                ('index', 32 * 20, 20), ('both', 0, 20)])
 def test_truncated_files_are_completed(file, cut, n_again, source, select, decoded, tmp_path):
     select(source)
     folder, = caches(tmp_path)
@@ -185,7 +185,7 @@ def test_truncated_files_are_completed(file, cut, n_again, source, select, decod
 
 def test_a_damaged_row_is_the_end_of_the_index(source, select, decoded, tmp_path):
     select(source)
-    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 3)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 4)
     index[5, 1] = 25
     index.flush()
     decoded.clear()
