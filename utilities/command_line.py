@@ -59,8 +59,8 @@ def is_text(value):
     return '\0' not in value
 
 
-def shortened(text):
-    return text if len(text) <= 60 else f'{text[:57]}...'
+def shortened(text, length=60):
+    return text if len(text) <= length else f'{text[:length - 3]}...'
 
 
 def boolean(text):
@@ -110,19 +110,16 @@ class YamlLoader(yaml.SafeLoader):
 
 def read_yaml(text):
     """A YAML text of plain values -> what it says. Raises ValueError with one line where it is not, or is too large."""
-    loader = YamlLoader(text)
     try:
-        node = loader.get_single_node()
+        node = yaml.compose(text, YamlLoader)
         if node is None:
             return None
         check_nodes(node)                     # before aliases are written out, and tags are believed
-        return loader.construct_document(node)
+        return YamlLoader('').construct_document(node)
     except RecursionError:
         raise ValueError('nested too deeply') from None
     except (yaml.YAMLError, ValueError, KeyError, IndexError) as error:      # the last three for `!!int abc` and such
-        raise ValueError(shortened_line(error)) from None
-    finally:
-        loader.dispose()
+        raise ValueError(shortened(' '.join(str(error).split()), 200)) from None
 
 
 def check_nodes(root):
@@ -138,11 +135,6 @@ def check_nodes(root):
             nodes += [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
-
-
-def shortened_line(error):
-    line = ' '.join(str(error).split())
-    return line if len(line) <= 200 else f'{line[:197]}...'
 
 
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
