@@ -147,6 +147,15 @@ def test_flags_that_cannot_be(arguments, sentence, script, capsys, monkeypatch, 
     assert sentence in capsys.readouterr().err
 
 
+def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_path):
+    small = quick[:quick.index('--bs')] + quick[quick.index('--lr'):]
+    assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
+    flags = run_folder.read(folder_of(tmp_path))['flags']
+    line = [*small, '--n_epochs', '0', '--no_train_metrics']
+    assert flags['bs'] == 36 and Launch_Runs.planned(line).is_mine(flags)
+    assert not Launch_Runs.planned([*line, '--bs', '12']).is_mine(flags)
+
+
 def test_two_lines_must_not_share_a_run_folder(script, capsys):
     assert Launch_Runs.main([script([], ['--seed', '0', '--lr', '1']), '--dry_run']) == 2
     assert 'runs 1 and 2: both would be folder/r_s0' in capsys.readouterr().err

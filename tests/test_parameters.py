@@ -177,7 +177,8 @@ def test_aliases_that_would_fill_the_memory_are_refused(level, tmp_path):
 
 
 def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):
-    (tmp_path / 'c.yaml').write_text('loss_pml_args: [{margin: 2024-01-01}]\ngroup: 2024-01-01\ninput_mean: [-1.0e-5, -2]\nlr: 1e-3\n')
+    (tmp_path / 'c.yaml').write_text('loss_pml_args: [{margin: 2024-01-01}]\ngroup: 2024-01-01\n'
+                                     'input_mean: [-1.0e-5, -2]\nlr: 1e-3\n')
     opt = parse(f'--config {tmp_path / "c.yaml"} --loss pml:X')
     assert opt.group == '2024-01-01' and opt.input_mean == [-1e-5, -2] and opt.lr == 1e-3
     assert opt.loss_pml_args == [{'margin': '2024-01-01'}]
