@@ -12,7 +12,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from utilities import command_line, errors, run_folder, run_lock, run_records, stopping
+from utilities import errors, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
@@ -25,8 +25,11 @@ from utilities.trace import Trace
 
 def run(opt, arguments):
     """One run: build the parts, evaluate the untrained network, then train, evaluate and record epoch by epoch."""
+    if idle := parameters.without_effect(opt):
+        print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
+    settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = find_folder(opt, settings, arguments, built.data)
     state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
     with run_lock.held(folder), explained_stop(opt, state):
@@ -101,8 +104,7 @@ def evaluate_untrained(opt, built, folder):
     """What evaluation.evaluate returns, of the untrained network; with --untrained the metrics of another run's."""
     if not opt.untrained:
         return evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch=0)
-    same = ('seed', *command_line.of_groups(parameters.build(), 'data', 'network', 'evaluation'))
-    return untrained(opt.untrained, folder, same), {}
+    return untrained(opt.untrained, folder, parameters.of_the_untrained()), {}
 
 
 def train_epoch(opt, built, loader, epoch):

@@ -15,7 +15,7 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from utilities import checkpoint, run_folder
+from utilities import checkpoint, combination, pml, run_folder
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -25,6 +25,7 @@ from utilities.command_line import (
     REAL,
     WHOLE,
     Parser,
+    given,
     known,
     number,
     of_groups,
@@ -40,6 +41,13 @@ SECRETS = ('wandb_key',)                                # never written anywhere
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
              'weights')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
+# flags of data and evaluation that the metrics of the untrained network do not depend on
+AFTERWARDS = ('n_training_folds', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
+              'projector')
+# flags of the parametric miner that matter with --miner_parametric_adapt only
+PADS = [f'miner_parametric_{name}' for name in (
+    'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
+    'old_update', 'baseline_rate', 'no_self_reg')]
 # what to do, not part of a run's settings
 MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untrained')
 
@@ -88,6 +96,8 @@ def data_parameters(parser):
     group.add_argument('--image_cache', metavar='FOLDER',
                        help='folder for decoded images, shared by all runs on a machine; by default images are '
                             'decoded each time')
+    switch(group, '--image_cache_check',
+           help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
                        help='how the data are split; half: training and test classes; class_folds: also folds of '
                             'validation classes; mlrc: the class lists of Musgrave et al.; closed_set: every class is '
@@ -99,8 +109,9 @@ def data_parameters(parser):
                        help='number of folds, for a --split_scheme with folds')
     group.add_argument('--n_training_folds', type=POSITIVE_INT,
                        help='use only the first of the folds for validation, this many; by default all')
-    group.add_argument('--test_size', type=number(float, 0, 1, above=True), default=0.5,
-                       help='fraction of the classes (closed_set: of the images of each class) in the test split')
+    group.add_argument('--test_size', type=FRACTION, default=0.5,
+                       help='fraction of the classes (closed_set: of the images of each class) in the test split; 0 '
+                            'makes all of them training classes')
     group.add_argument('--test_start', type=FRACTION, default=0.5,
                        help='where the test range starts, as a fraction of the sorted classes; at the end it wraps '
                             'around')
@@ -522,21 +533,23 @@ def parse(arguments, defaults=None):
     The command line's arguments, a list of strings -> the namespace.
 
     {flag: value} of `defaults` come first, then the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw), then those of the --config files, and the command line wins. Raises UserError for whatever the
-    user must change.
+    --embed, --draw), then those of the --config files, and the command line wins. `given` in the namespace lists the
+    flags of the command line and the --config files. Raises UserError for whatever the user must change.
     """
     parser = build()
-    given = parser.parse_args(arguments)
-    folders = [given.resume, given.reproduce, given.evaluate, *(given.embed or [])[:1], *(given.draw or [])[:1]]
+    modes = parser.parse_args(arguments)
+    folders = [modes.resume, modes.reproduce, modes.evaluate, *(modes.embed or [])[:1], *(modes.draw or [])[:1]]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
         raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
-    settings = dict(defaults or {})
+    settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, MODES)
-    for file in given.config:
-        settings |= read_config(parser, file, MODES)
+    for file in modes.config:
+        asked |= read_config(parser, file, MODES)
+    settings |= asked
     opt = parser.parse_args([*tokens(settings), *arguments])
+    opt.given = [*given(parser, [*tokens(asked), *arguments])]
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -566,7 +579,12 @@ def flags_of(place):
 
 def settings_of(opt):
     """The flags as they go into records: without secrets, and without what was asked of this process only."""
-    return {name: value for name, value in vars(opt).items() if name not in (*SECRETS, *MODES)}
+    return {name: value for name, value in vars(opt).items() if name not in (*SECRETS, *MODES, 'given')}
+
+
+def of_the_untrained():
+    """The names of the flags that the metrics of the untrained network depend on."""
+    return ['seed', *(name for name in of_groups(build(), 'data', 'network', 'evaluation') if name not in AFTERWARDS)]
 
 
 def check_splits(parser, opt):
@@ -574,10 +592,11 @@ def check_splits(parser, opt):
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
-        if getattr(opt, flag) != parser.get_default(flag) and opt.split_scheme not in schemes:
+        if (flag in opt.given and getattr(opt, flag) != parser.get_default(flag)
+                and opt.split_scheme not in schemes):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_size == 1:
+    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw):
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller share, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:
@@ -608,3 +627,53 @@ def check(opt):
         name = getattr(opt, flag)
         if Path(name).name != name or name in ('', '..'):
             raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash')
+        if not name.isprintable():
+            raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
+                            'characters')
+
+
+def without_effect(opt):
+    """The flags of opt.given, with their values, that a training run does not look at because of the other flags."""
+    parts = combination.parts(opt)
+    losses = {method(part.loss) for part in parts}
+    miners = {method(part.batch_mining) for part in parts
+              if getattr(CRITERIA.get(part.loss), 'REQUIRES_BATCHMINER', True)} - {'none'}
+    if 'random_distance' in miners:
+        miners.add('distance')                                        # whose flag it shares
+    sampler = opt.data_sampler
+    stores, matches = getattr(SAMPLERS.get(sampler), 'REQUIRES_STORAGE', False), sampler.endswith('batchmatch')
+    has_effect = {
+        'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
+        'image_cache_check': opt.image_cache,
+        'momentum': opt.optim in ('sgd', 'rmsprop'),
+        'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
+        'samples_per_class': sampler not in ('full_random', 'image_random'),
+        'data_cover_epoch': sampler == 'class_random',
+        'data_hierarchical_superclasses': sampler == 'hierarchical',
+        'data_batchmatch_bigbs': matches or sampler.endswith('coreset'), 'data_batchmatch_ncomps': matches,
+        'data_storage_no_update': stores, 'data_idx_full_prec': stores, 'data_sim_measure': stores,
+        'data_sampler_lowproj_dim': stores, 'data_mb_mom': stores, 'data_mb_lr': stores and opt.data_mb_mom > 0,
+        'data_d2_coreset_lambda': sampler == 'd2_coreset',
+        'data_gc_coreset_lim': sampler == 'greedy_coreset', 'data_gc_softened': sampler == 'greedy_coreset',
+        'batch_mining': miners or all(part.batch_mining == 'none' for part in parts),
+        'miner_parametric_mode': not opt.miner_parametric_adapt,
+        'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size,
+    } | dict.fromkeys(PADS, opt.miner_parametric_adapt)
+
+    def is_idle(name):
+        loss, miner = owner(name, 'loss', CRITERIA), owner(name, 'miner', BATCHMINERS)
+        return not has_effect.get(name, True) or (loss and loss not in losses) or (miner and miner not in miners)
+
+    parser = build()
+    return [f'--{name} {shown(value)}' for name in opt.given
+            if (value := getattr(opt, name)) != parser.get_default(name) and is_idle(name)]
+
+
+def method(name):
+    """The part of a flag's name that stands for a loss or miner: its own name, or pml."""
+    return 'pml' if name.startswith(pml.PREFIX) else name
+
+
+def owner(flag, kind, registry):
+    """'loss_dr_triplet_margin', 'loss', CRITERIA -> 'dr_triplet'; None where the flag is of no single one."""
+    return max((name for name in [*registry, 'pml'] if flag.startswith(f'{kind}_{name}_')), key=len, default=None)

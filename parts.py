@@ -1,4 +1,5 @@
 """The parts of a run, built from the flags: network and data, and what trains them."""
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +41,13 @@ def build(opt):
     """The Parts of a training run. Raises UserError for what the user must change."""
     parts = prepare(opt)
     check(opt, parts.data)
+    datasampler.choose_batch(opt, parts.data.train)
     parts.miner = batch_mining.select(opt)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
-    parts.sampler = datasampler.select(opt, parts.data.train)
+    # with --n_epochs 0 nothing is drawn, whatever the batch size
+    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
+    parts.sampler = datasampler.select(drawn, parts.data.train)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
     return parts
 
@@ -54,6 +58,15 @@ def check(opt, data):
     if opt.patience and 'val' not in splits:
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
                         'class_folds')
+    pairs = criteria.need_positives(opt)
+    if opt.n_epochs and opt.samples_per_class == 1 and pairs and datasampler.distinct(opt) == 'classes':
+        raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
+                        f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
+    if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'
+            and all(datasets.splits.lone_queries(data.evaluation[name]) == data.evaluation[name].n_queries
+                    for name in splits)):
+        raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has '
+                        'another one of its class to find; retrieval needs classes of two images or more')
     if opt.untrained and criteria.ranks(opt):
         raise UserError(f'--untrained: --loss {opt.loss} ranks by a distance of its own; leave the flag out')
 

@@ -44,7 +44,7 @@ def read_state_dict(path):
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
     except Exception as error:  # broken files raise all kinds of exceptions
-        raise UserError(f'--weights {path}: not a file of weights only ({str(error).splitlines()[0]})') from None
+        raise UserError(f'--weights {path}: not a file of weights only ({first_line(error)})') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -54,11 +54,15 @@ def read_state_dict(path):
     return own or state
 
 
+def first_line(error):
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def download(name, backbone):
     try:
         return backbone.download()
     except Exception as error:  # each library reports a missing connection in its own way
         url = getattr(backbone.download, 'url', None)
-        raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {str(error).splitlines()[0]}\n'
+        raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {first_line(error)}\n'
                         f'Download {url or "them"} on another machine and pass the file with --weights FILE, or train '
                         'from scratch with --not_pretrained.') from None

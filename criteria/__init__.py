@@ -112,6 +112,12 @@ def ranks(opt):
                for part in parts(opt) if part.loss in CRITERIA)
 
 
+def need_positives(opt):
+    """The names of the losses that are of pairs within the batch, and nothing without a positive one."""
+    return [part.loss for part in parts(opt) if part.loss in CRITERIA and not opt.xbm_size
+            and (CRITERIA[part.loss].REQUIRES_BATCHMINER or not getattr(CRITERIA[part.loss], 'REQUIRES_OPTIM', True))]
+
+
 def build(opt, batchminer, pml_arguments):
     """One criterion, with memory (--xbm_size) and direction regularisation (--dr_weight) where the flags set them."""
     if opt.loss.startswith(pml.PREFIX):

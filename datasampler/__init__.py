@@ -24,6 +24,40 @@ SAMPLERS = {
     'fid_batchmatch': fid_batchmatch_sampler,
     'disthist_batchmatch': disthist_batchmatch_sampler,
 }
+BATCH = ('bs', 'samples_per_class')          # the flags that say how large a batch is
+
+
+def is_default(opt):
+    """Whether --bs and --samples_per_class are neither given nor recorded by the run that is to be repeated."""
+    return not (opt.resume or opt.reproduce or set(BATCH) & set(opt.given))
+
+
+def distinct(opt):
+    """What does not come twice in a batch of --data_sampler: 'classes' (each in one group), 'images', or None."""
+    return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
+
+
+def choose_batch(opt, images):
+    """
+    Where --bs and --samples_per_class are the defaults, and there are too few training classes or images for these:
+    sets opt.bs and opt.samples_per_class to what the training images allow, and says so.
+
+    A sampler of different classes gets the largest batch up to the default --bs; of equally large ones, that of the
+    fewest images per class. Half of the classes have that many images or more. One of different images gets all images.
+    """
+    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
+    before = opt.bs, opt.samples_per_class
+    if not is_default(opt):
+        return
+    if distinct(opt) == 'images':
+        opt.bs = min(opt.bs, n_images)
+    elif distinct(opt) == 'classes' and 2 <= len(sizes) < opt.bs // opt.samples_per_class:
+        most = max(2, min(sizes[len(sizes) // 2], opt.bs // 2))
+        opt.samples_per_class = max(range(2, most + 1), key=lambda n: min(len(sizes), before[0] // n) * n)
+        opt.bs = min(len(sizes), opt.bs // opt.samples_per_class) * opt.samples_per_class
+    if (opt.bs, opt.samples_per_class) != before:
+        print(f'--bs {opt.bs} --samples_per_class {opt.samples_per_class}: chosen for {n_images} training images of '
+              f'{len(sizes)} classes, too few for the default {before[0]} and {before[1]}')
 
 
 def select(opt, images):

@@ -6,6 +6,8 @@ import torch
 from datasampler.sampling import chunks_of_permutations, classes_per_batch
 from utilities.randomness import derive
 
+DISTINCT = 'classes'            # the groups of a batch are of different classes
+
 
 class Sampler(torch.utils.data.Sampler):
     """

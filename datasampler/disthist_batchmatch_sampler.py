@@ -4,6 +4,7 @@ import torch
 from datasampler.big_batch import Matching
 from utilities.randomness import derive
 
+DISTINCT = 'classes'            # the groups of a batch are of different classes
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 

@@ -7,6 +7,8 @@ from datasampler.sampling import chunks_of_permutations
 from utilities.errors import UserError
 from utilities.randomness import derive
 
+DISTINCT = 'images'             # no two of a batch are the same
+
 
 class Sampler(torch.utils.data.Sampler):
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from tqdm import tqdm
 
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
-from datasets.base import ImageSet, read_image
+from datasets.base import ImageSet, check_names, read_image
 from datasets.image_cache import ImageCache
 from utilities.errors import UserError, choose
 
@@ -23,8 +23,8 @@ DATASETS = {
 @dataclass
 class Data:
     """
-    train:       the training images, with augmentation.
-    evaluation:  {split: ImageSet} of 'train', 'val' if there is one, and 'test', without augmentation.
+    train:       the training images, with augmentation; none in the evaluation of a set without a training split.
+    evaluation:  {split: ImageSet} of those of 'train', 'val' and 'test' that there are, without augmentation.
     description: the classes and hashes of the splits, from splits.describe.
     """
     train: ImageSet
@@ -35,6 +35,7 @@ class Data:
 def select(opt, input_size):
     """The data set --dataset, split, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
+    check_names(table)
     missing = [] if opt.skip_bad_images else [path for path in table.paths if not path.is_file()]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
@@ -47,7 +48,7 @@ def select(opt, input_size):
         table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
-    return Data(ImageSet(table, split['train'], training, read), sets, splits.describe(sets))
+    return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
 
 
 def without_bad_images(table, suspects):

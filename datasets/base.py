@@ -1,4 +1,5 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from utilities.command_line import is_text
 from utilities.errors import UserError
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.gif', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
@@ -58,8 +60,10 @@ def read_image(path):
 
 class ImageSet(torch.utils.data.Dataset):
     """
-    The images of one split. The item at `index`, or at `(index, seed)` with a seed for the augmentation, is
-    (image [3, H, W] float32 RGB in [0, 1], label int, index int).
+    The images of one split. The item at `index`, or at `(index, seed)`, is (image [3, H, W] float32 RGB in [0, 1],
+    label int, index int). With a seed, the augmentation is a function of it, and torch's global generator stays as it
+    was. Without one, the augmentation samples from that generator, as torchvision's data sets do: it differs from item
+    to item and from epoch to epoch, and a DataLoader seeds it in each of its workers.
 
     paths:       list of N paths.
     labels:      int64 array [N], numbered from 0 in the order of class_names.
@@ -84,6 +88,10 @@ class ImageSet(torch.utils.data.Dataset):
         return len(self.class_names)
 
     @property
+    def n_queries(self):
+        return len(self) if self.is_query is None else int(self.is_query.sum())
+
+    @property
     def image_list(self):
         """[(path, label)], the format that samplers take."""
         return list(zip(self.paths, self.labels.tolist(), strict=True))
@@ -102,7 +110,7 @@ class ImageSet(torch.utils.data.Dataset):
     def __getitem__(self, item):
         index, seed = item if isinstance(item, tuple) else (item, None)
         image = self.read(self.paths[index])
-        with torch.random.fork_rng(devices=[]):
+        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)       # torch.manual_seed also seeds GPUs, which is slow
             return self.transform(image), int(self.labels[index]), int(index)
@@ -126,11 +134,23 @@ def class_folders(folder, **properties):
 
 def listed_rows(file, n_header, n_columns):
     """The rows of a data set's list file, split at white space. Raises UserError if a row lacks columns."""
-    rows = [line.split() for line in file.read_text().splitlines()[n_header:]]
+    try:
+        rows = [line.split() for line in file.read_text(encoding='utf-8').splitlines()[n_header:]]
+    except UnicodeDecodeError as error:
+        raise UserError(f'{file}: not a text in UTF-8 ({error}); download it again') from None
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
             raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')
     return rows
+
+
+def check_names(table):
+    """Raises UserError where a path or class cannot be written to the records of a run."""
+    for path, name in zip(table.paths, table.classes, strict=True):
+        for text in (str(path), name):
+            if not is_text(text):
+                raise UserError(f'{ascii(text)}: names of images and classes cannot hold NUL bytes, or bytes that are '
+                                'not UTF-8; rename it')
 
 
 def find(opt, name, layouts, where):

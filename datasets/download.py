@@ -19,11 +19,10 @@ def no_address(name, where):
 
 def fetch(url, checksum, folder):
     """
-    Downloads the archive at `url` into `folder` and unpacks it there, unless this has been done before.
+    Downloads the archive at `url` into `folder`, unless it is there, and unpacks it, unless this has been done before.
 
     checksum: '<algorithm>:<hexadecimal digest>', as in 'md5:97ec...'.
-    Raises UserError if the server does not answer, the checksum differs, or a member of the archive would be written
-    outside the folder.
+    Raises UserError if the server does not answer, the checksum of the archive differs, or it cannot be unpacked.
     """
     folder = Path(folder)
     archive = folder / url.rsplit('/', 1)[-1]
@@ -34,8 +33,13 @@ def fetch(url, checksum, folder):
     if not archive.exists():
         partial = archive.with_name(archive.name + '.part')
         download(url, partial)
-        verify(partial, checksum, url)
+        if difference := other_than(checksum, partial):
+            partial.unlink()
+            raise UserError(f'--download: what {url} sent is not the expected file ({difference}); it was deleted. '
+                            'Start again, or fetch the data by hand.')
         partial.rename(archive)
+    elif difference := other_than(checksum, archive):
+        raise UserError(f'--download: {archive} is not the expected file ({difference}); remove it, and it is fetched')
     unpack(archive, folder)
     done.touch()
     archive.unlink()
@@ -64,18 +68,19 @@ def download(url, partial):
         raise UserError(f'--download: {url}: {error}. Start again to continue from {partial}.') from None
 
 
-def verify(path, checksum, url):
+def other_than(checksum, path):
+    """'' for a file that has this checksum; else what it has instead."""
     algorithm, expected = checksum.split(':')
     with open(path, 'rb') as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
-    if found != expected:
-        path.unlink()
-        raise UserError(f'--download: the file from {url} is not the expected one ({algorithm} {found}, expected '
-                        f'{expected}); it was deleted. Start again, or download the data by hand.')
+    return '' if found == expected else f'{algorithm} {found}, expected {expected}'
 
 
 def unpack(archive, folder):
-    """Unpacks a .zip, .tar or .tgz file. Raises UserError if a member would be written outside `folder`."""
+    """
+    Unpacks a .zip, .tar or .tgz file. Raises UserError if it is damaged, encrypted or of another kind, or if a member
+    would be written outside `folder`.
+    """
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
@@ -87,5 +92,7 @@ def unpack(archive, folder):
         else:
             with tarfile.open(archive) as opened:
                 opened.extractall(folder, filter='data')
-    except (tarfile.TarError, zipfile.BadZipFile) as error:
-        raise UserError(f'{archive}: {error}; not unpacked') from None
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, tarfile and the decompressors raise anything on a broken file
+        raise UserError(f'{archive}: not unpacked: {error or type(error).__name__}') from None

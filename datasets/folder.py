@@ -23,6 +23,8 @@ def listed(file, source_path):
             rows = list(csv.DictReader(opened))
     except OSError as error:
         raise UserError(f'--csv {file}: {error.strerror}') from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
     columns = list(rows[0]) if rows else []
     if not {'path', 'label'} <= set(columns):
         raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '

@@ -2,15 +2,16 @@
 Decoded images on disk, shared by all runs and data workers of a machine: --image_cache FOLDER.
 
 A cache is a folder below FOLDER whose name has a hash of its content. It contains `pixels`, the uint8 RGB values of all
-images one after the other, and `index`, an int64 row (offset, height, width) per image. All processes map the same file
-into memory and so share the operating system's page cache. The first process that needs the cache fills it. Pixels are
-flushed to disk before their row of the index is written, so that filling can continue after the last complete row,
-however it was stopped.
+images one after the other, and `index`, an int64 row (offset, height, width, checksum) per image. All processes map the
+same file into memory and so share the operating system's page cache. The first process that needs the cache fills it.
+Pixels are flushed to disk before their row of the index is written, so that filling can continue after the last
+complete row, however it was stopped.
 """
 import contextlib
 import hashlib
 import os
 import shutil
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from tqdm import tqdm
 from datasets.base import read_image
 from utilities.errors import UserError
 
-VERSION = 1                  # raise it when read_image changes
+VERSION = 2                  # raise it when read_image or the format changes
+COLUMNS = 4                  # of the index
+SAMPLE = 50                  # number of images that are compared with their checksums when a cache is opened
 CHUNK = 64                   # number of images decoded between two writes
 
 
@@ -34,7 +37,8 @@ class ImageCache:
             are stored at their own size.
 
     An image that cannot be read has a row with height 0; reading it calls read_image, which raises the error. Raises
-    UserError if the folder cannot be used or the disk is too small.
+    UserError if the folder cannot be used, the disk is too small, or a checksum does not fit: those of a sample of
+    images are compared, which depends on --seed, or with --image_cache_check those of all.
     """
 
     def __init__(self, opt, paths, resize=None):
@@ -46,6 +50,8 @@ class ImageCache:
             self.index = complete_rows(self.folder, len(paths))
             if len(self.index) < len(paths):
                 self.index = fill(self.folder, paths, resize)
+            rows = np.random.default_rng(opt.seed).permutation(len(paths))
+            self.check(sorted(rows if opt.image_cache_check else rows[:SAMPLE]), paths)
         except OSError as error:
             raise UserError(f'--image_cache {opt.image_cache}: {error.filename or self.folder}: {error.strerror}; '
                             'choose another folder, or leave the flag out') from None
@@ -54,12 +60,24 @@ class ImageCache:
         return self.__dict__ | {'pixels': None}
 
     def __call__(self, path):
-        offset, height, width = self.index[self.rows[path]].tolist()
+        offset, height, width, _ = self.index[self.rows[path]].tolist()
         if height == 0:
             return read_image(path)
         if self.pixels is None:
             self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'r')
         return Image.fromarray(self.pixels[offset:offset + 3 * height * width].reshape(height, width, 3))
+
+    def check(self, rows, paths):
+        """Raises UserError where images of these rows are not as they were written."""
+        damaged = []
+        for row in tqdm(rows, desc='checking the image cache', disable=None if len(rows) > SAMPLE else True):
+            offset, height, width, expected = self.index[row].tolist()
+            pixels = np.fromfile(self.folder / 'pixels', np.uint8, 3 * height * width, offset=offset)
+            if checksum(self.index[row, :3], pixels) != expected:
+                damaged.append(paths[row])
+        if damaged:
+            raise UserError(f'--image_cache: {len(damaged)} of {len(rows)} images looked at in {self.folder} are '
+                            f'damaged, the first: {damaged[0]}. Remove that folder, and it is filled again')
 
     def unreadable(self):
         """The paths that could not be read when the cache was filled."""
@@ -81,16 +99,21 @@ def key(paths, source, resize):
 
 
 def complete_rows(folder, n_images):
-    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 3]."""
+    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 4]."""
     try:
         index = np.fromfile(folder / 'index', '<i8')
         n_bytes = (folder / 'pixels').stat().st_size
     except FileNotFoundError:
         index, n_bytes = np.empty(0, '<i8'), 0
-    index = index[:len(index) // 3 * 3].reshape(-1, 3)[:n_images]
+    index = index[:len(index) // COLUMNS * COLUMNS].reshape(-1, COLUMNS)[:n_images]
     offsets, sizes = index[:, 0], 3 * index[:, 1] * index[:, 2]
     valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
     return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the row before may be the broken one
+
+
+def checksum(row, pixels):
+    """CRC-32 of an image: of its offset, height and width, int64 [3], and its pixels."""
+    return zlib.crc32(pixels, zlib.crc32(row.tobytes()))
 
 
 def n_bytes_of(index):
@@ -116,11 +139,13 @@ def fill(folder, paths, resize):
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
                 shapes = np.array([image.shape[:2] for image in images], '<i8')
                 sizes = 3 * shapes.prod(axis=1)
-                chunk = np.column_stack([n_bytes_of(index) + sizes.cumsum() - sizes, shapes])
+                rows = np.column_stack([n_bytes_of(index) + sizes.cumsum() - sizes, shapes])
+                contents = [image.tobytes() for image in images]
+                chunk = np.column_stack([rows, list(map(checksum, rows, contents))])
                 longer = np.concatenate([index, chunk])
                 require_space(folder, n_bytes_of(longer) * len(paths) // len(longer) - n_bytes_of(index))
-                for image in images:
-                    pixels_file.write(image.tobytes())
+                for content in contents:
+                    pixels_file.write(content)
                 pixels_file.flush()
                 os.fsync(pixels_file.fileno())
                 index_file.write(chunk.tobytes())

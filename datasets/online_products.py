@@ -16,7 +16,7 @@ def load(opt):
     paths, classes, parts, superclasses = [], [], [], {}
     for part in ('train', 'test'):
         for _, class_id, _, path in listed_rows(lists / f'Ebay_{part}.txt', n_header=1, n_columns=4):
-            name = f'{int(class_id):05d}'
+            name = f'{class_id:0>5}'
             paths.append(images / path)
             classes.append(name)
             parts.append(part)

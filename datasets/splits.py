@@ -129,7 +129,8 @@ def split(opt, table):
     """
     table -> {'train': [image index], 'val': [...] if there is a validation split, 'test': [...]}.
 
-    Raises UserError if a split would be empty.
+    Raises UserError if a split would be empty. With --test_size 0 there is no test split; where nothing is trained
+    (--evaluate, --embed, --draw), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
     splits = SCHEMES[chosen](opt, table)
@@ -137,14 +138,19 @@ def split(opt, table):
         if 'val' in splits:
             raise UserError('--use_tv_split: this data set has an official validation split; leave the flag out')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
-    for name in {'train', 'test', *splits}:
+    needed = {'train', 'test', *splits}
+    if chosen in RANGED and opt.test_size == 0:
+        needed.remove('test')
+    if (opt.evaluate or opt.embed or opt.draw) and any(splits.values()):
+        needed.clear()
+    for name in needed:
         if not splits.get(name):
             used = [flag for flag, is_used in (('split_scheme', opt.split_scheme), ('tv_split_perc', opt.use_tv_split),
                                                ('fold', chosen in FOLDED), ('n_folds', chosen in FOLDED),
                                                ('test_size', opt.split_scheme in RANGED)) if is_used]
             raise UserError(f'--dataset {opt.dataset}: the {name} split is empty ({len(set(table.classes))} classes in '
                             'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + ')')
-    return {name: splits[name] for name in ('train', 'val', 'test') if name in splits}
+    return {name: splits[name] for name in ('train', 'val', 'test') if splits.get(name)}
 
 
 def describe(sets):

@@ -28,13 +28,24 @@ def check(opt):
 
 
 def draw(opt, model, data, criterion, folder):
-    """Draws the --pictures of the test split into `folder` (--draw). Raises UserError where that cannot be a folder."""
+    """
+    Saves the --pictures of the test split, or of another one where there is none, in `folder` (--draw). Raises
+    UserError where `folder` cannot be made, or no picture is asked for.
+    """
+    if opt.pictures == ['none']:
+        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
+                        f'the run; name some of {", ".join(PICTURES)}')
     if not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     if Path(folder).is_file():
         raise UserError(f'--draw {folder}: it is a file; give a folder')
-    for file in save(opt, embed_splits(opt, model, data, ['test'], criterion)['test'], 'test', folder):
+    split = next(name for name in ('test', 'val', 'train') if name in data.evaluation)
+    files = save(opt, embed_splits(opt, model, data, [split], criterion)[split], split, folder)
+    for file in files:
         print(file)
+    missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]
+    if missing:
+        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, or no two of one class.')
 
 
 def save(opt, embedded, split, folder, panel=None):

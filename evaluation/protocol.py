@@ -102,12 +102,15 @@ def splits_to_evaluate(opt, data):
         if split not in data.evaluation:
             raise UserError(f'--splits_to_eval {split}: there is no such split (--use_tv_split or --split_scheme '
                             'class_folds make a validation split)')
+    if not wanted:
+        raise UserError('--no_train_metrics leaves nothing to evaluate where the training split is the only one')
     return [split for split in data.evaluation if split in wanted]
 
 
 def split_of_pictures(opt, data):
-    """The split whose embeddings a run draws at its end: test, or val where that alone is evaluated."""
-    return 'val' if 'test' not in splits_to_evaluate(opt, data) and 'val' in data.evaluation else 'test'
+    """The split that a run plots at its end: test, or validation where test is not evaluated, or else training."""
+    order = ('test', 'val', 'train') if 'test' in splits_to_evaluate(opt, data) else ('val', 'test', 'train')
+    return next(split for split in order if split in data.evaluation)
 
 
 def names_of(images, level):
@@ -164,8 +167,13 @@ def check_metrics(opt):
 
 def check_data(opt, data):
     """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
-    if set(opt.eval_level) - {'class'} and None in data.train.superclasses:
+    if set(opt.eval_level) - {'class'} and any(None in images.superclasses for images in data.evaluation.values()):
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
+        flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
+        raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
+    if not opt.draw:
+        splits_to_evaluate(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']

@@ -101,6 +101,8 @@ def of_line(arguments):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     settings = parameters.settings_of(opt)
+    if datasampler.is_default(opt):                               # the run may choose and record others
+        settings = {name: value for name, value in settings.items() if name not in datasampler.BATCH}
     opt.n_classes = 2                                             # any number will do: the criterion is not kept
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')

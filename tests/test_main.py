@@ -14,6 +14,7 @@ import datasampler
 import main
 import optimization
 import parts
+from tests.conftest import draw_classes
 from tests.helpers import assert_same_end, folder_of, rows_of
 from utilities import checkpoint, run_folder
 
@@ -336,3 +337,127 @@ def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, r
     flags = [*quick, '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
     assert run(*flags, '--kernels', '0') == 0 and run(*flags, '--kernels', '2') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
+
+
+# Flags and data that do not go together
+
+def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_on(quick, run, tmp_path, capsys):
+    quick = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    assert run(*quick, '--loss', 'softmax', '--loss_triplet_margin', '0.3', '--gamma', '0.1', '--scheduler',
+               'none') == 0
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == ['Note: without effect in this run: --gamma 0.1, --loss_triplet_margin 0.3']
+    assert 'without effect' not in captured.out
+    assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
+
+
+def without(arguments, *flags):
+    """The arguments without these flags, of one value each."""
+    places = {arguments.index(flag) + step for flag in flags for step in (0, 1)}
+    return [argument for place, argument in enumerate(arguments) if place not in places]
+
+
+def batch_of(folder):
+    flags = run_folder.read(folder)['flags']
+    return flags['bs'], flags['samples_per_class']
+
+
+def test_a_batch_that_fits_a_small_set_is_chosen_told_and_recorded(quick, run, tmp_path, capsys):
+    small = [*without(quick, '--bs', '--samples_per_class'), '--no_train_metrics']
+    assert run(*small) == 0
+    assert '--bs 36 --samples_per_class 6: chosen for 36 training images of 6 classes' in capsys.readouterr().out
+    assert batch_of(folder_of(tmp_path)) == (36, 6)
+    assert run(*small, '--bs', '36', '--samples_per_class', '6', '--group', 'explicit') == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'explicit_s1'))
+    assert run(*small, '--n_epochs', '1', '--group', 'stopped') == 0
+    assert run('--resume', folder_of(tmp_path, 'stopped_s1'), '--n_epochs', '2') == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'stopped_s1'))
+    assert run('--reproduce', folder_of(tmp_path), '--group', 'again') == 0
+    assert batch_of(folder_of(tmp_path, 'again_s1')) == (36, 6)
+    capsys.readouterr()
+    assert run(*small, '--bs', '112') == 2 and 'takes 56 classes a batch, but 6' in capsys.readouterr().err
+    (tmp_path / 'c.yaml').write_text('samples_per_class: 2')
+    assert run(*small, '--config', tmp_path / 'c.yaml') == 2
+
+
+def test_without_training_the_batch_size_does_not_matter(quick, run, tmp_path):
+    quick = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    for sampler in ('class_random', 'image_random', 'fid_batchmatch'):
+        assert run(*quick, '--bs', '112', '--data_sampler', sampler, '--group', sampler) == 0
+        assert batch_of(folder_of(tmp_path, f'{sampler}_s1')) == (112, 2)
+    assert run(*quick, '--bs', '9', '--samples_per_class', '1') == 0
+
+
+def test_all_classes_train(quick, run, tmp_path, capsys):
+    everything = [*quick, '--split_scheme', 'half', '--test_size', '0']
+    assert run(*everything) == 0
+    folder = folder_of(tmp_path)
+    assert list(yaml.safe_load((folder / 'splits.yaml').read_text())['splits']) == ['train']
+    assert (folder / 'retrieval_train.png').exists() and (folder / 'checkpoint_train_e_recall@1.pt').exists()
+    assert float(rows_of(folder)[-1]['train_e_recall@1']) > 0
+    assert run(*everything, '--use_tv_split', '--bs', '8', '--no_train_metrics', '--patience', '3') == 0
+    assert (folder_of(tmp_path, 'quick_s1_1') / 'retrieval_val.png').exists()
+    capsys.readouterr()
+    assert run(*everything, '--no_train_metrics') == 2 and 'leaves nothing to evaluate' in capsys.readouterr().err
+    assert run(*everything, '--splits_to_eval', 'test') == 2
+
+
+def test_new_images_that_nothing_is_trained_on(quick, run, tmp_path, capsys):
+    assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', '3', '--fold', '1', '--bs', '8',
+               '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1') == 0
+    folder = folder_of(tmp_path)
+    new = ['--split_scheme', 'half', '--test_size', '1']
+    capsys.readouterr()
+    assert run('--evaluate', folder, *new) == 0
+    assert [line.split(':')[0] for line in capsys.readouterr().out.splitlines()[1:]] == ['test_e_recall@1']
+    assert run('--embed', folder, tmp_path / 'out.npz', *new) == 0
+    assert len(np.load(tmp_path / 'out.npz')['labels']) == 72
+    (tmp_path / 'new.csv').write_text('path,label,split\n' + ''.join(
+        f'images/class_0{c}/{i}.png,{c},{"query" if i else "gallery"}\n' for c in range(3) for i in range(3)))
+    assert run('--evaluate', folder, '--csv', tmp_path / 'new.csv', '--split_scheme', 'predefined') == 0
+    for flags in (['--pca', '2'], ['--eval_reference', 'train']):
+        assert run('--evaluate', folder, *new, *flags) == 2
+        assert f'{" ".join(flags)} needs the training split' in capsys.readouterr().err
+    assert run(*quick, *new) == 2 and 'leaves nothing to train on' in capsys.readouterr().err
+
+
+@pytest.fixture
+def lone(tmp_path):
+    """A --source_path of 12 classes of one image."""
+    return draw_classes(tmp_path / 'lone' / 'images', 12, 1).parent
+
+
+def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
+    assert run(*quick, '--source_path', lone) == 2
+    assert 'no evaluated image (train, test) has another one of its class to find' in capsys.readouterr().err
+    assert run(*quick, '--bs', '6', '--samples_per_class', '1', '--loss', 'triplet') == 2
+    assert '--samples_per_class 1: ' in capsys.readouterr().err and not (tmp_path / 'runs').exists()
+    quick = [*quick, '--bs', '6', '--samples_per_class', '1', '--n_epochs', '1', '--no_train_metrics']
+    assert run(*quick, '--loss', 'softmax') == 0
+    assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
+
+
+def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsys):
+    assert run(*quick, '--source_path', lone, '--storage_metrics', 'nmi') == 0
+    assert not (folder_of(tmp_path) / 'retrieval_test.png').exists()
+    assert 'retrieved images' not in capsys.readouterr().out
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures') == 2
+    assert '--draw' in (error := capsys.readouterr().err) and 'nothing to draw with --pictures none' in error
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures', '--pictures', 'spectrum', 'retrieval') == 0
+    out = capsys.readouterr().out
+    assert 'spectrum_test.png' in out and 'Not drawn: retrieval: the test split' in out
+
+
+def test_the_untrained_network_is_shared_by_runs_that_differ_in_what_comes_later(quick, run, tmp_path, capsys):
+    assert run(*quick, '--n_epochs', '0') == 0
+    other = ['--untrained', folder_of(tmp_path)]
+    assert run(*quick, *other, '--n_epochs', '1', '--pictures', 'spectrum', '--eval_every', '2', '--cluster_every', '2',
+               '--storage_metrics', 'map_at_r') == 0
+    assert rows_of(folder_of(tmp_path, 'quick_s1_1'))[0] == rows_of(folder_of(tmp_path))[0]
+    assert run(*quick, *other, '--eval_normalize') == 2 and '--eval_normalize is' in capsys.readouterr().err
+
+
+def test_an_empty_file_of_weights_is_named(quick, run, tmp_path, capsys):
+    (tmp_path / 'empty.pth').write_bytes(b'')
+    assert run(*quick, '--weights', tmp_path / 'empty.pth') == 2
+    assert 'empty.pth: not a file of weights alone (' in capsys.readouterr().err

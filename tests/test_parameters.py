@@ -104,6 +104,13 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
     ('--split_scheme thirds', '--split_scheme: invalid choice'),
     ('--group a/b', '--group a/b: it names a folder and must not hold a slash'),
     ('--savename ..', '--savename ..: it names a folder'),
+    ("--group 'a\nb'", r"--group 'a\\nb': it names a folder and must not hold line breaks"),
+    ('--group a\udcffb', r"'a\\udcffb': a flag cannot hold a NUL byte or bytes that are not UTF-8"),
+    ("--source_path 'a\0b'", 'a flag cannot hold a NUL byte'),
+    (f'--seed {"1" * 25}', f'--seed: expected a whole number of at least 0, of at most 19 digits, not {"1" * 25}$'),
+    (f'--seed {"1" * 400}', r'--seed: .* of at most 19 digits, not 1{57}\.\.\.$'),
+    (f'--embed_dim {"1" * 5000}', r'--embed_dim: expected a whole number of at least 1, not 1{57}\.\.\.$'),
+    ("--loss_pml_args '{a: !!int abc}'", "--loss_pml_args: expected a YAML mapping, .* not '{a: !!int abc}'"),
     ('--resume a --evaluate b', 'give one of them'),
     ('--resume nowhere', 'nowhere: not a run folder: nowhere/config.yaml: No such file'),
     ('--config nowhere.yaml', '--config nowhere.yaml: No such file'),
@@ -134,6 +141,17 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('a: [', 'c.yaml: not a YAML file'),
     ('a: !!python/object/apply:os.getcwd []', 'c.yaml: not a YAML file'),
     ('1: 2', 'c.yaml: 1: unknown flag'),
+    ('bs: 2024-13-45', 'c.yaml: --bs: expected a whole number of at least 1, not 2024-13-45'),
+    ('bs: !!int abc', 'c.yaml: not a YAML file of flags: invalid literal'),
+    ('bs: !!int ""', 'c.yaml: not a YAML file of flags'),
+    ('use_tv_split: !!bool maybe', 'c.yaml: not a YAML file of flags'),
+    ('bs: !!timestamp abc', 'c.yaml: not a YAML file of flags: line 1: tag:yaml.org,2002:timestamp: expected plain'),
+    (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
+    (f'group: {"[" * 5000}', 'c.yaml: not a YAML file of flags: nested too deeply'),
+    ('&a group: &b [*b]', 'c.yaml: not a YAML file of flags: more than 10,000 values'),
+    ('group: "a\\0b"', 'c.yaml: .*a flag cannot hold a NUL byte'),
+    ('group: a\0b', 'c.yaml: not a YAML file of flags'),
+    ('evaluation_metrics: [--n_epochs, "3"]', r'--evaluation_metrics  --n_epochs: unknown'),
 ])
 def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, sentence, tmp_path):
     (tmp_path / 'c.yaml').write_text(content)
@@ -148,3 +166,55 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
     (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
     again = parameters.settings_of(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
+
+
+@pytest.mark.parametrize('level', ['[*a{0}, *a{0}]', '{{<<: [*a{0}, *a{0}], k{1}: 1}}'], ids=['lists', 'merges'])
+def test_aliases_that_would_fill_the_memory_are_refused(level, tmp_path):
+    lines = ['a0: &a0 {k: 1}', *(f'a{i + 1}: &a{i + 1} {level.format(i, i + 1)}' for i in range(60))]
+    (tmp_path / 'c.yaml').write_text('\n'.join(lines))
+    with pytest.raises(UserError, match='c.yaml: not a YAML file of flags: more than 10,000 values'):
+        parse(f'--config {tmp_path / "c.yaml"}')
+
+
+def test_what_yaml_makes_of_values_that_are_texts_or_begin_with_a_dash(tmp_path):
+    (tmp_path / 'c.yaml').write_text('loss_pml_args: [{margin: 2024-01-01}]\ngroup: 2024-01-01\n'
+                                     'input_mean: [-1.0e-5, -2]\nlr: 1e-3\n')
+    opt = parse(f'--config {tmp_path / "c.yaml"} --loss pml:X')
+    assert opt.group == '2024-01-01' and opt.input_mean == [-1e-5, -2] and opt.lr == 1e-3
+    assert opt.loss_pml_args == [{'margin': '2024-01-01'}]
+    with pytest.raises(UserError, match='expected a YAML mapping'):
+        (tmp_path / 'c.yaml').write_text('loss_pml_args: [--lr=3]')
+        parse(f'--config {tmp_path / "c.yaml"}')
+
+
+def idle(command):
+    return parameters.without_effect(parse(command))
+
+
+def test_flags_without_effect_are_named(tmp_path):
+    assert idle('--loss softmax --loss_triplet_margin 0.3') == ['--loss_triplet_margin 0.3']
+    (tmp_path / 'c.yaml').write_text('tau: [3, 5]\nloss_margin_beta: 0.6\nxbm_start: 3')
+    assert idle(f'--config {tmp_path / "c.yaml"} --scheduler none --optim sgd --momentum 0.5 --bs 8') == [
+        '--tau 3 5', '--xbm_start 3']
+    assert idle('--optim adam --momentum 0.5 --data_sampler image_random --samples_per_class 4 --data_cover_epoch '
+                '--tv_split_perc 0.5') == ['--tv_split_perc 0.5', '--momentum 0.5', '--samples_per_class 4',
+                                           '--data_cover_epoch True']
+    assert idle('--loss softmax --batch_mining semihard --miner_semihard_margin 0.1') == [
+        '--batch_mining semihard', '--miner_semihard_margin 0.1']
+    assert idle('--data_sampler fid_batchmatch --data_gc_softened --data_mb_lr 2 --data_batchmatch_ncomps 3') == [
+        '--data_gc_softened True', '--data_mb_lr 2.0']
+    assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
+        '--miner_parametric_init hards']
+
+
+@pytest.mark.parametrize('command', [
+    '--loss dr_triplet --loss_dr_triplet_margin 0.3', '--loss snr_contrastive --loss_snr_contrastive_reg_lambda 0.1',
+    '--loss triplet+softmax --batch_mining semihard+none --loss_triplet_margin 0.3 --loss_softmax_lr 0.1 '
+    '--miner_semihard_margin 0.1 --loss_weights 1 2',
+    '--batch_mining random_distance --miner_distance_lower_cutoff 0.3',
+    '--loss pml:X --batch_mining pml:Y --loss_pml_args "{a: 1}" --miner_pml_args "{a: 1}"',
+    '--loss softmax --loss_triplet_margin 0.2 --batch_mining none', '--xbm_size 500 --xbm_start 3 --tau 4 --gamma 0.5',
+    '--data_sampler d2_coreset --data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 300',
+])
+def test_flags_with_an_effect_or_a_default_value_are_not(command):
+    assert idle(command) == []

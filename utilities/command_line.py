@@ -3,11 +3,16 @@ import argparse
 import difflib
 import json
 import math
+import sys
 from pathlib import Path
 
 import yaml
 
 from utilities.errors import UserError
+
+LARGEST = 2 ** 63 - 1                # of whole numbers: what a tensor's elements and torch's seeds hold
+MAX_VALUES = 10_000                  # of a YAML text, aliases written out
+PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,6 +20,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **options)
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else list(args)
+        for argument in args:
+            if not is_text(argument):
+                raise UserError(f'{shortened(ascii(argument))}: a flag cannot hold a NUL byte or bytes that are not '
+                                'UTF-8; rename what it names')
+        return super().parse_known_args(args, namespace)
 
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
@@ -37,6 +50,19 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         return getattr(action.type, '__name__', 'NAME')
 
 
+def is_text(value):
+    """Whether a string can be written to records, and can be part of a file's name."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:                # Python's stand-ins for bytes that are not UTF-8
+        return False
+    return '\0' not in value
+
+
+def shortened(text, length=60):
+    return text if len(text) <= length else f'{text[:length - 3]}...'
+
+
 def boolean(text):
     if text.lower() not in ('true', 'false'):
         raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
@@ -54,9 +80,11 @@ def number(kind, low=None, high=None, above=False):
             value = kind(text)
         except ValueError:
             value = math.nan
+        if kind is int and abs(value) > LARGEST:
+            raise argparse.ArgumentTypeError(f'expected {expected}, of at most 19 digits, not {shortened(text)}')
         if not math.isfinite(value) or (low is not None and (value <= low if above else value < low)) or (
                 high is not None and value > high):
-            raise argparse.ArgumentTypeError(f'expected {expected}, not {text}')
+            raise argparse.ArgumentTypeError(f'expected {expected}, not {shortened(text)}')
         return value
 
     parse.__name__ = 'INT' if kind is int else 'FLOAT'
@@ -65,12 +93,48 @@ def number(kind, low=None, high=None, above=False):
 
 def yaml_mapping(text):
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = read_yaml(text)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {shortened(repr(text))}")
     return value
+
+
+class YamlLoader(yaml.SafeLoader):
+    """Dates are texts here, as on the command line."""
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != 'tag:yaml.org,2002:timestamp']
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+
+def read_yaml(text):
+    """A YAML text of plain values -> what it says. Raises ValueError with one line where it is not, or is too large."""
+    try:
+        node = yaml.compose(text, YamlLoader)
+        if node is None:
+            return None
+        check_nodes(node)                     # before aliases are written out, and tags are believed
+        return YamlLoader('').construct_document(node)
+    except RecursionError:
+        raise ValueError('nested too deeply') from None
+    except (yaml.YAMLError, ValueError, KeyError, IndexError) as error:      # the last three for `!!int abc` and such
+        raise ValueError(shortened(' '.join(str(error).split()), 200)) from None
+
+
+def check_nodes(root):
+    """Raises ValueError where a YAML document has a tag of its own, or more than MAX_VALUES values."""
+    nodes, n_values = [root], 0
+    while nodes:
+        node, n_values = nodes.pop(), n_values + 1
+        if node.tag not in PLAIN_TAGS:
+            raise ValueError(f'line {node.start_mark.line + 1}: {node.tag}: expected plain values')
+        if n_values > MAX_VALUES:
+            raise ValueError(f'more than {MAX_VALUES:,} values')
+        if isinstance(node, yaml.MappingNode):
+            nodes += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
 
 
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
@@ -101,11 +165,11 @@ def of_groups(parser, *titles):
 def read_config(parser, file, excluded=()):
     """The flags and values of a YAML file, checked as in known()."""
     try:
-        settings = yaml.safe_load(Path(file).read_text(encoding='utf-8')) or {}
+        settings = read_yaml(Path(file).read_text(encoding='utf-8')) or {}
     except OSError as error:
         raise UserError(f'--config {file}: {error.strerror}') from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f'--config {file}: not a YAML file: {" ".join(str(error).split())}') from None
+    except ValueError as error:
+        raise UserError(f'--config {file}: not a YAML file of flags: {error}') from None
     if not isinstance(settings, dict):
         raise UserError(f'--config {file}: expected lines of the form "flag: value"')
     return known(parser, settings, f'--config {file}', excluded)
@@ -128,12 +192,21 @@ def known(parser, settings, where, excluded=()):
     return settings
 
 
+def given(parser, arguments):
+    """{flag: value} of the flags that the command line's arguments name."""
+    unset = object()
+    start = argparse.Namespace(**dict.fromkeys((action.dest for action in parser._actions), unset))
+    return {name: value for name, value in vars(parser.parse_args(arguments, start)).items() if value is not unset}
+
+
 def tokens(settings):
     """{flag: value} -> the arguments that say so; None and empty lists say nothing."""
     arguments = []
     for name, value in settings.items():
         if isinstance(value, list):
             values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
+            # argparse takes what begins with a dash for a flag, unless there is something in front of it
+            values = [f' {item}' if item.startswith('-') else item for item in values]
             arguments += [f'--{name}', *values] if value else []
         elif value is not None:
             arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']

@@ -4,11 +4,14 @@ import inspect
 
 import torch
 
-from utilities.errors import UserError
+from utilities.errors import RunFailed, UserError
 
 PREFIX = 'pml:'
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
-HELPERS = ('distances', 'reducers', 'regularizers')       # arguments may contain these: {LpDistance: {power: 2}}
+HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may contain these: {LpDistance: {power: 2}}
+# classes with a state from batch to batch that no checkpoint would hold, so that a run could not be resumed exactly
+STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this program is set with --xbm_size',
+            'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
 
 
 def arguments(opt, kind, index):
@@ -41,17 +44,21 @@ def build(kind, name, given, flag, known=None):
         version = pytorch_metric_learning.__version__
         raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such one among its {kind}; '
                         f'choose from {", ".join(sorted(classes))}')
+    if name in STATEFUL:
+        raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
     accepted = {parameter for base in classes[name].__mro__
                 for parameter in inspect.signature(base.__init__).parameters}
     filled = {key: value for key, value in (known or {}).items() if key in accepted}
     try:
         return classes[name](**filled | {key: helper(value, flag) for key, value in given.items()})
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f'{flag} {PREFIX}{name}: {error}; its arguments are set with {NAMES[flag]}') from None
+    except UserError:
+        raise
+    except Exception as error:  # the library raises anything, down to Exception itself
+        raise UserError(f'{flag} {PREFIX}{name}: {reason(error)}; its arguments are set with {NAMES[flag]}') from None
 
 
 def helper(value, flag):
-    """{ClassName: {argument: value}} -> the distance, reducer or regulariser; any other value is returned unchanged."""
+    """{ClassName: {argument: value}} -> an instance of that class; any other value is returned unchanged."""
     if isinstance(value, dict) and len(value) == 1:
         (name, inner), = value.items()
         for kind in HELPERS:
@@ -64,10 +71,15 @@ def called(function, *arguments, flag):
     """function(*arguments). Raises UserError if the library's class cannot be called this way."""
     try:
         return function(*arguments)
-    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
-        why = ' '.join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f'{flag} {PREFIX}{type(function).__name__} does not work here: {why}; its arguments are set '
-                        f'with {NAMES[flag]}') from error
+    except (UserError, RunFailed, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the library raises anything
+        raise UserError(f'{flag} {PREFIX}{type(function).__name__} does not work here: {reason(error)}; its arguments '
+                        f'are set with {NAMES[flag]}') from error
+
+
+def reason(error):
+    return ' '.join(str(error).split())[:200] or type(error).__name__
 
 
 class Criterion(torch.nn.Module):

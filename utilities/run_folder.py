@@ -25,7 +25,7 @@ STALE = 600                                                  # seconds; a folder
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
 # flags that may differ between parts of what is one run: they belong to the machine, and do not change the results
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
-           'log_online', 'online_backend', 'project'}
+           'image_cache_check', 'log_online', 'online_backend', 'project'}
 
 
 def savename(opt):

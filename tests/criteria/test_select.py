@@ -367,6 +367,10 @@ def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
     ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{'nonsense': 1}]},
      '--loss pml:TripletMarginLoss: .*nonsense.*; its arguments are set with --loss_pml_args'),
     ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{}, {}]}, r'--loss_pml_args: expected one .*\(1\), not 2'),
+    ({'loss': 'pml:DynamicSoftMarginLoss'}, 'pml:DynamicSoftMarginLoss does not work here: it keeps a histogram'),
+    ({'loss': 'pml:CrossBatchMemory', 'loss_pml_args': [{'loss': {'ContrastiveLoss': {}}}]},
+     'pml:CrossBatchMemory does not work here: it keeps earlier batches.* --xbm_size'),
+    ({'loss': 'pml:SelfSupervisedLoss', 'loss_pml_args': [{'loss': {'CrossBatchMemory': {}}}]}, 'it keeps earlier'),
     ({'loss': 'pml:TripletMarginLoss', 'dr_weight': .1}, '--dr_weight does not work with --loss pml:TripletMargin'),
 ])
 def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt):
@@ -392,10 +396,11 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
 @pytest.mark.parametrize('loss, miner, arguments', [
     ('VICRegLoss', 'distance', {}), ('ContrastiveLoss', 'none', {'distance': 3}),
     ('BaseMetricLossFunction', 'none', {}),
+    ('ContrastiveLoss', 'pml:EmbeddingsAlreadyPackagedAsTriplets', {}),
 ])
 def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, arguments):
     pytest.importorskip('pytorch_metric_learning')
     flags = opt(loss=f'pml:{loss}', batch_mining=miner, loss_pml_args=[arguments] if arguments else [], n_classes=4)
     batch = torch.randn(8, 8)
-    with pytest.raises(UserError, match=f'pml:{loss}'):
+    with pytest.raises(UserError, match=f'pml:{loss}|{miner}'):
         criteria.select(flags, batch_mining.select(flags))(batch=batch, labels=torch.arange(4).repeat(2))

@@ -269,3 +269,22 @@ def test_a_sampler_with_a_global_generator_and_no_set_epoch_works(opt):
 
     loader = TrainingLoader(opt(kernels=0, iterations_per_epoch=5), Recorder(), Own())
     assert sum(1 for _ in loader.epoch(1)) == 5
+
+
+@pytest.mark.parametrize('sampler, sizes, chosen', [
+    ('class_random', [20] * 56, (112, 2)), ('class_random', [20] * 50, (112, 4)), ('class_random', [3] * 50, (111, 3)),
+    ('class_random', [6] * 6, (36, 6)), ('class_random', [1] * 9, (18, 2)), ('hierarchical', [500] * 2, (112, 56)),
+    ('fid_batchmatch', [2, 2, 2, 5, 5, 50], (30, 5)), ('disthist_batchmatch', [20] * 10, (112, 14)),
+    ('image_random', [5] * 10, (50, 2)), ('image_random', [50] * 10, (112, 2)), ('balanced', [6] * 6, (112, 2)),
+    ('full_random', [6] * 6, (112, 2)), ('class_random', [9], (112, 2)),
+])
+def test_the_batch_that_small_sets_allow(sampler, sizes, chosen, opt, capsys):
+    images, flags = images_of(sizes), opt(data_sampler=sampler, given=[])
+    datasampler.choose_batch(flags, images)
+    assert (flags.bs, flags.samples_per_class) == chosen
+    assert ('chosen for' in capsys.readouterr().out) == (chosen != (112, 2))
+    if len(sizes) > 1:
+        assert len(datasampler.select(flags, images)) > 0
+    explicit = opt(data_sampler=sampler, given=['bs'])
+    datasampler.choose_batch(explicit, images)
+    assert explicit.bs == 112

@@ -1,4 +1,5 @@
 """Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
+import os
 import shutil
 
 import numpy as np
@@ -131,6 +132,12 @@ def test_a_csv_file(opt, tmp_path):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', **flags)
+    file.write_bytes('path,label\n0.png,é'.encode('latin-1'))
+    with pytest.raises(UserError, match='list.csv: not a CSV file in UTF-8'):
+        select(opt, tmp_path, 'folder', **flags)
+    file.write_text('path,label\na\0b.png,a')
+    with pytest.raises(UserError, match=r"a\\x00b.png': names of images and classes cannot hold NUL bytes"):
+        select(opt, tmp_path, 'folder', **flags)
     file.unlink()
     with pytest.raises(UserError, match='No such file'):
         select(opt, tmp_path, 'folder', **flags)
@@ -150,6 +157,24 @@ def test_listed_images_that_are_missing(opt, tmp_path):
     (tmp_path / 'list.csv').write_text('path,label\na.png,x\nb.png,y\nc.png,y')
     with pytest.raises(UserError, match=f'2 of 3 listed images are missing, the first: {tmp_path / "b.png"}'):
         select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))
+
+
+def test_names_that_are_not_utf_8(opt, tmp_path):
+    for name in (b'a', b'b\xff'):
+        write(tmp_path / 'images' / os.fsdecode(name) / '1.png')
+    with pytest.raises(UserError, match=r"b\\udcff/1.png': names .* bytes that are not UTF-8; rename it"):
+        select(opt, tmp_path, 'folder')
+
+
+def test_lists_that_are_damaged(opt, tmp_path):
+    write(tmp_path / 'cars196' / 'car_ims' / '1.jpg')
+    (tmp_path / 'cars196' / 'cars_annos.mat').write_bytes(b'MATLAB 5.0 MAT-file, cut off')
+    with pytest.raises(UserError, match='cars_annos.mat: not the annotations of CARS196'):
+        select(opt, tmp_path, 'cars196')
+    (tmp_path / 'online_products').mkdir()
+    (tmp_path / 'online_products' / 'Ebay_train.txt').write_bytes(b'header\n1 2 3 \xff')
+    with pytest.raises(UserError, match='Ebay_train.txt: not a text in UTF-8'):
+        select(opt, tmp_path, 'online_products')
 
 
 # Splits
@@ -257,6 +282,17 @@ def test_an_empty_split_is_refused(sizes, flags, sentence, opt):
         splits.split(opt(**flags), table(sizes))
 
 
+def test_splits_that_may_be_empty(opt):
+    for scheme in ('half', 'class_folds', 'closed_set'):
+        found = splits.split(opt(split_scheme=scheme, test_size=0, n_folds=2), table([2] * 4))
+        assert 'test' not in found and sum(map(len, found.values())) == 8
+    new = {'evaluate': 'a run', 'test_size': 1, 'split_scheme': 'half'}
+    assert splits.split(opt(**new, use_tv_split=True), table([2] * 4)) == {'test': list(range(8))}
+    assert list(splits.split(opt(embed=['run', 'x.npz']), table([1], parts=['test']))) == ['test']
+    with pytest.raises(UserError, match='split is empty'):
+        splits.split(opt(**new), table([]))
+
+
 def test_a_second_validation_split_is_refused(opt):
     with pytest.raises(UserError, match='--use_tv_split: this data set has an official validation split'):
         splits.split(opt(use_tv_split=True), table([1, 1, 1], parts=['train', 'val', 'test']))
@@ -362,6 +398,29 @@ def test_augmentation_is_a_function_of_the_seed_alone(patterns, opt):
     first, second, other = images[(4, 11)], images[(4, 11)], images[(4, 12)]
     assert torch.equal(first[0], second[0]) and not torch.equal(first[0], other[0])
     assert first[1:] == (images.labels[4], 4) and torch.equal(state, torch.get_rng_state())
+
+
+def test_by_plain_index_every_item_is_augmented_anew(patterns, opt):
+    images = select(opt, patterns, 'folder').train
+    torch.manual_seed(0)
+    first, second = images[4][0], images[4][0]
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    expected = images.transform(images.read(images.paths[4]))              # as with any data set of torchvision
+    assert torch.equal(first, expected)
+
+    def loaded(workers):
+        torch.manual_seed(1)
+        subset = torch.utils.data.Subset(images, [4] * 8)
+        return torch.cat([batch for batch, _, _ in torch.utils.data.DataLoader(subset, 4, num_workers=workers)])
+
+    for workers in (0, 2):
+        items = loaded(workers)
+        assert len(torch.unique(items, dim=0)) == 8 and torch.equal(items, loaded(workers))
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    select(opt, patterns, 'folder').evaluation['test'][0]
+    assert torch.equal(state, torch.get_rng_state())                       # nothing random is done to these
 
 
 @pytest.mark.parametrize('name', transforms.AUGMENTATIONS)

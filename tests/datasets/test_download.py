@@ -93,6 +93,36 @@ def test_a_wrong_file_or_address_is_refused(server, tmp_path):
     assert not [file for file in tmp_path.iterdir() if file.stat().st_size]
 
 
+def test_an_archive_that_is_there_already_is_checked_and_never_deleted(server, tmp_path):
+    content = tar_of({'a.txt': b'x'})
+    (tmp_path / 'data.tgz').write_bytes(content)
+    with pytest.raises(UserError, match='data.tgz is not the expected file .md5 .* expected 0.; remove it'):
+        download.fetch(server.url + '/data.tgz', 'md5:0', tmp_path)
+    assert (tmp_path / 'data.tgz').exists() and not (tmp_path / 'a.txt').exists()
+    download.fetch(server.url + '/data.tgz', md5(content), tmp_path)
+    assert (tmp_path / 'a.txt').exists() and server.requests == []
+
+
+def test_archives_that_cannot_be_unpacked_are_named(tmp_path):
+    whole = tar_of({'a.txt': np.random.default_rng(0).bytes(50_000)})
+    (tmp_path / 'truncated.tgz').write_bytes(whole[:20_000])
+    (tmp_path / 'damaged.tgz').write_bytes(whole[:9000] + bytes(2000) + whole[11_000:])
+    (tmp_path / 'none.tgz').write_bytes(b'')
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('a.txt', 'x' * 1000)
+    content = file.getvalue()
+    central = content.index(b'PK\1\2')
+    for name, value, places in (('encrypted', 1, (6, central + 8)), ('exotic', 97, (8, central + 10))):
+        changed = bytearray(content)                           # bit 0 of the flags; a method of compression
+        for place in places:
+            changed[place] = value
+        (tmp_path / f'{name}.zip').write_bytes(changed)
+    for name in ('truncated.tgz', 'damaged.tgz', 'none.tgz', 'encrypted.zip', 'exotic.zip'):
+        with pytest.raises(UserError, match=f'{name}: not unpacked: .'):
+            download.unpack(tmp_path / name, tmp_path / 'out')
+
+
 @pytest.mark.parametrize('name', ['../evil.txt', '/tmp/evil.txt'])
 def test_no_member_of_an_archive_leaves_its_folder(name, tmp_path):
     folder = tmp_path / 'inside'

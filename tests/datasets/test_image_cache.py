@@ -98,7 +98,7 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert 'image_cache' in MACHINE and 'image_cache' in groups.MACHINE
+    assert {'image_cache', 'image_cache_check'} <= MACHINE and 'image_cache' in groups.MACHINE
 
 
 def test_every_split_finds_the_same_cache_and_nothing_is_decoded_twice(source, select, decoded, tmp_path):
@@ -168,7 +168,7 @@ def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize('file, cut, n_again', [('pixels', 1, 2), ('pixels', 3 * 24 * 24 * 3, 4), ('index', 1, 1),
-                                                ('index', 24 * 20, 20), ('both', 0, 20)])
+                                                ('index', 32 * 20, 20), ('both', 0, 20)])
 def test_truncated_files_are_completed(file, cut, n_again, source, select, decoded, tmp_path):
     select(source)
     folder, = caches(tmp_path)
@@ -185,12 +185,49 @@ def test_truncated_files_are_completed(file, cut, n_again, source, select, decod
 
 def test_a_damaged_row_is_the_end_of_the_index(source, select, decoded, tmp_path):
     select(source)
-    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 3)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 4)
     index[5, 1] = 25
     index.flush()
     decoded.clear()
     assert_same_items(select(source), select(source, image_cache=None))
     assert len(decoded) == 15
+
+
+def damage(folder, place):
+    pixels = np.memmap(folder / 'pixels', np.uint8, 'r+')
+    pixels[place] ^= 1
+    pixels.flush()
+
+
+def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkeypatch, tmp_path):
+    select(source)
+    folder, = caches(tmp_path)
+    size = 3 * 24 * 24
+    damage(folder, 7 * size + 5)
+    sentence = r'1 of 20 images looked at in .* are damaged, the first: .*class_01/2.png. Remove that folder'
+    with pytest.raises(UserError, match=sentence):
+        select(source)                                            # the sample is as large as this set
+    monkeypatch.setattr(image_cache, 'SAMPLE', 3)
+    looked_at = set(np.random.default_rng(1).permutation(20)[:3].tolist())
+    assert 7 not in looked_at
+    select(source)
+    with pytest.raises(UserError, match=sentence):
+        select(source, image_cache_check=True)
+    damage(folder, min(looked_at) * size)
+    with pytest.raises(UserError, match='1 of 3 images looked at'):
+        select(source)
+    shutil.rmtree(folder)
+    assert_same_items(select(source, image_cache_check=True), select(source, image_cache=None))
+
+
+def test_a_checksum_covers_the_shape(source, select, tmp_path):
+    Image.new('RGB', (10, 30), 'red').save(source / 'images' / 'class_00' / '0.png')
+    select(source)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 4)
+    index[0, 1:3] = index[0, 2], index[0, 1]
+    index.flush()
+    with pytest.raises(UserError, match='the first: .*class_00/0.png'):
+        select(source)
 
 
 def test_data_workers_that_are_started_anew_map_it_themselves(source, select):

@@ -2,6 +2,9 @@
 import pytest
 
 import Launch_Runs
+from launching import plan
+from tests.helpers import folder_of
+from utilities import run_folder
 
 
 @pytest.mark.parametrize('flags, sentence', [
@@ -19,3 +22,12 @@ def test_a_line_that_main_would_refuse_starts_nothing(flags, sentence, script, t
 def test_two_lines_must_not_share_a_run_folder(script, capsys):
     assert Launch_Runs.main([script([], ['--seed', '0', '--lr', '1']), '--dry_run']) == 2
     assert 'runs 1 and 2: both would be folder/r_s0' in capsys.readouterr().err
+
+
+def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_path):
+    small = quick[:quick.index('--bs')] + quick[quick.index('--lr'):]
+    assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
+    flags = run_folder.read(folder_of(tmp_path))['flags']
+    line = [*small, '--n_epochs', '0', '--no_train_metrics']
+    assert flags['bs'] == 36 and plan.of_line(line).has_settings_of(flags)
+    assert not plan.of_line([*line, '--bs', '12']).has_settings_of(flags)
