@@ -11,17 +11,16 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
-def used_part(batch, pairs, is_anchor, target):
+def used_part(batch, pairs, rows, target):
     """
-    What the loss needs of the [B, B] matrix of pairs: the anchors [A, D], which are its rows, the samples [C, D] paired
-    with any of them, which are its columns, the mask of pairs [A, C], and the column of each positive [A].
+    What the loss needs of the [B, B] matrix of pairs: the anchors [A, D], which are its `rows`, the samples [C, D]
+    paired with any of them, which are its columns, the mask of pairs [A, C], and the column of each positive [A].
 
     Example: with `--loss_npair_negatives pairs`, four images of the classes x, x, y, y may give the anchors 0 and 2
     with the positives 1 and 3. Then rows 0 and 2 and columns 1 and 3 are used, a quarter of the matrix.
     """
-    rows = is_anchor.nonzero()[:, 0]
     pairs = pairs.index_select(0, rows)
-    columns = pairs.any(dim=0).nonzero()[:, 0]
+    columns = pairs.view(torch.uint8).amax(dim=0).nonzero()[:, 0]
     target = torch.searchsorted(columns, target.index_select(0, rows))
     return batch.index_select(0, rows), batch.index_select(0, columns), pairs.index_select(1, columns), target
 
@@ -43,20 +42,19 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        # as bytes one pass gives both whether a row is an anchor and the column of its positive
-        largest, target = positives.view(torch.uint8).max(dim=1)
-        is_anchor = largest > 0
-        n_anchors = is_anchor.count_nonzero()
+        # as bytes, since torch reduces bool several times slower: of each row 1 if it is an anchor, and its positive
+        is_anchor, target = positives.view(torch.uint8).max(dim=1)
         # the term of an anchor is the cross entropy of its products with the pairs, its positive being the target
         anchors, others, pairs = batch, batch, positives | negatives
         # on other devices the host would have to wait for the number of anchors
-        if batch.device.type == 'cpu' and 2 * n_anchors <= len(batch):
-            anchors, others, pairs, target = used_part(batch, pairs, is_anchor, target)
+        rows = is_anchor.nonzero()[:, 0] if batch.device.type == 'cpu' else []
+        if 0 < 2 * len(rows) <= len(batch):
+            anchors, others, pairs, target = used_part(batch, pairs, rows, target)
         else:
-            target = target.where(is_anchor, -100)                 # −100: cross_entropy leaves the row out
+            target = target.where(is_anchor > 0, -100)             # −100: cross_entropy leaves the row out
         # finite, since −inf would make the gradient of a row without pairs nan
-        logits = (anchors @ others.T).masked_fill(~pairs, torch.finfo(batch.dtype).min / 2)
-        loss = F.cross_entropy(logits, target, reduction='sum') / n_anchors.clamp(min=1)
+        logits = (anchors @ others.T).masked_fill_(~pairs, torch.finfo(batch.dtype).min / 2)
+        loss = F.cross_entropy(logits, target, reduction='sum') / is_anchor.sum().clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
 
