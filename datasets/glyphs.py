@@ -7,6 +7,7 @@ thinned, and made noisy. The pictures, PNG files of 40 x 40 pixels, are drawn on
 """
 import hashlib
 import os
+import shutil
 import unicodedata
 import zlib
 from pathlib import Path
@@ -16,6 +17,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 from datasets.base import class_folders
+from utilities import stopping
+from utilities.files import remove_stale
 
 VERSION = 1
 SIDE = 40                    # pixels of a picture
@@ -114,9 +117,10 @@ def picture(letter, font, random):
 
 def draw_all(fonts, place):
     """Draws every picture beside `place` and moves the whole folder there when it is complete."""
+    remove_stale(place)
     unfinished = place.with_name(f'.{place.name}.{os.getpid()}')
-    for letter, its_faces in tqdm(distinct(letters(fonts)).items(), desc='drawing the glyphs, once', unit='class',
-                                    disable=None):
+    bar = tqdm(distinct(letters(fonts)).items(), desc='drawing the glyphs, once', unit='class', disable=None)
+    for letter, its_faces in stopping.checked(bar):
         name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
         (unfinished / name).mkdir(parents=True)
         random = np.random.default_rng(ord(letter))
@@ -124,5 +128,6 @@ def draw_all(fonts, place):
         for i in range(PER_CLASS):
             picture(letter, its_faces[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
     if place.exists():           # another process was quicker; both drew the same
+        shutil.rmtree(unfinished)
         return
     unfinished.rename(place)

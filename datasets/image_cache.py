@@ -19,6 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from datasets.base import read_image
+from utilities import stopping
 from utilities.errors import UserError
 
 VERSION = 1                  # to be raised when read_image changes
@@ -111,6 +112,7 @@ def fill(folder, paths, resize):
             index_file.truncate(index.nbytes)
             pixels_file.seek(end_of(index))
             while len(index) < len(paths):
+                stopping.check()
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
                 shapes = np.array([image.shape[:2] for image in images], '<i8')
                 sizes = 3 * shapes.prod(axis=1)

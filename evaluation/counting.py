@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from utilities import stopping
+
 STRIP, WIDTH = 480, 8160     # queries and gallery images of a block of scores: 16 MB; count_rows needs 8160 at most
 CHUNK = 1 << 14              # images that are copied at a time
 SAMPLE = 1024                # gallery images that bound how near the `depth` nearest are
@@ -229,7 +231,7 @@ def in_threads(work, items, description=None):
     bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
     with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
-            for _ in pool.map(step, items):
+            for _ in stopping.checked(pool.map(step, items)):
                 bar.update()
         finally:
             stopped.set()                                  # after Ctrl-C the rest is skipped

@@ -96,6 +96,15 @@ def read_file(file):
     return run, config, history, code
 
 
+def last_epoch(folder):
+    """The last epoch in the offline runs in a run folder; −1 where there is none."""
+    epochs = [-1]
+    for file in offline_files(folder):
+        if file.stat().st_size:                             # W&B leaves it empty where it is killed early
+            epochs += [logged.get('epoch', -1) for logged in read_file(file)[2]]
+    return max(epochs)
+
+
 def offline_files(folder):
     """The .wandb files of the offline runs anywhere below the folder, in the order in which they were begun."""
     return sorted(Path(folder).rglob('offline-run-*/*.wandb'), key=lambda file: (file.parent.name, str(file)))
