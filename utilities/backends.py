@@ -17,7 +17,7 @@ import numpy as np
 from utilities import run_folder, wandb_records
 from utilities.errors import UserError
 
-LIMIT = 300                                  # seconds; W&B may wait for ever for its service, or for the server
+LIMIT = 600                                  # seconds; W&B may wait for ever for its service, or for the server
 
 
 def check(opt):
@@ -45,10 +45,11 @@ def select(opt, folder, settings, start):
     return chosen
 
 
-def failure(call, *arguments):
+def failure(call, *arguments, share=1):
     """
     Calls call(*arguments); returns what went wrong in it, in words, or None. A library may raise anything, end the
     process by sys.exit, or wait for ever for a process of its own that was killed: after LIMIT seconds nobody waits.
+    share: the fraction of LIMIT, for a part of a call that has a limit itself.
     """
     outcome = []
 
@@ -61,8 +62,8 @@ def failure(call, *arguments):
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(LIMIT)
-    return outcome[0] if outcome else f'no answer within {LIMIT} seconds'
+    thread.join(LIMIT * share)
+    return outcome[0] if outcome else f'no answer within {LIMIT * share:.0f} seconds'
 
 
 def note(name, what, problem, folder):
@@ -125,8 +126,9 @@ class Wandb:
 
     def close(self, failed):
         import wandb
-        problem = failure(self.run.finish, int(failed))
-        problem = failure(wandb.teardown) or problem         # waits for the files; takes W&B's own exit hook back
+        problem = failure(self.run.finish, int(failed), share=1 / 3)
+        # waits for the files, and takes back W&B's exit hook, which would wait for a service that does not answer
+        problem = failure(wandb.teardown, share=1 / 3) or problem
         if problem:
             raise ConnectionError(problem)
 
