@@ -7,6 +7,7 @@ from tqdm import tqdm
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
 from datasets.base import ImageSet, check_names, read_image
 from datasets.image_cache import ImageCache
+from utilities import stopping
 from utilities.errors import UserError, choose
 
 DATASETS = {
@@ -65,6 +66,7 @@ def without_bad_images(table, suspects):
 
 
 def is_readable(path):
+    stopping.check()
     try:
         read_image(path)
     except UserError:

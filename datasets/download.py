@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from utilities import stopping
 from utilities.errors import UserError
 
 
@@ -57,6 +58,7 @@ def download(url, partial):
             with open(partial, 'ab' if continued else 'wb') as file, tqdm(
                     desc=partial.stem, initial=start, total=total, unit='B', unit_scale=True, disable=None) as bar:
                 while block := answer.read(1 << 20):
+                    stopping.check()
                     file.write(block)
                     bar.update(len(block))
         if total and partial.stat().st_size < total:
@@ -87,11 +89,12 @@ def unpack(archive, folder):
                 for name in opened.namelist():
                     if not (folder / name).resolve().is_relative_to(folder.resolve()):
                         raise UserError(f'{archive}: the member {name} lies outside the folder; not unpacked')
-                for name in tqdm(opened.namelist(), desc=f'unpacking {archive.name}', disable=None):
+                bar = tqdm(opened.namelist(), desc=f'unpacking {archive.name}', disable=None)
+                for name in stopping.checked(bar):
                     opened.extract(name, folder)
         else:
             with tarfile.open(archive) as opened:
-                opened.extractall(folder, filter='data')
+                opened.extractall(folder, members=stopping.checked(opened), filter='data')
     except UserError:
         raise
     except Exception as error:  # zipfile, tarfile and the decompressors raise anything on a broken file

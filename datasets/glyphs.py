@@ -8,6 +8,7 @@ folder.
 """
 import hashlib
 import os
+import shutil
 import unicodedata
 import zlib
 from pathlib import Path
@@ -17,6 +18,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 from datasets.base import class_folders
+from utilities import stopping
+from utilities.files import remove_stale
 
 VERSION = 1
 SIDE = 40                    # pixels per side of an image
@@ -116,9 +119,10 @@ def render(letter, font, random):
 
 def render_all(fonts, path):
     """Renders every image into a temporary folder and renames it to `path` when it is complete."""
+    remove_stale(path)
     unfinished = path.with_name(f'.{path.name}.{os.getpid()}')
-    for letter, its_fonts in tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class',
-                                  disable=None):
+    bar = tqdm(distinct(letters(fonts)).items(), desc='rendering the glyphs, once', unit='class', disable=None)
+    for letter, its_fonts in stopping.checked(bar):
         name = unicodedata.name(letter).title().replace(' Letter', '').replace(' ', '_')
         (unfinished / name).mkdir(parents=True)
         random = np.random.default_rng(ord(letter))
@@ -126,5 +130,6 @@ def render_all(fonts, path):
         for i in range(PER_CLASS):
             render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
     if path.exists():            # another process was faster; its images are the same
+        shutil.rmtree(unfinished)
         return
     unfinished.rename(path)

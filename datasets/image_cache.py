@@ -21,6 +21,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from datasets.base import read_image
+from utilities import stopping
 from utilities.errors import UserError
 
 VERSION = 2                  # raise it when read_image or the format changes
@@ -136,6 +137,7 @@ def fill(folder, paths, resize):
             index_file.truncate(index.nbytes)
             pixels_file.seek(n_bytes_of(index))
             while len(index) < len(paths):
+                stopping.check()
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
                 shapes = np.array([image.shape[:2] for image in images], '<i8')
                 sizes = 3 * shapes.prod(axis=1)

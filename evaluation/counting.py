@@ -28,6 +28,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from utilities import stopping
+
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together
 PICK = 100                   # cost of a score that is picked out of a tile, in comparisons within a whole tile
@@ -219,7 +221,7 @@ def in_threads(work, items, description=None):
     with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
             results = []
-            for result in pool.map(step, items):
+            for result in stopping.checked(pool.map(step, items)):
                 results.append(result)
                 bar.update()
             return results

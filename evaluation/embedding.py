@@ -7,6 +7,7 @@ import torch
 from tqdm import tqdm
 
 from evaluation.neighbours import Search
+from utilities import stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.loading import evaluation_loader
@@ -39,7 +40,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
     embeddings = None
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
-    for batch, _, indices in tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None):
+    bar = tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None)
+    for batch, _, indices in stopping.checked(bar):
         with precision:
             embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]
         if embeddings is None:

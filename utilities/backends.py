@@ -1,11 +1,13 @@
 """
 Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names.
 
-Each knows `last`, the last epoch that it has, so that after --resume none is logged twice and none is missing.
+Each knows `last`, the last epoch that it has, so that after --resume none is logged twice and none is missing. None can
+end a run: what goes wrong in their libraries is a note, and --resume sends what is missing.
 """
 import importlib.util
 import json
 import os
+import threading
 import urllib.error
 import urllib.request
 import zipfile
@@ -14,6 +16,8 @@ import numpy as np
 
 from utilities import run_folder, wandb_files
 from utilities.errors import UserError
+
+LIMIT = 600                                  # seconds; W&B may wait for ever for its service, or for the server
 
 
 def check(opt):
@@ -24,21 +28,53 @@ def check(opt):
 
 
 def select(opt, folder, settings, start):
-    """TensorBoard where it is installed, and with --log_online the --online_backend."""
-    chosen = []
+    """TensorBoard where it is installed, and with --log_online the --online_backend; those that can be started."""
+    chosen, wanted = [], []
     if importlib.util.find_spec('tensorboard'):
-        chosen.append(TensorBoard(folder, start))
+        wanted.append(TensorBoard)
     else:
         print('TensorBoard is not installed: no tensorboard/ in the run folder (pip install tensorboard).')
     if opt.log_online and opt.online_backend != 'none':
-        chosen.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend](opt, folder, settings, start))
+        wanted.append({'wandb': Wandb, 'comet_ml': Comet}[opt.online_backend])
+    for kind in wanted:
+        made = []
+        problem = failure(lambda kind=kind, made=made: made.append(kind(opt, folder, settings, start)))
+        chosen += [] if problem else made
+        if problem:
+            note(kind.__name__, 'cannot be started', problem, folder)
     return chosen
+
+
+def failure(call, *arguments, share=1):
+    """
+    Calls call(*arguments); returns what went wrong in it, in words, or None. A library may raise anything, end the
+    process by sys.exit, or wait for ever for a process of its own that was killed: after LIMIT seconds nobody waits.
+    share: the fraction of LIMIT, for a part of a call that has a limit itself.
+    """
+    outcome = []
+
+    def attempt():
+        try:
+            call(*arguments)
+            outcome.append(None)
+        except BaseException as error:                       # reported by whoever called failure()
+            outcome.append(f'{type(error).__name__}: {error}')
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(LIMIT * share)
+    return outcome[0] if outcome else f'no answer within {LIMIT * share:.0f} seconds'
+
+
+def note(name, what, problem, folder):
+    print(f'Note: {name} {what} ({" ".join(problem.split())}). The run goes on without it. To send what is missing '
+          f'there afterwards: python main.py --resume {folder}')
 
 
 class TensorBoard:
     """<run folder>/tensorboard/. What a killed run wrote from epoch `start` on is hidden."""
 
-    def __init__(self, folder, start):
+    def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
         self.writer, self.last = SummaryWriter(folder / 'tensorboard', purge_step=start), start - 1
 
@@ -80,8 +116,7 @@ class Wandb:
                 problem = str(error).splitlines()[0]
                 wandb.teardown()
         print(f'W&B runs offline ({problem}). To upload: wandb login, then wandb sync {folder / "wandb"}/offline-run-*')
-        self.last = max((logged.get('epoch', -1) for file in wandb_files.offline_files(folder)
-                         for logged in wandb_files.read_file(file)[2]), default=-1)
+        self.last = wandb_files.last_epoch(folder)
         self.run = wandb.init(**arguments, mode='offline', settings=quiet)
 
     def log(self, epoch, scalars, arrays):
@@ -91,8 +126,11 @@ class Wandb:
 
     def close(self, failed):
         import wandb
-        self.run.finish(exit_code=int(failed))
-        wandb.teardown()                                     # returns when everything is in the files
+        problem = failure(self.run.finish, int(failed), share=1 / 3)
+        # waits for the files, and takes back W&B's exit hook, which would wait for a service that does not answer
+        problem = failure(wandb.teardown, share=1 / 3) or problem
+        if problem:
+            raise ConnectionError(problem)
 
 
 def why_offline(wandb):

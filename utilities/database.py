@@ -2,6 +2,10 @@
 import math
 import sqlite3
 
+# what keeps a sound file from being read or written; any other error means that the file is damaged
+NO_DAMAGE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+             sqlite3.SQLITE_CANTOPEN}
+
 
 class Database:
     """
@@ -10,15 +14,14 @@ class Database:
     """
 
     def __init__(self, file):
-        self.connection = sqlite3.connect(file)
-        with self.connection as connection:
-            connection.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
-            connection.execute('CREATE TABLE IF NOT EXISTS spectrum (epoch INTEGER, split TEXT, number INTEGER, '
-                               'value REAL, PRIMARY KEY (epoch, split, number))')
+        self.connection = sqlite3.connect(file, timeout=60)      # seconds, while a reader holds it
 
     def replace(self, start, rows, spectra):
         """Replaces what is stored from the epoch `start` on."""
         with self.connection as connection:
+            connection.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
+            connection.execute('CREATE TABLE IF NOT EXISTS spectrum (epoch INTEGER, split TEXT, number INTEGER, '
+                               'value REAL, PRIMARY KEY (epoch, split, number))')
             for table in ('log', 'spectrum'):
                 connection.execute(f'DELETE FROM {table} WHERE epoch >= ?', (start,))
             known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
@@ -46,17 +49,21 @@ class Database:
 
 
 def opened(file, rows, spectra):
-    """(the Database, made to hold these rows and no others; whether it held them already)."""
+    """(the Database, which holds these rows and no others; whether it held them before)."""
+    database = Database(file)
     try:
-        database = Database(file)
         whole = database.holds(rows, spectra)
-        database.replace(0, rows, spectra)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):      # as a lock or a full disk; the file itself is not damaged
+        if whole:
+            database.replace(max((int(row['epoch']) for row in rows), default=-1) + 1, [], [])
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if getattr(error, 'sqlite_errorcode', 0) & 0xff in NO_DAMAGE:        # the upper bits tell more of the kind
             raise
+        whole = False
+    if not whole:
+        database.close()
         for name in (file.name, f'{file.name}-journal'):
             file.with_name(name).unlink(missing_ok=True)
-        database, whole = Database(file), False
+        database = Database(file)
         database.replace(0, rows, spectra)
     return database, whole
 

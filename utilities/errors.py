@@ -1,9 +1,12 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
 import errno
+import sqlite3
 import sys
 from pathlib import Path
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+KEPT = 'Everything up to the last saved epoch is kept.'
 
 
 class UserError(Exception):
@@ -20,15 +23,23 @@ class RunFailed(Exception):
 
 def reason_of(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
-    if not Path(folder).exists():
+    if not (Path(folder) / 'config.yaml').exists():
         return f'The run folder {folder} was removed while the run was writing to it.'
-    codes = {getattr(one, 'errno', None) for one in (error, error.__context__)}      # torch.save raises its own on top
-    if codes & NO_SPACE or 'disk is full' in str(error):
-        return f'No space is left to write to {folder} ({error}). Everything up to the last saved epoch is kept.'
-    if isinstance(error, RuntimeError) and 'DataLoader worker' in str(error):
-        return ('A data worker was killed, as the system does where memory runs out; fewer --kernels need less. '
-                'Everything up to the last saved epoch is kept.')
+    if is_lost_worker(error):
+        return f'A data worker was killed, as the system does where memory runs out; fewer --kernels need less. {KEPT}'
+    while error:                                             # torch.save raises an error of its own on top
+        code = getattr(error, 'errno', None)
+        if code in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL':
+            return f'No space is left to write to {folder} ({error}). {KEPT}'
+        if code in NO_ACCESS or isinstance(error, sqlite3.OperationalError):
+            return f'{folder} cannot be written to ({error}). {KEPT}'
+        error = error.__cause__ or error.__context__
     return None
+
+
+def is_lost_worker(error):
+    """Whether torch says with this error that a data worker has ended from outside."""
+    return isinstance(error, RuntimeError) and 'DataLoader worker' in str(error)
 
 
 def choose(table, name, flag):

@@ -1,10 +1,15 @@
 """Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete."""
 import contextlib
 import csv
+import glob
 import os
+import shutil
+import time
 from pathlib import Path
 
 from utilities.errors import UserError
+
+STALE = 600                                                  # seconds without a change
 
 
 @contextlib.contextmanager
@@ -30,8 +35,19 @@ def atomic(path):
 
 def remove_temporary(folder):
     """Removes what processes that were killed in atomic() have left in a folder that nothing else writes to."""
-    for file in Path(folder).glob('.*.tmp*'):
-        file.unlink(missing_ok=True)
+    for pattern in ('.*.tmp*', 'plots/.*.tmp*'):
+        for file in Path(folder).glob(pattern):
+            file.unlink(missing_ok=True)
+
+
+def remove_stale(folder):
+    """
+    Removes the unfinished folders beside `folder`, .<name>.<process id>, of processes that were killed while they made
+    it. Those of the last minutes may be of processes that are still at it, here or on another machine.
+    """
+    for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
+        if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path, text):

@@ -52,15 +52,10 @@ class Records:
         scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
                             for part in (scalars, spectra))
         for backend in list(self.backends):
-            if epoch <= backend.last:
-                continue
-            try:
-                backend.log(epoch, scalars, spectra)
-            except Exception as error:                # of another process or server, without which the run can go on
+            if epoch > backend.last and (problem := backends.failure(backend.log, epoch, scalars, spectra)):
                 self.backends.remove(backend)
-                print(f'Note: {type(backend).__name__} takes no more records ({type(error).__name__}: {error}). The '
-                      'training goes on without it. To send what is missing there afterwards: python main.py --resume '
-                      f'{self.folder}')
+                backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
+                backends.failure(backend.close, True)        # frees what it still can
 
     def log(self, epoch, trained, evaluated=None):
         """
@@ -92,7 +87,9 @@ class Records:
         metric = self.opt.storage_metrics[0]
         summary = {'finished': finished, 'selected_by': metric, 'last_epoch': state.row,
                    'best_by_validation': state.best.get(Column('val', metric).name),
-                   'best_on_test': state.best.get(Column('test', metric).name)}
+                   'best_on_test': state.best.get(Column('test', metric).name),
+                   'records': {'log.csv': run_records.fingerprint(self.rows),
+                               'spectrum.csv': run_records.fingerprint(self.spectra)}}
         write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
 
     def __enter__(self):
@@ -101,7 +98,8 @@ class Records:
     def __exit__(self, kind, error, traceback):
         self.database.close()
         for backend in self.backends:
-            backend.close(failed=kind is not None)
+            if problem := backends.failure(backend.close, kind is not None):
+                backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
 
 
 def untrained(other, folder, flags):
@@ -116,11 +114,12 @@ def untrained(other, folder, flags):
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if ours['split_hash'] != theirs['split_hash']:
         raise UserError(f'--untrained {other}: its classes or numbers of images are not those of this run')
+    run_records.read(other)                                  # refuses damaged records
     rows = run_records.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
         raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
-    spectra = {Column(row['split'], SPECTRUM).name: spectrum_of(row) for row in read_csv(Path(other) / 'spectrum.csv')
-               if row['epoch'] == '0'}
+    spectra = {Column(row['split'], SPECTRUM).name: spectrum_of(row)
+               for row in run_records.texts_of(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
     return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
 
 
@@ -140,11 +139,7 @@ def holds(file, rows):
         found = read_csv(file)[:len(rows)]
     except (UnicodeDecodeError, csv.Error):
         return False
-    return [filled(row) for row in found] == [filled(row) for row in rows]
-
-
-def filled(row):
-    return {name: text for name, text in row.items() if text}
+    return [run_records.filled(row) for row in found] == [run_records.filled(row) for row in rows]
 
 
 def spectrum_of(row):

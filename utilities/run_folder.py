@@ -1,5 +1,4 @@
 """The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: it appears at once, and is never overwritten."""
-import glob
 import importlib.metadata
 import itertools
 import os
@@ -16,12 +15,11 @@ import torch
 import yaml
 
 from utilities.errors import UserError
-from utilities.files import write_text
+from utilities.files import remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
-STALE = 600                                                  # seconds; a folder is made in much less
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
 # flags that may differ between parts of what is one run: they belong to the machine, and do not change the results
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
@@ -46,16 +44,15 @@ def create(opt, settings, arguments, description):
               'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
     unfinished = parent / f'.{name}.{os.getpid()}'
-    for old in parent.glob(f'.{glob.escape(name)}.*'):          # of processes that were killed while they did this
-        if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
-            shutil.rmtree(old, ignore_errors=True)
     try:
+        remove_stale(parent / name)
         unfinished.mkdir(parents=True)
+        write_checked(unfinished / 'config.yaml', config)
+        write_checked(unfinished / 'splits.yaml', description)
+        return settle(unfinished, parent / name)
     except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise UserError(f'--save_path {opt.save_path}: no folder can be made there ({error.strerror})') from None
-    write_checked(unfinished / 'config.yaml', config)
-    write_checked(unfinished / 'splits.yaml', description)
-    return settle(unfinished, parent / name)
 
 
 def settle(unfinished, folder):

@@ -1,6 +1,7 @@
 """The records of one run, wherever they come from, and how to read them from its folder."""
 import csv
 import json
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,12 +53,45 @@ def read(folder):
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
     summary = summary_of(folder / 'summary.json')          # before the log, which is written first and may be ahead
     rows = rows_of(folder / 'log.csv')
+    require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state)
 
 
+def require_recorded(folder):
+    """Raises UserError where log.csv or spectrum.csv is not what it was when summary.json was written."""
+    for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
+        file = folder / name
+        if file.exists() and fingerprint(texts_of(file)[:written['n_rows']]) != written:
+            raise UserError(f'{file}: damaged or edited: its rows are not those that summary.json was written with; '
+                            f'copy it again, repair it by python main.py --resume {folder}, or leave the run out')
+
+
+def fingerprint(rows):
+    """What tells whether rows of a CSV file are still the same: their number, and a CRC-32 of their texts."""
+    text = json.dumps([filled(row) for row in rows], sort_keys=True)
+    return {'n_rows': len(rows), 'crc32': f'{zlib.crc32(text.encode()):08x}'}
+
+
+def filled(row):
+    return {name: text for name, text in row.items() if text}
+
+
 def rows_of(file):
     """The rows of a log.csv as numbers; [] without the file. Raises UserError for one that is cut off or broken."""
+    rows = []
+    for number, row in enumerate(texts_of(file), start=2):
+        try:
+            rows.append({name: float(value) for name, value in row.items() if value != '' and name != 'epoch'}
+                        | {'epoch': int(row['epoch'])})
+        except (KeyError, ValueError) as error:
+            raise UserError(f'{file}, line {number}: not the numbers of a run ({error}); copy it again, or leave the '
+                            'run out') from None
+    return rows
+
+
+def texts_of(file):
+    """The rows of a CSV file as they stand; [] without the file. Raises UserError for one that is cut off or broken."""
     if not file.exists():
         return []
     if not file.read_bytes().endswith(b'\n'):
@@ -66,19 +100,12 @@ def rows_of(file):
         read = read_csv(file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f'{file}: damaged ({error}); copy it again, or leave the run out') from None
-    rows = []
     for number, row in enumerate(read, start=2):
         if None in row or None in row.values():
             n_columns = sum(value is not None for name, value in row.items() if name is not None)
             raise UserError(f'{file}, line {number}: cut off or damaged: {n_columns} values for '
                             f'{len(row.keys() - {None})} columns; copy it again, or leave the run out')
-        try:
-            rows.append({name: float(value) for name, value in row.items() if value != '' and name != 'epoch'}
-                        | {'epoch': int(row['epoch'])})
-        except (KeyError, ValueError) as error:
-            raise UserError(f'{file}, line {number}: not the numbers of a run ({error}); copy it again, or leave the '
-                            'run out') from None
-    return rows
+    return read
 
 
 def last_epoch(folder):
@@ -104,13 +131,23 @@ def contents(folder, start, last):
 
 def summary_of(file):
     """(finished or not, last epoch) of a summary.json; of none, (False, -1)."""
+    summary = loaded_summary(file)
+    return summary.get('finished', False), (summary.get('last_epoch') or {'epoch': -1})['epoch']
+
+
+def loaded_summary(file):
+    """summary.json; of none, {}. Raises UserError where it is damaged."""
     if not file.exists():
-        return False, -1
+        return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
-        return summary['finished'], (summary['last_epoch'] or {'epoch': -1})['epoch']
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f'{file}: not a whole summary of a run; copy it again, or leave the run out') from None
+        numbers = [(summary['last_epoch'] or {'epoch': -1})['epoch'],
+                   *(part['n_rows'] for part in summary.get('records', {}).values())]
+        if isinstance(summary['finished'], bool) and all(isinstance(number, int) for number in numbers):
+            return summary
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise UserError(f'{file}: not a whole summary of a run; copy it again, or leave the run out')
 
 
 def reached(flags, rows):

@@ -6,16 +6,21 @@ import os
 import signal
 
 requested = False
+owner = None                                   # the process that is to stop; data workers inherit the handler
 
 
 def install():
     """Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once."""
+    global owner
+    owner = os.getpid()
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)         # launchers and schedulers send it, sometimes more than once
 
 
 def on_signal(number, frame):
     global requested
+    if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
+        return
     if number == signal.SIGINT:
         if requested:
             signal.signal(number, signal.SIG_DFL)

@@ -15,6 +15,15 @@ def offline_files(folder):
     return sorted(Path(folder).rglob('offline-run-*/*.wandb'), key=lambda file: (file.parent.name, str(file)))
 
 
+def last_epoch(folder):
+    """The last epoch in the offline runs in a run folder; −1 where there is none."""
+    epochs = [-1]
+    for file in offline_files(folder):
+        if file.stat().st_size:                             # W&B leaves it empty where it is killed early
+            epochs += [logged.get('epoch', -1) for logged in read_file(file)[2]]
+    return max(epochs)
+
+
 def read_file(file):
     """A .wandb file -> (its run record, config, history, exit code or None)."""
     run, config, history, code = None, {}, [], None

@@ -84,7 +84,7 @@ def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
 
 def test_a_wrong_file_or_address_is_refused(server, tmp_path):
     server.content = tar_of({'a.txt': b'x'})
-    with pytest.raises(UserError, match='is not the expected one .md5 .*it was deleted'):
+    with pytest.raises(UserError, match='is not the expected file .md5 .*it was deleted'):
         download.fetch(server.url + '/data.tgz', 'md5:0', tmp_path)
     with pytest.raises(UserError, match='404'):
         download.fetch(server.url + '/missing.tgz', 'md5:0', tmp_path)

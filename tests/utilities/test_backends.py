@@ -88,10 +88,10 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
     code = ('import os, signal, sys, main\n'
             'from utilities.checkpoint import Checkpoint\n'
             'save = Checkpoint.save\n'
-            'def killed(self, epoch, row=None):\n'
+            'def killed(self, epoch, *others):\n'
             '    if epoch == 2:\n'
             '        os.kill(os.getpid(), signal.SIGKILL)\n'
-            '    save(self, epoch, row)\n'
+            '    save(self, epoch, *others)\n'
             'Checkpoint.save = killed\n'
             'main.main(sys.argv[1:])\n')
     flags = [*quick, '--log_online', '--n_epochs', '3']
