@@ -13,8 +13,8 @@ from utilities.errors import UserError
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
 NASTY = ['', '0', '-1', '9', '1e400', '9' * 25, '9' * 400, '9' * 5000, '0x10', '1_0', '.5', 'nan', '-inf', 'true',
          'null', '~', '2001-01-01', '12:30', '!!int abc', '!!binary a', '&a [*a]', '{a: 1}', '[1, [2]]', '[' * 2000,
-         '"', "'", ': ', '- ', '#', '%', '=', ' ', '--', '\0', '\udc80', '\n', '\t', '−', 'é', '\u2028', '/', '..', '@1',
-         '_', '<<: *a', '? x', '|\n', 'k' * 300]
+         '"', "'", ': ', '- ', '#', '%', '=', ' ', '--', '\0', '\udc80', '\n', '\t', '−', 'é', '\u2028', '/', '..',
+         '@1', '_', '<<: *a', '? x', '|\n', 'k' * 300]
 
 
 def mutated(text, generator):

@@ -148,7 +148,7 @@ def test_a_storage_of_another_size_is_refused(quick, run, tmp_path, capsys):
     arguments = [*quick, '--data_sampler', 'd2_coreset', '--n_epochs', '1']
     assert run(*arguments) == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--data_sampler_lowproj_dim', '4') == 2
-    assert 'its storage does not fit the flags' in capsys.readouterr().err
+    assert 'cannot change within a run: --data_sampler_lowproj_dim 4 (was -1)' in capsys.readouterr().err
     assert run(*quick, '--n_epochs', '1', '--group', 'plain') == 0
     assert run('--resume', folder_of(tmp_path, 'plain_s1'), '--n_epochs', '2', '--data_sampler', 'd2_coreset') == 2
-    assert 'its storage does not fit the flags' in capsys.readouterr().err
+    assert 'cannot change within a run: --data_sampler d2_coreset (was class_random)' in capsys.readouterr().err
