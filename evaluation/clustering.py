@@ -1,4 +1,4 @@
-"""K-means with as many clusters as evaluated classes, and what it says of the classes."""
+"""K-means, with as many clusters as evaluated classes, and the metrics that compare clusters with classes."""
 import numpy as np
 import torch
 
@@ -9,7 +9,7 @@ def kmeans(embeddings, k, seed):
     """
     [N, D] float32 -> the cluster of each image, [N] int64 array below k <= N.
 
-    On the CPU by faiss where it is installed, else, and on a GPU, in torch. Both start from k random images.
+    By faiss on the CPU, in torch on a GPU or where faiss is not installed. Both start from k random images.
     """
     try:
         import faiss
@@ -25,7 +25,7 @@ def kmeans(embeddings, k, seed):
 
 
 def kmeans_torch(points, k, seed, chunk=1 << 24):
-    """Lloyd's algorithm; a cluster that loses its last image takes over the image farthest from its own centre."""
+    """Lloyd's algorithm. A cluster that loses its last image gets the image that is farthest from its centre."""
     generator = torch.Generator().manual_seed(seed)
     centres = points[torch.randperm(len(points), generator=generator)[:k].to(points.device)]
     rows = max(1, chunk // k)
@@ -36,12 +36,12 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
         return torch.cat([found.values for found in best]), torch.cat([found.indices for found in best])
 
     for _ in range(N_ITERATIONS):
-        closeness, cluster = assign()
+        scores, cluster = assign()
         sizes = torch.bincount(cluster, minlength=k)
         empty = (sizes == 0).nonzero()[:, 0]
         if len(empty):
-            squared = (points * points).sum(dim=1) - 2 * closeness
-            # only images of clusters that keep another one may move; ties in the order of the index
+            squared = (points * points).sum(dim=1) - 2 * scores
+            # images of clusters of one image stay; ties in index order
             order = squared.masked_fill(sizes[cluster] < 2, -1).sort(descending=True, stable=True).indices
             cluster[order[:len(empty)]] = empty
             sizes = torch.bincount(cluster, minlength=k)
@@ -51,17 +51,17 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
 
 
 class Contingency:
-    """How many images each class and cluster share, without the pairs that share none; labels, clusters: [N] from 0."""
+    """How many images each class has in each cluster, where it has any. labels, clusters: [N] int64, from 0."""
 
     def __init__(self, labels, clusters):
         self.n = len(labels)
         self.classes, self.clusters = np.bincount(labels), np.bincount(clusters)
         pairs, self.shared = np.unique(labels * len(self.clusters) + clusters, return_counts=True)
         self.expected = (self.classes[pairs // len(self.clusters)] * self.clusters[pairs % len(self.clusters)]
-                         / self.n)                                             # images, were the two independent
+                         / self.n)                         # number of images, if classes and clusters were independent
 
     def information(self):
-        """Of a class about a cluster, in nats."""
+        """The mutual information of classes and clusters, in nats."""
         return max(0.0, float((self.shared * np.log(self.shared / self.expected)).sum() / self.n))
 
     def mean_entropy(self):
@@ -69,8 +69,8 @@ class Contingency:
 
 
 def entropy(sizes):
-    shares = sizes[sizes > 0] / sizes.sum()
-    return -(shares * np.log(shares)).sum()
+    fractions = sizes[sizes > 0] / sizes.sum()
+    return -(fractions * np.log(fractions)).sum()
 
 
 def nmi(table):
@@ -95,14 +95,14 @@ def ami(table):
                             - log_factorial[table.n - a - b + both])
             expected += n_a * n_b * (both / table.n * np.log(table.n * both / (a * b)) * chance).sum()
     span = table.mean_entropy() - expected
-    # 0/0 where every image is a class and a cluster of its own
+    # 0/0 where every image is the only one of its class and of its cluster
     return (table.information() - expected) / span if abs(span) > 1e-12 * table.mean_entropy() else 1.0
 
 
 def f1(table):
-    """F1 of the pairs of images in one cluster as a guess at the pairs in one class; nan where there are none."""
+    """F1 of the pairs of images in one cluster as predictions of the pairs in one class; nan where there are none."""
     def n_pairs(sizes):
         return int((sizes * (sizes - 1) // 2).sum())
 
-    both, guessed, true = map(n_pairs, (table.shared, table.clusters, table.classes))
-    return 2 * both / (guessed + true) if guessed + true else np.nan
+    both, predicted, true = map(n_pairs, (table.shared, table.clusters, table.classes))
+    return 2 * both / (predicted + true) if predicted + true else np.nan

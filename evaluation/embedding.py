@@ -1,4 +1,4 @@
-"""The pass of all images of a split through the network."""
+"""Embeds all images of a split."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ from utilities.loading import evaluation_loader
 @dataclass
 class Embedded:
     """
-    embeddings: [N, D] float32 tensor, in the order of images; on the GPU with --evaluate_on_gpu.
+    embeddings: [N, D] float32 tensor, in the order of the images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
-    ranking:    None, or embeddings -> (queries, gallery) whose inner product ranks instead of the distance.
+    ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
@@ -34,7 +34,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     """
     Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features.
 
-    autocast: None, or the name of the dtype to compute in. Raises RunFailed where one is not finite.
+    autocast: None, or the name of the dtype to compute in. Raises RunFailed where an embedding is not finite.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
@@ -49,13 +49,13 @@ def embed(opt, model, images, name, features=False, autocast=None):
         embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
-        raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite, the first that '
-                        f'of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+        raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
+                        f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
     return Embedded(embeddings, images)
 
 
 def write(embedded, file):
-    """{split: Embedded} -> an .npz of embeddings [N, D], labels [N], class_names [N], paths [N] and splits [N]."""
+    """Writes {split: Embedded} as an .npz of embeddings [N, D], labels, class_names, paths and splits, each [N]."""
     columns = {'embeddings': [], 'labels': [], 'class_names': [], 'paths': [], 'splits': []}
     for split, part in embedded.items():
         columns['embeddings'].append(part.embeddings.cpu().numpy())

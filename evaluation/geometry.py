@@ -3,7 +3,7 @@ import numpy as np
 
 from utilities.errors import UserError
 
-ROWS = 4096                  # embeddings that are held in float64 at a time
+ROWS = 4096                  # embeddings in float64 at a time
 
 
 def class_distances(embeddings, labels):
@@ -12,8 +12,8 @@ def class_distances(embeddings, labels):
 
     labels: [N] int64, each class from 0 on at least once.
 
-    Returns {'intra': the mean over classes of at least two images of the distance of two of them,
-             'inter': the mean distance of the normalised means of two classes,
+    Returns {'intra': the mean over classes of two or more images of the mean distance between two of their images,
+             'inter': the mean distance between the normalised means of two classes,
              'intra_over_inter'}; nan where there are no two to compare.
     """
     sizes = np.bincount(labels)
@@ -44,14 +44,14 @@ def normalised(vectors):
 
 
 def singular_values(embeddings):
-    """Of the uncentred [N, D] embeddings: [min(N, D)], descending, from the D x D Gram matrix in float64."""
+    """[min(N, D)], descending, of the uncentred [N, D] embeddings; from the D x D Gram matrix in float64."""
     eigenvalues = np.linalg.eigvalsh(gram(embeddings))[::-1][:min(embeddings.shape)]
     noise = eigenvalues[0] * len(eigenvalues) * np.finfo(float).eps
     return np.sqrt(np.where(eigenvalues > noise, eigenvalues, 0))
 
 
 def gram(embeddings, centre=0):
-    """[D, D] float64: the products of the columns of [N, D] embeddings, less `centre`."""
+    """[D, D] float64: the inner products of the columns of [N, D] embeddings minus `centre`."""
     products = np.zeros((embeddings.shape[1],) * 2)
     for start in range(0, len(embeddings), ROWS):
         part = embeddings[start:start + ROWS].astype(float) - centre
@@ -61,32 +61,33 @@ def gram(embeddings, centre=0):
 
 def principal_components(embeddings, dim):
     """
-    A function that projects [N, D] embeddings on the `dim` directions of the largest variance of those given here,
-    less their mean: [N, dim] float32. Raises UserError where there are fewer dimensions.
+    Returns a function that projects [N, D] embeddings, minus the mean of those given here, onto the `dim` directions
+    in which these vary the most: [N, dim] float32. Raises UserError where there are fewer dimensions.
     """
     if dim > embeddings.shape[1]:
         raise UserError(f'--pca {dim}: the embeddings have {embeddings.shape[1]} dimensions')
     mean = embeddings.mean(axis=0, dtype=float)
     directions = np.linalg.eigh(gram(embeddings, mean))[1][:, ::-1][:, :dim]
-    # the sign of an eigenvector is arbitrary: the largest entry of each is made positive
+    # the sign of an eigenvector is arbitrary: the largest entry of each becomes positive
     directions = directions * np.sign(np.take_along_axis(directions, abs(directions).argmax(axis=0)[None], axis=0))
     return lambda points: (points @ directions - mean @ directions).astype(np.float32)
 
 
 def rho_spectrum(values, k):
     """
-    How far the spectrum is from uniform, from descending singular values: of S, they without the |k| − 1 largest and
-    divided by their sum, KL(uniform ‖ S) for k > 0 and KL(S ‖ uniform) for k < 0; for k = 0 S itself, all of it.
+    The distance of a spectrum from a uniform one. values: singular values, descending. S are these without the |k| - 1
+    largest, divided by their sum. Returns KL(uniform ‖ S) for k > 0, KL(S ‖ uniform) for k < 0, and S for k = 0, of all
+    values.
 
-    inf where KL(uniform ‖ S) meets a zero; nan where nothing is left.
+    inf where S has a zero and k > 0; nan where no value is left.
     """
     kept = values[max(abs(k) - 1, 0):]
     if not kept.sum() > 0:
         return np.full(len(kept), np.nan) if k == 0 else np.nan
-    share = kept / kept.sum()
+    fractions = kept / kept.sum()
     if k == 0:
-        return share
-    n = len(share)
+        return fractions
+    n = len(fractions)
     if k > 0:
-        return np.inf if (share == 0).any() else float(-np.log(n * share).mean())
-    return float((share * np.log(np.where(share > 0, n * share, 1))).sum())
+        return np.inf if (fractions == 0).any() else float(-np.log(n * fractions).mean())
+    return float((fractions * np.log(np.where(fractions > 0, n * fractions, 1))).sum())

@@ -1,4 +1,4 @@
-"""What is searched for in what, and who is nearest: exact, a query itself left out by index, ties in index order."""
+"""Queries, their gallery and the scores between them; a query itself is left out by its index."""
 import functools
 
 import numpy as np
@@ -9,15 +9,20 @@ from utilities.errors import UserError
 
 class Search:
     """
-    Queries and the gallery they are searched for in. The score of a pair is −½‖q − g‖²: the larger, the nearer.
+    Queries and their gallery. The score of a pair is −½‖q − g‖²: the higher, the more similar.
 
     embeddings: [N, D] float32 tensor, on the device to compute on.
     labels:     [N] int64 array.
-    is_query:   None: each image is searched for among all others; else [N] bool: the queries.
+    is_query:   None: each image is a query; else [N] bool.
     in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
-                gallery too does not find itself.
-    ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery in place of their embeddings; then the
-                score is their inner product.
+                gallery too is left out of its own ranking.
+    ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery, in place of their embeddings; the score
+                is then their inner product.
+
+    query_index, gallery_index: the indices of the queries and of the gallery among the N images.
+    own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
+    n_positives: [number of queries]
+    symmetric:   whether the matrix of scores is: each image is a query, and the gallery are all images.
     """
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None):
@@ -27,9 +32,9 @@ class Search:
         self.symmetric = ranking is None and is_query is None and in_gallery.all()
         self.query_index = np.flatnonzero(everyone if is_query is None else is_query)
         self.gallery_index = np.flatnonzero(in_gallery)
-        place = np.full(len(labels), -1)
-        place[self.gallery_index] = np.arange(len(self.gallery_index))
-        self.own = place[self.query_index]                         # of each query in the gallery; −1: not there
+        own = np.full(len(labels), -1)
+        own[self.gallery_index] = np.arange(len(self.gallery_index))
+        self.own = own[self.query_index]
         self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
         self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
         self.n_positives = self.sizes[self.query_labels] - (self.own >= 0)
@@ -38,39 +43,39 @@ class Search:
         self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
 
     def half_norms(self, points):
-        """What a pair's inner product is lessened by, for each of its points: ½‖x‖², or nothing."""
+        """[n]: ½‖x‖², which a score is the inner product minus, for both of its points; 0 with a ranking."""
         return (points * points).sum(dim=1) / 2 if self.euclidean else points.new_zeros(len(points))
 
     @functools.cached_property
     def gallery_half_norms(self):
         return self.half_norms(self.gallery)
 
-    def scores(self, rows):
+    def scores(self, index):
         """
-        [q, G] float32 scores of some queries, an index array; −inf for the query itself.
+        [q, G] scores of some queries, an index array; −inf for the query itself.
 
-        On the CPU numpy multiplies: its BLAS is the faster one there, and the same on every machine with that wheel.
+        On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries, own = rows_of(self.queries, rows), torch.as_tensor(self.own[rows], device=self.queries.device)
+        queries, own = rows_of(self.queries, index), torch.as_tensor(self.own[index], device=self.queries.device)
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(queries.numpy() @ self.gallery.numpy().T)
         else:
             scores = queries @ self.gallery.T
         if self.euclidean:
             scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
-        selves = (own >= 0).nonzero()[:, 0]
-        scores[selves, own[selves]] = -torch.inf
+        in_gallery = (own >= 0).nonzero()[:, 0]
+        scores[in_gallery, own[in_gallery]] = -torch.inf
         return scores
 
     def nearest(self, queries, k):
-        """The k nearest gallery images of some queries: [q, k]; both are indices among all N images."""
-        rows = np.searchsorted(self.query_index, queries)
-        order = self.scores(rows).sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
-        return self.gallery_index[order[:, :min(k, len(self.gallery_index) - bool((self.own[rows] >= 0).any()))]]
+        """The k nearest gallery images of some queries, ties in index order: [q, k]; indices among all N images."""
+        index = np.searchsorted(self.query_index, queries)
+        order = self.scores(index).sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
+        return self.gallery_index[order[:, :min(k, len(self.gallery_index) - bool((self.own[index] >= 0).any()))]]
 
 
 def rows_of(points, index):
-    """Some rows of a tensor, on whatever device; without a copy where they are all."""
+    """Rows of a tensor on any device, without a copy where they are all rows."""
     everything = np.array_equal(index, np.arange(len(points)))
     return points if everything else points[torch.as_tensor(index, device=points.device)]
 
@@ -86,8 +91,8 @@ def flat_index(search):
 
 def approximate_index(search, seed):
     """
-    faiss's inverted file of the gallery: √G cells, of which a query visits 1 in 16. Prints the share of the exact ten
-    nearest that it finds for 1,000 queries.
+    faiss's inverted file of the gallery: √G cells, of which a query visits 1 in 16. Prints the fraction of the exact
+    ten nearest images that it finds, for 1,000 queries.
     """
     try:
         import faiss
@@ -104,7 +109,7 @@ def approximate_index(search, seed):
     sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
     queries, k = search.queries[np.sort(sample)].cpu().numpy(), min(10, n)
     exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
-    share = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
-    print(f'--knn_approx: finds {share:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '
+    fraction = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
+    print(f'--knn_approx: finds {fraction:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '
           f'{index.nprobe} visited)')
     return index

@@ -97,7 +97,7 @@ def sample_queries(embedded, seed, n_queries, n_neighbours):
     return queries, search.nearest(queries, n_neighbours) if len(queries) else None
 
 
-def retrieval(embedded, seed, n_queries=8, n_neighbours=8, frame=0.035, gap=0.1):
+def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
     """Queries and their nearest images, framed by whether they are of the query's class. Lengths in images' sides."""
     from matplotlib.patches import Rectangle
     queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
@@ -119,7 +119,8 @@ def retrieval(embedded, seed, n_queries=8, n_neighbours=8, frame=0.035, gap=0.1)
             colour = 'black' if not column else RIGHT if right else WRONG
             framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
             axes.add_patch(Rectangle(*framed, facecolor=colour))
-            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
+            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2,
+                        interpolation='nearest')
     return figure
 
 

@@ -17,7 +17,7 @@ def precision_at_1(ranks, n_positives):
 
 
 def r_precision(ranks, n_positives):
-    """The share of positives among the R nearest images, R their number."""
+    """The fraction of positives among the R nearest images, R the number of positives."""
     return (ranks <= n_positives[:, None]).sum(axis=1) / n_positives
 
 
@@ -39,8 +39,8 @@ def mean_average_precision(cut):
 
 def interval(values, labels, n_resamples, seed):
     """
-    95 % percentile interval of the mean over queries, from resamples of the classes with replacement: queries of one
-    class stand and fall together. Field et al., Bootstrapping Clustered Data, JRSS B 2007.
+    95 % percentile interval of the mean over queries, from resamples of the classes with replacement, since queries of
+    one class are not independent. Field et al., Bootstrapping Clustered Data, JRSS B 2007.
 
     values: [Q]; labels: [Q] int64. Returns (low, high); nan without queries.
     """
@@ -50,6 +50,6 @@ def interval(values, labels, n_resamples, seed):
     sums, sizes = np.bincount(labels, values), np.bincount(labels)
     random, means = np.random.default_rng(seed), np.empty(n_resamples)
     for i in range(n_resamples):
-        drawn = random.integers(0, len(sums), len(sums))
-        means[i] = sums[drawn].sum() / sizes[drawn].sum()
+        sample = random.integers(0, len(sums), len(sums))
+        means[i] = sums[sample].sum() / sizes[sample].sum()
     return tuple(map(float, np.quantile(means, [0.025, 0.975])))
