@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from evaluation import geometry
 from evaluation.protocol import embed_splits
@@ -15,7 +16,7 @@ RIGHT, WRONG, GREY = 'tab:green', 'tab:red', '0.45'
 COLOURS = [f'C{number}' for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ['black']      # without grey
 COLUMN = 3.4                 # width of a paper's column, in inches
 STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
-         'figure.constrained_layout.use': True, 'savefig.dpi': 300, 'legend.frameon': False,
+         'figure.constrained_layout.use': True, 'figure.dpi': 300, 'legend.frameon': False,
          'svg.hashsalt': 'evaluation'}                     # the same picture is the same file
 
 
@@ -68,9 +69,20 @@ def save(opt, embedded, split, folder, panel=None):
             figure = PICTURES[name](embedded, opt.seed)
             for path in paths if figure else ():
                 with atomic(path) as temporary:
-                    figure.savefig(temporary, metadata={'Date': None} if path.suffix == '.svg' else None)
+                    write(figure, temporary)
                 saved.append(path)
     return saved
+
+
+def write(figure, file):
+    """Writes a figure as SVG, or as PNG without transparency, by the suffix of `file`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    if file.suffix == '.svg':
+        figure.savefig(file, metadata={'Date': None})
+        return
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
 
 
 def new_figure(width, height):
@@ -119,8 +131,7 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
             colour = 'black' if not column else RIGHT if right else WRONG
             framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
             axes.add_patch(Rectangle(*framed, facecolor=colour))
-            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2,
-                        interpolation='nearest')
+            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
     return figure
 
 
@@ -256,7 +267,7 @@ def classes(embedded, seed, n_worst=12):
     left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
     left.axhline((taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
     left.set(xlabel='classes, percent', ylabel='recall@1', ylim=(-0.02, 1.02))
-    left.legend(loc='lower right')
+    left.legend(loc='upper left')
     right.barh(range(len(worst)), recall[worst], color=GREY, height=0.7)
     for bar, c in enumerate(worst):
         wrong = taken[(labels == present[c]) & (taken != labels)]
