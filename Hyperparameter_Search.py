@@ -27,7 +27,7 @@ import datasets
 import Launch_Runs
 import parameters
 from utilities import command_line, run_folder, run_records
-from utilities.errors import UserError, choose
+from utilities.errors import UserError, choose, nearest
 from utilities.files import write_text
 from utilities.randomness import derive
 
@@ -178,7 +178,7 @@ def read_tuned(words):
     where = f'--tune {" ".join(words)}'
     flags = {name: action for action in parser._actions for name in (action.dest,)}
     if flag not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{command_line.nearest(flag, flags)}')
+        raise UserError(f'--tune {flag}: unknown flag{nearest(flag, flags)}')
     if flag in NOT_TUNABLE or flag not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')

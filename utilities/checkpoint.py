@@ -6,7 +6,7 @@ import torch
 
 from utilities import columns, run_folder
 from utilities.errors import UserError
-from utilities.files import atomic
+from utilities.files import atomic, kind_of
 
 LAST = 'checkpoint_last.pt'
 
@@ -79,7 +79,7 @@ def load(path):
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program ({str(error).splitlines()[0]})') from None
+        raise UserError(f'{path}: not a checkpoint of this program but {kind_of(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     return states

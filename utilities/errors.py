@@ -1,4 +1,5 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import difflib
 import sys
 
 
@@ -14,10 +15,16 @@ class RunFailed(Exception):
     """The run itself went wrong, as with a loss that is not finite. main.py prints it and exits with 1."""
 
 
+def nearest(name, names, prefix=''):
+    """What is added to the sentence on an unknown `name`: the nearest of `names` if one is near, after `prefix`."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f'; did you mean {prefix}{close[0]}?' if close else ''
+
+
 def choose(table, name, flag):
-    """table[name]; an unknown name is a UserError with the flag, the value and the choices."""
+    """table[name]; an unknown name is a UserError with the flag, the value, the choices and the nearest of them."""
     if name not in table:
-        raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}')
+        raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}{nearest(name, table)}')
     return table[name]
 
 
