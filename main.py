@@ -89,8 +89,7 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    model.train()
-    model.backbone.requires_grad_(epoch > opt.warmup)
+    model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)

@@ -131,7 +131,8 @@ def training_parameters(parser):
     group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3, help='factor of the step schedule')
     group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000], help='epochs of the step schedule')
     group.add_argument('--warmup', type=COUNT, default=0,
-                       help='first epochs that train the embedding layer and the criterion only')
+                       help='number of first epochs that train the embedding layer and the criterion only; the '
+                            'backbone and its BatchNorm statistics stay as they are')
     group.add_argument('--patience', type=POSITIVE_INT,
                        help='stop when the first storage metric on the validation split is older than this many epochs')
 

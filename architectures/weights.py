@@ -1,9 +1,12 @@
 """Pretrained weights, from a file or from where their library keeps them; only tensors are ever unpickled."""
+import re
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
 
 from utilities.errors import UserError
+from utilities.files import kind_of
 
 
 def load(opt, name, backbone):
@@ -22,15 +25,26 @@ def load(opt, name, backbone):
                         '--weights FILE')
     else:
         state, source = fetch(name, backbone), f'the pretrained weights of {name}'
-    network = backbone.network.state_dict()
-    missing = [key for key in network if key not in state and not key.endswith('num_batches_tracked')]
-    foreign = [key for key in state if key not in network and not key.startswith(backbone.head)]
-    misfits = [key for key in network if key in state and network[key].shape != state[key].shape]
+    state = {renamed(key, backbone.renamed): value for key, value in state.items()}
+    own = backbone.network.state_dict()
+    misfits = [key for key in own if key in state and own[key].shape != state[key].shape]
+    fitting = OrderedDict((key, value) for key, value in state.items() if key not in misfits)
+    # MNASNet takes no weights without its version; layers take them as old ones, and convert their names.
+    fitting._metadata = {'': own._metadata['']}
+    missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
+    missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]
+    foreign = [key for key in foreign if not key.startswith(backbone.head)]
     for problem, keys in (('lack', missing), ('hold also', foreign), ('have other shapes for', misfits)):
         if keys:
             raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
                             + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
-    backbone.network.load_state_dict({key: state[key] for key in network if key in state}, strict=False)
+
+
+def renamed(key, prefixes):
+    """The name of a weight in the network: with other prefixes, and without the dots of DenseNet's old files."""
+    prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
+    key = key if prefix is None else prefixes[prefix] + key.removeprefix(prefix)
+    return re.sub(r'(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)', r'\1', key)
 
 
 def read(path):
@@ -43,8 +57,11 @@ def read(path):
             state = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
+    except ImportError as error:
+        raise UserError(f'--weights {path}: needs safetensors ({error}): pip install safetensors') from None
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'--weights {path}: not a file of weights alone ({str(error).splitlines()[0]})') from None
+        raise UserError(f'--weights {path}: not a file of weights alone but {kind_of(path, error)}; expected a '
+                        'state dict as torch.save or safetensors writes it') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
