@@ -176,7 +176,7 @@ def training_parameters(parser):
                        help='epochs after which the step schedule multiplies the learning rates by --gamma')
     group.add_argument('--warmup', type=COUNT, default=0,
                        help='number of epochs at the start in which only the embedding layer and the loss are '
-                            'trained; 0 means none')
+                            'trained, and the backbone with its BatchNorm statistics stays as it is; 0 means none')
     group.add_argument('--patience', type=POSITIVE_INT,
                        help='stop when the best epoch, by the first storage metric on the validation split, is more '
                             'than this many epochs ago; by default a run does not stop early')

@@ -80,10 +80,11 @@ def prepare(opt):
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint brings them
-    model = architectures.select(opt)
-    data = datasets.select(opt, model.input_size)
+    backbone = architectures.select_backbone(opt)
+    data = datasets.select(opt, backbone.size)
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
+    model = architectures.select(opt, backbone)                   # after the data: this may download weights
     if opt.device.type == 'cpu':
         model = model.to(memory_format=torch.channels_last)       # 1.2 to 2 times faster there (benchmarks/networks.py)
     return Parts(model.to(opt.device), data)

@@ -1,4 +1,6 @@
-"""Networks: a backbone whose classifier is replaced by an embedding layer."""
+"""Networks: a backbone with an embedding layer in the place of its classifier."""
+import difflib
+
 from architectures import (
     bninception,
     conv4,
@@ -10,8 +12,8 @@ from architectures import (
     torchvision_models,
     weights,
 )
-from architectures.embedding_network import EmbeddingNetwork
-from utilities.errors import UserError, choose
+from architectures.embedding_network import EmbeddingNetwork, count_features
+from utilities.errors import UserError, choose, nearest
 
 ARCHITECTURES = {
     'resnet50': resnet50,
@@ -37,20 +39,59 @@ def parse(arch):
     return arch, found
 
 
-def select(opt):
-    """The network --arch with its weights. Raises UserError if the name is unknown or the weights are not available."""
-    arch, suffixes = parse(opt.arch)
-    prefix, _, name = arch.rpartition(':')
+def find(arch):
+    """
+    'torchvision:resnet18_normalize' -> (torchvision_models, 'resnet18'); of a network without prefix, its own module.
+
+    Raises UserError for an unknown prefix and, where there is none, an unknown name.
+    """
+    prefix, _, name = parse(arch)[0].rpartition(':')
     if prefix:
-        backbone = choose(PREFIXES, prefix, '--arch, prefix').backbone(opt, name)
+        return choose(PREFIXES, prefix, '--arch, prefix'), name
+    if name not in ARCHITECTURES:
+        libraries = ', '.join(f'{prefix}:NAME' for prefix in PREFIXES)
+        raise unknown(arch, ARCHITECTURES, f'choose from {", ".join(ARCHITECTURES)}, or from the libraries {libraries}')
+    return ARCHITECTURES[name], name
+
+
+def unknown(arch, names, choices):
+    """The UserError for an --arch whose name is none of `names`; it has the nearest of them, and the right suffixes."""
+    prefix, colon, name = arch.rpartition(':')
+    for suffix in SUFFIXES:
+        for word in difflib.get_close_matches(suffix[1:], name.split('_')[1:], cutoff=0.75):
+            name = name.replace(f'_{word}', suffix)
+    ending = name.removeprefix(parse(name)[0])
+    near = nearest(name, [known + ending for known in names], prefix + colon)
+    return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES)} may be appended{near}')
+
+
+def select_backbone(opt):
+    """The Backbone of --arch without its weights; nothing is downloaded. Raises UserError for an unknown name."""
+    module, name = find(opt.arch)
+    if module in PREFIXES.values():
+        if name not in (names := module.names()):
+            raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
+        backbone = module.backbone(opt, name)
     else:
-        backbone = choose(ARCHITECTURES, arch, '--arch').backbone(opt)
-    weights.load(opt, arch, backbone)
+        backbone = module.backbone(opt)
     for flag in ('mean', 'std'):
         if getattr(opt, f'input_{flag}'):
             setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
+    backbone.n_features = count_features(backbone, opt.arch)
+    return backbone
+
+
+def select(opt, backbone=None):
+    """
+    The network --arch, with its weights. backbone: what select_backbone gave, where it was called before.
+
+    Raises UserError for an unknown name and for weights that cannot be had.
+    """
+    backbone = backbone or select_backbone(opt)
+    arch, suffixes = parse(opt.arch)
+    weights.load(opt, arch, backbone)
     return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
 
 

@@ -1,32 +1,51 @@
 """The network that is trained: a backbone, its input format, and the embedding layer on its pooled features."""
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from utilities.errors import UserError
 
+N_CLASSES = 1000                        # of ImageNet
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def embedding_layer(widths):
-    """widths [F, ..., D] -> a linear layer for two widths, for more an MLP with ReLU between its linear layers."""
+    """A linear layer for two widths, an MLP with ReLU between its linear layers for more."""
     layers = [torch.nn.Linear(n_in, n_out) for n_in, n_out in itertools.pairwise(widths)]
     between = [part for layer in layers for part in (torch.nn.ReLU(), layer)][1:]
     return layers[0] if len(layers) == 1 else torch.nn.Sequential(*between)
 
 
+def remove_classifier(network, arch):
+    """
+    Puts the identity in the place of the network's last layer, a linear one or a convolution that gives the logits of
+    ImageNet's classes; returns that layer's name. Raises UserError where the last layer gives something else.
+    """
+    layers = [(name, module) for name, module in network.named_modules()
+              if isinstance(module, torch.nn.Linear | torch.nn.Conv2d)]
+    name, layer = layers[-1]
+    n_outputs = layer.out_features if isinstance(layer, torch.nn.Linear) else layer.out_channels
+    if n_outputs != N_CLASSES:
+        raise UserError(f'--arch {arch}: its last layer, {name}, has {n_outputs} outputs; expected a classifier of '
+                        f'{N_CLASSES} classes, which the embedding layer replaces')
+    network.set_submodule(name, torch.nn.Identity())
+    return name
+
+
 @dataclass
 class Backbone:
     """
-    network:  normalised images [B, 3, H, W] -> pooled features [B, F]; the classifier is removed.
-    size:     height and width of its input images, in pixels.
-    mean, std: per channel, for images in [0, 1], in the channel order of the network.
+    network:  normalised images [B, 3, H, W] -> pooled features [B, F]; its classifier is gone.
+    size:     the side of its input images in pixels.
+    mean, std: per channel, of images in [0, 1], in the channel order of the network.
     bgr:      whether that order is blue, green, red.
-    head:     name prefixes of the removed classifier in weight files.
-    download: () -> the pretrained state dict; None if there is none.
+    head:     name prefixes under which weight files hold the classifiers that are gone.
+    renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
+    download: () -> the pretrained state dict; None where there is none.
+    n_features: F; select_backbone finds it.
     """
     network: torch.nn.Module
     size: int
@@ -34,7 +53,25 @@ class Backbone:
     std: tuple = IMAGENET_STD
     bgr: bool = False
     head: tuple = ()
+    renamed: dict = field(default_factory=dict)
     download: Callable | None = None
+    n_features: int | None = None
+
+
+@torch.no_grad()
+def count_features(backbone, arch):
+    """
+    F, from one black image. Raises UserError where the network takes no images of its --input_size, and where it gives
+    anything but one vector per image.
+    """
+    try:
+        output = backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f'--input_size {backbone.size}: the network takes no such images ({error})') from None
+    shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if not isinstance(shape, list) or shape[1:] != [output.numel(), *[1] * (len(shape) - 2)]:
+        raise UserError(f'--arch {arch}: its output for one image is {shape}; expected pooled features [1, F]')
+    return output.numel()
 
 
 class EmbeddingNetwork(torch.nn.Module):
@@ -43,25 +80,25 @@ class EmbeddingNetwork(torch.nn.Module):
     def __init__(self, opt, backbone, frozen, normalize):
         super().__init__()
         self.backbone, self.input_size, self.frozen, self.normalize = backbone.network, backbone.size, frozen, normalize
-        self.bgr = backbone.bgr
+        self.bgr, self.warming_up = backbone.bgr, False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
-        self.f_embed = embedding_layer([self.count_features(), *opt.embed_layers, opt.embed_dim])
+        self.f_embed = embedding_layer([backbone.n_features, *opt.embed_layers, opt.embed_dim])
 
-    @torch.no_grad()
-    def count_features(self):
-        """F, from a pass of one black image. Raises UserError if the backbone cannot process images of this size."""
-        try:
-            features = self.backbone.eval()(torch.zeros(1, 3, self.input_size, self.input_size)).flatten(1)
-        except (RuntimeError, AssertionError) as error:
-            raise UserError(f'--input_size {self.input_size}: the network cannot process images of this size '
-                            f'({error})') from None
-        return features.shape[1]
+    def start_epoch(self, warming_up):
+        """
+        Training mode. In an epoch of the --warmup, the backbone is in evaluation mode and gets no gradients. Which of
+        its parameters require gradients is never changed: what was frozen on purpose stays frozen.
+        """
+        self.warming_up = warming_up
+        self.train()
 
     def train(self, mode=True):
-        """As in torch, but BatchNorm layers of a `_frozen` network keep their running statistics."""
+        """As in torch; a `_frozen` network's BatchNorm layers keep their running statistics; their weights train."""
         super().train(mode)
-        if self.frozen:
+        if self.warming_up:
+            self.backbone.eval()
+        elif self.frozen:
             for module in self.backbone.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -70,6 +107,7 @@ class EmbeddingNetwork(torch.nn.Module):
     def forward(self, images):
         if self.bgr:
             images = images.flip(1)
-        features = self.backbone((images - self.mean) / self.std).flatten(1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
+            features = self.backbone((images - self.mean) / self.std).flatten(1)
         embeddings = self.f_embed(features)
         return (F.normalize(embeddings, dim=1) if self.normalize else embeddings), features

@@ -1,13 +1,17 @@
-"""Any network of Cadene's pretrainedmodels by name, for example --arch pretrainedmodels:xception_normalize."""
+"""Any network of Cadene's pretrainedmodels by name, as in --arch pretrainedmodels:xception_normalize."""
 import torch
 
-from architectures.embedding_network import Backbone
+from architectures.embedding_network import Backbone, remove_classifier
 from utilities.errors import UserError
+
+NAMES = 'pretrainedmodels.model_names'
+# The files of networks that come from torchvision have its names; the library's loader changes them afterwards.
+HEADS = ('last_linear.', 'last_conv.', 'classifier.', 'fc.', 'AuxLogits.')
+ALEXNET = {'features.': '_features.', 'classifier.1.': 'linear0.', 'classifier.4.': 'linear1.'}
+VGG = {'features.': '_features.', 'classifier.0.': 'linear0.', 'classifier.3.': 'linear1.'}
 
 
 class Download:
-    """() -> the state dict at `url`, checked against the hash in its name."""
-
     def __init__(self, url):
         self.url = url
 
@@ -15,18 +19,29 @@ class Download:
         return torch.hub.load_state_dict_from_url(self.url, map_location='cpu', check_hash=True, weights_only=True)
 
 
-def backbone(opt, name, size=None):
-    """The network `name` without its last linear layer; size: input size in pixels, if not the library's default."""
+def library():
     try:
         import pretrainedmodels
     except ImportError as error:
-        raise UserError(f'--arch {name} needs pretrainedmodels ({error}): pip install pretrainedmodels six') from None
-    if name not in pretrainedmodels.pretrained_settings or 'imagenet' not in pretrainedmodels.pretrained_settings[name]:
-        raise UserError(f'--arch pretrainedmodels:{name}: unknown; pretrainedmodels.model_names lists the names')
-    settings = pretrainedmodels.pretrained_settings[name]['imagenet']
-    network = getattr(pretrainedmodels, name)(num_classes=settings['num_classes'], pretrained=None)
-    network.last_linear = torch.nn.Identity()
+        raise UserError(f'--arch: bninception and pretrainedmodels:NAME need pretrainedmodels ({error}): '
+                        'pip install pretrainedmodels six') from None
+    return pretrainedmodels
+
+
+def names():
+    return list(library().pretrained_settings)
+
+
+def backbone(opt, name, size=None):
+    """`name` without its classifier; size: of the input images, where it is not the library's own."""
+    settings = next(iter(library().pretrained_settings[name].values()))      # of several sets, the first is ImageNet's
+    network = getattr(library(), name)(num_classes=settings['num_classes'], pretrained=None)
+    remove_classifier(network, f'pretrainedmodels:{name}')
+    if getattr(network, 'aux_logits', False):
+        network.aux_logits, network.AuxLogits = False, None       # it would give a second output while training
+    renamed = ALEXNET if name == 'alexnet' else VGG if name.startswith('vgg') else {}
     top = settings['input_range'][1]
     return Backbone(network, opt.input_size or size or settings['input_size'][1],
                     tuple(value / top for value in settings['mean']), tuple(value / top for value in settings['std']),
-                    bgr=settings['input_space'] == 'BGR', head=('last_linear.',), download=Download(settings['url']))
+                    bgr=settings['input_space'] == 'BGR', head=HEADS, renamed=renamed,
+                    download=Download(settings['url']))

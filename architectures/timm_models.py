@@ -1,16 +1,27 @@
-"""Any network of timm by name, for example --arch timm:vit_small_patch16_224_normalize."""
+"""Any network of timm by name, as in --arch timm:vit_small_patch16_224_normalize."""
 from architectures.embedding_network import Backbone
 from utilities.errors import UserError
 
+NAMES = 'timm.list_models()'
 
-def backbone(opt, name):
-    """The network `name` without its classifier, with timm's own pooling."""
+
+def library():
     try:
         import timm
     except ImportError as error:
-        raise UserError(f'--arch timm:{name} needs timm ({error}): pip install timm') from None
-    if not timm.is_model(name.split('.')[0]):
-        raise UserError(f'--arch timm:{name}: unknown; timm.list_models() lists the names')
+        raise UserError(f'--arch: timm:NAME needs timm ({error}): pip install timm') from None
+    return timm
+
+
+def names():
+    """Of the networks, then of their sets of weights, as in resnet50.a1_in1k."""
+    timm = library()
+    return timm.list_models() + timm.list_models(include_tags=True)
+
+
+def backbone(opt, name):
+    """`name` without its classifier, with timm's own pooling."""
+    timm = library()
     fixed_size = timm.get_pretrained_cfg(name).fixed_input_size
     arguments = {'img_size': opt.input_size} if opt.input_size and fixed_size else {}
     network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
@@ -19,6 +30,6 @@ def backbone(opt, name):
     def download():
         return timm.create_model(name, pretrained=True, num_classes=0, **arguments).state_dict()
 
-    head = network.pretrained_cfg['classifier']
+    head = network.pretrained_cfg['classifier'] or ()
     return Backbone(network, opt.input_size or config['input_size'][1], tuple(config['mean']), tuple(config['std']),
                     head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download)

@@ -1,9 +1,10 @@
-"""Any classification network of torchvision by name, for example --arch torchvision:convnext_tiny_normalize."""
-import torch
+"""Any classification network of torchvision by name, as in --arch torchvision:convnext_tiny_normalize."""
 import torchvision
 
-from architectures.embedding_network import Backbone
-from utilities.errors import UserError
+from architectures.embedding_network import Backbone, remove_classifier
+
+NAMES = 'torchvision.models.list_models()'
+AUXILIARY = ('aux1.', 'aux2.', 'AuxLogits.')        # classifiers of inner layers, which are left out
 
 
 class Download:
@@ -16,21 +17,22 @@ class Download:
         return self.weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
 
 
-def backbone(opt, name, weights='DEFAULT', size=None, **arguments):
-    """The network `name` without its last linear layer; weights: the name of one of its pretrained weights."""
-    if name not in torchvision.models.list_models(torchvision.models):
-        raise UserError(f'--arch torchvision:{name}: unknown; torchvision.models.list_models() lists the names')
-    network = torchvision.models.get_model(name, weights=None, **arguments)
+def names():
+    return torchvision.models.list_models(torchvision.models)
+
+
+def backbone(opt, name, weights='DEFAULT', size=None):
+    """`name` without its classifier; weights: which of torchvision's pretrained sets; size: instead of their own."""
     entry = getattr(torchvision.models.get_model_weights(name), weights)
     preset = entry.transforms()
-    head = remove_last_linear(network)
-    return Backbone(network, opt.input_size or size or preset.crop_size[0], tuple(preset.mean), tuple(preset.std),
-                    head=(f'{head}.',), download=Download(entry))
-
-
-def remove_last_linear(network):
-    """Replaces the network's last linear layer by the identity; returns the name of that layer."""
-    name = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)][-1]
-    parent, _, child = name.rpartition('.')
-    setattr(network.get_submodule(parent), child, torch.nn.Identity())
-    return name
+    arguments, input_format = {}, {'mean': tuple(preset.mean), 'std': tuple(preset.std)}
+    if name in ('googlenet', 'inception_v3'):
+        # Their weights come from TensorFlow, for inputs x * 2 - 1; torchvision converts to that inside the network.
+        arguments = {'aux_logits': False, 'init_weights': opt.not_pretrained}
+        input_format = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)}
+    elif name.startswith('vit_'):
+        arguments = {'image_size': preset.crop_size[0]}           # a position embedding per patch
+    network = torchvision.models.get_model(name, weights=None, **arguments)
+    head = remove_classifier(network, f'torchvision:{name}')
+    return Backbone(network, opt.input_size or size or preset.crop_size[0], **input_format,
+                    head=(f'{head}.', *AUXILIARY), download=Download(entry))

@@ -1,14 +1,17 @@
 """Pretrained weights, from a file or downloaded by their library. Files are loaded safely: they cannot run code."""
+import re
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
 
 from utilities.errors import UserError
+from utilities.files import kind_of
 
 
 def load(opt, name, backbone):
     """
-    Loads --weights into backbone.network, or else the pretrained weights, unless --not_pretrained is given.
+    Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
     Raises UserError if the weights are not available or do not fit.
@@ -22,19 +25,30 @@ def load(opt, name, backbone):
                         '--weights FILE')
     else:
         state, source = download(name, backbone), f'the pretrained weights of {name}'
-    network = backbone.network.state_dict()
-    missing = [key for key in network if key not in state and not key.endswith('num_batches_tracked')]
-    additional = [key for key in state if key not in network and not key.startswith(backbone.head)]
-    misfits = [key for key in network if key in state and network[key].shape != state[key].shape]
-    for problem, keys in (('lack', missing), ('also contain', additional), ('have other shapes for', misfits)):
+    state = {renamed(key, backbone.renamed): value for key, value in state.items()}
+    own = backbone.network.state_dict()
+    misfits = [key for key in own if key in state and own[key].shape != state[key].shape]
+    fitting = OrderedDict((key, value) for key, value in state.items() if key not in misfits)
+    # MNASNet takes no weights without its version; layers take them as old ones, and convert their names.
+    fitting._metadata = {'': own._metadata['']}
+    missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
+    missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]
+    foreign = [key for key in foreign if not key.startswith(backbone.head)]
+    for problem, keys in (('lack', missing), ('also contain', foreign), ('have other shapes for', misfits)):
         if keys:
             raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
                             + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
-    backbone.network.load_state_dict({key: state[key] for key in network if key in state}, strict=False)
+
+
+def renamed(key, prefixes):
+    """The name of a weight in the network: with other prefixes, and without the dots of DenseNet's old files."""
+    prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
+    key = key if prefix is None else prefixes[prefix] + key.removeprefix(prefix)
+    return re.sub(r'(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)', r'\1', key)
 
 
 def read_state_dict(path):
-    """The state dict of the backbone in the file `path` (.pth, .pt, .safetensors, or a checkpoint of this program)."""
+    """The state dict in the file `path` (.pth, .pt or .safetensors), also of a checkpoint of this program."""
     try:
         if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file
@@ -43,8 +57,11 @@ def read_state_dict(path):
             state = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as error:
         raise UserError(f'--weights {path}: {error.strerror or error}') from None
-    except Exception as error:  # broken files raise all kinds of exceptions
-        raise UserError(f'--weights {path}: not a file of weights only ({first_line(error)})') from None
+    except ImportError as error:
+        raise UserError(f'--weights {path}: needs safetensors ({error}): pip install safetensors') from None
+    except Exception as error:  # the unpickler raises anything on a broken file
+        raise UserError(f'--weights {path}: not a file of weights only but {kind_of(path, error)}; expected a '
+                        'state dict as torch.save or safetensors writes it') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -54,15 +71,12 @@ def read_state_dict(path):
     return own or state
 
 
-def first_line(error):
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 def download(name, backbone):
     try:
         return backbone.download()
-    except Exception as error:  # each library reports a missing connection in its own way
+    except Exception as error:  # each library reports a missing network in its own way
         url = getattr(backbone.download, 'url', None)
-        raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {first_line(error)}\n'
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {first_line}\n'
                         f'Download {url or "them"} on another machine and pass the file with --weights FILE, or train '
                         'from scratch with --not_pretrained.') from None

@@ -107,7 +107,5 @@ def of_line(arguments):
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')
-    architecture, _ = architectures.parse(opt.arch)
-    prefix, _, name = architecture.rpartition(':')
-    choose(architectures.PREFIXES if prefix else architectures.ARCHITECTURES, prefix or name, '--arch')
+    architectures.find(opt.arch)
     return Planned(arguments, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt))

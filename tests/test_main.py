@@ -106,7 +106,8 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--loss', 'tripel'], '--loss tripel: unknown'), (['--batch_mining', 'x'], '--batch_mining x: unknown'),
     (['--data_sampler', 'x'], '--data_sampler x: unknown'),
     (['--data_sampler', 'hierarchical'], '--dataset folder has no super-classes'),
-    (['--arch', 'x'], '--arch x: unknown'),
+    (['--arch', 'x'], '--arch x: unknown'), (['--loss', 'triplett'], '; did you mean triplet?'),
+    (['--arch', 'conv4_normalise'], '_frozen and _normalize may be appended; did you mean conv4_normalize?'),
     (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),
     (['--patience', '3'], '--patience needs a validation split'),
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
@@ -194,9 +195,36 @@ def test_warmup_trains_the_embedding_layer_only(quick, run, tmp_path):
     assert run(*quick, '--n_epochs', '1', '--warmup', '1', '--loss', 'proxyanchor') == 0
     before, after = (checkpoint.load(folder_of(tmp_path, name) / 'checkpoint_last.pt')['model']
                      for name in ('quick_s1', 'quick_s1_1'))
-    changed = {name for name in before if not torch.equal(before[name], after[name]) and 'running' not in name
-               and 'num_batches' not in name}
-    assert changed == {'f_embed.weight', 'f_embed.bias'}
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {'f_embed.weight', 'f_embed.bias'}                   # and no BatchNorm statistics
+
+
+def test_what_is_frozen_on_purpose_stays_frozen_after_the_warmup(quick, run, tmp_path, monkeypatch):
+    assert run(*quick, '--n_epochs', '0') == 0
+    select = parts.architectures.select
+
+    def select_frozen(*arguments):
+        model = select(*arguments)
+        model.backbone[0].requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(parts.architectures, 'select', select_frozen)
+    assert run(*quick, '--n_epochs', '2', '--warmup', '1') == 0
+    before, after = (checkpoint.load(folder_of(tmp_path, name) / 'checkpoint_last.pt')['model']
+                     for name in ('quick_s1', 'quick_s1_1'))
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert unchanged == {'backbone.0.0.weight', 'backbone.0.1.weight', 'backbone.0.1.bias'}
+
+
+def test_data_are_checked_before_weights_are_downloaded(quick, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(parts.architectures.torchvision_models.Download, '__call__', lambda download: 1 / 0)
+    arguments = [*quick, '--not_pretrained', 'false', '--arch', 'torchvision:resnet18', '--input_size', '32']
+    for flags, sentence in ((['--dataset', 'foldre'], '--dataset foldre: unknown'),
+                            (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
+                            (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6'),
+                            ([], '--arch torchvision:resnet18: its pretrained weights could not be downloaded')):
+        assert run(*arguments, *flags) == 2
+        assert sentence in capsys.readouterr().err
 
 
 def test_rates_and_decays_per_group(quick):

@@ -14,7 +14,7 @@ from optuna.distributions import (
 
 import parameters
 from utilities import command_line
-from utilities.errors import UserError
+from utilities.errors import UserError, nearest
 
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 TUNABLE = ('network', *TRAINING)
@@ -39,7 +39,7 @@ def parse(words):
     parser, (flag, *rest) = parameters.build(), words
     flags = {action.dest for action in parser._actions}
     if flag not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{command_line.nearest(flag, flags)}')
+        raise UserError(f'--tune {flag}: unknown flag{nearest(flag, flags)}')
     if flag in NOT_TUNABLE or flag not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')

@@ -7,7 +7,7 @@ import torch
 
 from utilities import columns
 from utilities.errors import UserError
-from utilities.files import atomic
+from utilities.files import atomic, kind_of
 
 LAST = 'checkpoint_last.pt'
 
@@ -83,7 +83,7 @@ def load(path):
     try:
         states = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program ({type(error).__name__})') from None
+        raise UserError(f'{path}: not a checkpoint of this program but {kind_of(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     return states

@@ -1,6 +1,5 @@
 """The command line's machinery: the parser, the types of its arguments, and files of flags (--config)."""
 import argparse
-import difflib
 import json
 import math
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from utilities.errors import UserError
+from utilities.errors import UserError, nearest
 
 LARGEST = 2 ** 63 - 1                # of whole numbers: what a tensor's elements and torch's seeds hold
 MAX_VALUES = 10_000                  # of a YAML text, aliases written out
@@ -149,11 +148,6 @@ def switch(group, *names, help, default=False):
 
 def known_flags(parser):
     return [flag.removeprefix('--') for action in parser._actions for flag in action.option_strings if flag != '-h']
-
-
-def nearest(name, names):
-    close = difflib.get_close_matches(name, names, n=1)
-    return f'; did you mean {close[0]}?' if close else ''
 
 
 def of_groups(parser, *titles):

@@ -1,4 +1,5 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import difflib
 import errno
 import sqlite3
 import sys
@@ -42,10 +43,16 @@ def is_lost_worker(error):
     return isinstance(error, RuntimeError) and 'DataLoader worker' in str(error)
 
 
+def nearest(name, names, prefix=''):
+    """The end of a sentence about an unknown `name`: the most similar of `names`, after `prefix`, if one is similar."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f'; did you mean {prefix}{close[0]}?' if close else ''
+
+
 def choose(table, name, flag):
     """table[name]. For an unknown name, raises UserError with the flag, the value and the choices."""
     if name not in table:
-        raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}')
+        raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}{nearest(name, table)}')
     return table[name]
 
 

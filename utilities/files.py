@@ -3,8 +3,10 @@ import contextlib
 import csv
 import glob
 import os
+import re
 import shutil
 import time
+import zipfile
 from pathlib import Path
 
 from utilities.errors import UserError
@@ -62,6 +64,28 @@ def require_folder(file, flag):
         raise UserError(f'{flag} {file}: there is no folder {Path(file).parent}')
     if Path(file).is_dir():
         raise UserError(f'{flag} {file}: it is a folder; give the name of a file')
+
+
+def kind_of(path, error):
+    """
+    What the file `path` is that torch.load or safetensors did not take, in words. `error`: what they raised; it is not
+    shown, since torch advises to load such files without its protection.
+    """
+    with open(path, 'rb') as file:
+        start = file.read(1024)
+    if not start:
+        return 'an empty file'
+    if found := re.search(r'GLOBAL (\S+)', str(error)):
+        return f'a pickle of objects other than tensors ({found[1]})'
+    if 'TorchScript' in str(error):
+        return 'a TorchScript program'
+    if start.startswith(b'PK'):
+        return 'a zip archive that torch.save did not write' if zipfile.is_zipfile(path) else 'a file that is cut off'
+    if start.startswith(b'\x80'):
+        return 'a pickle that torch.save did not write, or a damaged one'
+    if start.isascii() and b'\0' not in start:
+        return 'a text file'
+    return 'a file of another format, or a damaged one'
 
 
 def read_csv(file):

@@ -1,5 +1,8 @@
 """Each network gives embeddings and features, takes its input format, and loads weights safely."""
+import pickle
+import re
 import urllib.error
+import zipfile
 
 import pytest
 import torch
@@ -41,6 +44,28 @@ def test_suffixes_in_any_order(arch, opt):
     assert model.backbone[0][1].weight.grad.abs().sum() > 0            # a frozen BatchNorm's weights still train
 
 
+def test_a_warmup_leaves_the_backbone_and_what_is_frozen_as_they_are(opt):
+    """In evaluation mode, without dropout and gradients; afterwards all trains but what was frozen before."""
+    model = select(opt, 'conv4')
+    model.backbone.append(torch.nn.Dropout(0.5))
+    model.backbone[0][0].requires_grad_(False)
+    images = torch.rand(4, 3, 32, 32)
+    for warming_up in (True, False):
+        before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+        model.start_epoch(warming_up)
+        model.eval()
+        model.train()                                                  # as a validation in the middle of an epoch does
+        embeddings, features = model(images)
+        embeddings.pow(2).sum().backward()
+        trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        assert model.training and {'f_embed.weight', 'f_embed.bias'} <= trained
+        assert ('backbone.1.0.weight' in trained) == (not warming_up) and 'backbone.0.0.weight' not in trained
+        assert torch.equal(features, model(images)[1]) == warming_up
+        assert all(torch.equal(before[name], value) for name, value in model.backbone.state_dict().items()
+                   ) == warming_up
+    assert not model.backbone[0][0].weight.requires_grad
+
+
 def test_input_formats(opt):
     """BN-Inception takes BGR from 0 to 255 minus its mean; flags override a network's own format."""
     model = select(opt, 'bninception')
@@ -70,6 +95,13 @@ def test_an_mlp_head(opt):
     ('torchvision:resnet51', '--arch torchvision:resnet51: unknown'),
     ('timm:resnet51x', '--arch timm:resnet51x: unknown'),
     ('pretrainedmodels:resnet51', '--arch pretrainedmodels:resnet51: unknown'),
+    ('resnet50_frozen_normalise', 'timm:NAME, torchvision:NAME, pretrainedmodels:NAME; _frozen and _normalize may be '
+                                  'appended; did you mean resnet50_frozen_normalize[?]'),
+    ('resnet_50_normalize_frozzen', 'did you mean resnet50_normalize_frozen[?]'),
+    ('pytorchvision:resnet18', 'did you mean torchvision[?]'),
+    ('torchvision:resnet51_normalize', 'list_models.* lists the names; _frozen .*did you mean torchvision:resnet[0-9]+_'
+                                       'normalize[?]'),
+    ('timm:resnet50.no_such_tag', 'timm.list_models.* lists the names'),
 ])
 def test_unknown_networks_are_refused(arch, sentence, opt):
     with pytest.raises(UserError, match=sentence):
@@ -135,6 +167,38 @@ def test_bad_weights_are_refused_and_never_executed(state, opt, tmp_path, capsys
     (tmp_path / 'w.pth').write_bytes(b'nonsense')
     with pytest.raises(UserError, match='not a file of weights only'):
         load()
+
+
+def test_a_file_that_holds_no_weights_is_described_without_torchs_advice(opt, tmp_path):
+    """torch's own messages advise to load such a file unsafely."""
+    def refused(name, content):
+        path = tmp_path / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            content(path)
+        with pytest.raises(UserError) as caught:
+            architectures.select(opt(arch='conv4', weights=str(path)))
+        sentence = str(caught.value)
+        assert sentence.startswith(f'--weights {path}: not a file of weights alone but ')
+        assert sentence.endswith('; expected a state dict as torch.save or safetensors writes it')
+        assert not re.search('weights_only|Weights only|trust|WeightsUnpickler|PytorchStream', sentence)
+        return sentence.split(' but ')[1].split(';')[0]
+
+    def zip_archive(path):
+        with zipfile.ZipFile(path, 'w') as archive:
+            archive.writestr('a.txt', 'text')
+
+    torch.save(torch.nn.Linear(30, 30).state_dict(), tmp_path / 'whole.pth')
+    whole = (tmp_path / 'whole.pth').read_bytes()
+    assert refused('empty.pth', b'') == refused('empty.safetensors', b'') == 'an empty file'
+    assert refused('text.pth', b'<html>404</html>') == refused('text.safetensors', b'version https') == 'a text file'
+    assert refused('network.pth', lambda path: torch.save(torch.nn.Linear(2, 2), path)) == (
+        'a pickle of objects other than tensors (torch.nn.modules.linear.Linear)')
+    assert refused('plain.pkl', pickle.dumps({'a': 1}, protocol=4)).startswith('a pickle that torch.save did not write')
+    assert refused('archive.zip', zip_archive) == 'a zip archive that torch.save did not write'
+    assert refused('half.pth', whole[:len(whole) // 2]) == 'a file that is cut off'
+    assert refused('binary.pth', bytes(range(255, 0, -1))) == 'a file of another format, or a damaged one'
 
 
 def test_a_classifier_in_the_weights_is_left_out(opt, tmp_path):

@@ -40,6 +40,8 @@ def test_an_error_keeps_its_sentence_through_a_data_worker():
     assert str(wrapped) == 'a.png: bad\nFetch it.'
     with pytest.raises(UserError, match='--flag x: unknown; choose from a, b'):
         choose({'a': 1, 'b': 2}, 'x', '--flag')
+    with pytest.raises(UserError, match='--flag margni: unknown; choose from triplet, margin; did you mean margin[?]'):
+        choose({'triplet': 1, 'margin': 2}, 'margni', '--flag')
 
 
 def test_derived_seeds_are_distinct_and_fit_every_generator():

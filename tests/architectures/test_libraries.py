@@ -1,0 +1,164 @@
+"""
+Every network of the three libraries gives pooled features without its classifier, in both modes, and takes the weights.
+
+Networks are built on torch's meta device, which has shapes and no numbers. By default, larger ones of the same code
+are left out, and timm's are one per file; ALL_NETWORKS=1 tests all 1,494, in about half an hour.
+"""
+import os
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+
+import architectures
+from architectures import pretrainedmodels_models, torchvision_models, weights
+from utilities.errors import UserError
+
+ALL = bool(os.environ.get('ALL_NETWORKS'))
+# These read numbers while they are built, which the meta device does not have.
+ON_THE_CPU = re.compile('regnet_|resnext101_.*4d')
+# By default left out: deeper or wider networks of the same code, and large ones on the CPU.
+LARGER = re.compile(r'101|107|131|152|154|161|169|201|92|98|efficientnet_b[2-7]|efficientnet_v2_[ml]|convnext_[sbl]|'
+                    r'swin_(v2_)?[sb]$|vit_l|vit_b_16|wide|inceptionresnet|nasnetalarge|regnet_.*[0-9]gf')
+UNPOOLED = {'deepseek_vit_412m_enc', 'gemma4_vit_167m_enc', 'gemma4_vit_570m_enc', 'mobilenetv5_300m_enc',
+            'qwen3_vit_88m_enc', 'qwen3_vit_306m_enc', 'qwen3_vit_416m_enc'}
+
+
+def of(names):
+    return [name for name in names() if ALL or not LARGER.search(name)]
+
+
+def of_timm():
+    """All names, or one per file of timm, a small network where its name says so."""
+    names = [name for name in timm.list_models() if name not in UNPOOLED]
+    if ALL:
+        return names
+    names.sort(key=lambda name: not re.search('test|atto|femto|pico|nano|tiny|mobile|small|_s(_|$)', name))
+    families = {}
+    for name in names:
+        families.setdefault(timm.model_entrypoint(name).__module__, name)
+    return sorted(families.values())
+
+
+def device_of(name):
+    return torch.device('cpu' if ON_THE_CPU.search(name) else 'meta')
+
+
+def backbone_of(arch, opt):
+    return architectures.select_backbone(opt(arch=arch, not_pretrained=True))
+
+
+def assert_without_classifier(backbone, n_features):
+    assert backbone.n_features == n_features
+    with torch.no_grad():
+        features = backbone.network.train()(torch.zeros(2, 3, backbone.size, backbone.size))
+    assert features.flatten(1).shape == (2, n_features)
+
+
+def width_before_classifier(state):
+    return [value for value in state.values() if value.ndim > 1 and len(value) == 1000][-1].shape[1]
+
+
+def assert_no_logits(network):
+    assert not any(1000 in (getattr(module, 'out_features', 0), getattr(module, 'out_channels', 0))
+                   for module in network.modules())
+
+
+def assert_takes(state, backbone, opt):
+    backbone.download = lambda: state
+    weights.load(opt(), 'it', backbone)
+
+
+@pytest.mark.filterwarnings('ignore')                                    # on initialisation, and on copies without data
+@pytest.mark.parametrize('name', of(torchvision_models.names))
+def test_torchvision(name, opt):
+    with device_of(name):
+        backbone = backbone_of(f'torchvision:{name}', opt)
+        arguments = {'image_size': 518} if name == 'vit_h_14' else {}
+        state = torchvision.models.get_model(name, weights=None, **arguments).state_dict()
+        assert_without_classifier(backbone, width_before_classifier(state))
+        assert_no_logits(backbone.network)
+        assert_takes(state, backbone, opt)
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    assert backbone.size == preset.crop_size[0]
+    if name not in ('googlenet', 'inception_v3'):
+        assert (list(backbone.mean), list(backbone.std)) == (preset.mean, preset.std)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', of(pretrainedmodels_models.names))
+def test_pretrainedmodels(name, opt):
+    import pretrainedmodels
+    with device_of(name):
+        backbone = backbone_of(f'pretrainedmodels:{name}', opt)
+        network = getattr(pretrainedmodels, name)
+        if network.__module__.endswith('torchvision_models'):              # their weight files have torchvision's names
+            network = torchvision.models.get_model_builder({'inceptionv3': 'inception_v3'}.get(name, name))
+            state = network(weights=None).state_dict()
+        else:
+            state = network(num_classes=1000, pretrained=None).state_dict()
+        assert_without_classifier(backbone, width_before_classifier(state))
+        assert_no_logits(backbone.network)
+        assert_takes(state, backbone, opt)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', of_timm())
+def test_timm(name, opt):
+    with torch.device('meta'):
+        backbone = backbone_of(f'timm:{name}', opt)
+        assert_without_classifier(backbone, backbone.network.head_hidden_size)
+    config = timm.get_pretrained_cfg(name)
+    assert (backbone.size, backbone.mean, backbone.std) == (config.input_size[1], config.mean, config.std)
+
+
+@pytest.mark.parametrize('arch, sentence', [
+    ('timm:gemma4_vit_167m_enc', r'its output for one image is \[1, 256, 768\]; expected pooled features \[1, F\]'),
+    ('timm:mobilenetv5_300m_enc', r'its output for one image is \[1, 2048, 16, 16\]; expected pooled features'),
+])
+def test_networks_without_pooled_features_are_refused(arch, sentence, opt):
+    with torch.device('meta'), pytest.raises(UserError, match=f'--arch {arch}: {sentence}'):
+        backbone_of(arch, opt)
+
+
+def test_a_network_whose_last_layer_is_no_classifier_is_refused(opt, monkeypatch):
+    monkeypatch.setattr(torchvision.models, 'get_model', lambda name, **_: torch.nn.Sequential(torch.nn.Linear(8, 7)))
+    with pytest.raises(UserError, match='--arch torchvision:resnet18: its last layer, 0, has 7 outputs; expected a cl'):
+        backbone_of('torchvision:resnet18', opt)
+
+
+def test_squeezenet_gives_its_pooled_maps(opt):
+    """Of the last convolution but the classifier's: the mean over all positions."""
+    for library, maps_of in (('torchvision', lambda network, images: network.features(images)),
+                             ('pretrainedmodels', lambda network, images: network.features(images))):
+        model = architectures.select(opt(arch=f'{library}:squeezenet1_1', not_pretrained=True)).eval()
+        images = torch.rand(2, 3, 224, 224)
+        maps = maps_of(model.backbone, (images - model.mean) / model.std)
+        torch.testing.assert_close(model(images)[1], maps.mean(dim=(2, 3)))
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_googlenet_and_inception_take_what_torchvision_gives_them_with_their_weights(opt):
+    images = torch.rand(2, 3, 8, 8)
+    for name in ('googlenet', 'inception_v3'):
+        model = architectures.select(opt(arch=f'torchvision:{name}', not_pretrained=True))
+        preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (preset.mean, preset.std))
+        reference = torchvision.models.get_model(name, weights=None, transform_input=True, init_weights=False)
+        torch.testing.assert_close((images - model.mean) / model.std, reference._transform_input((images - mean) / std))
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name, new, old, key', [
+    ('densenet121', r'(denselayer.*(?:norm|conv))([12])', r'\1.\2', 'features.denseblock1.denselayer1.norm.1.weight'),
+    ('vit_b_32', r'mlp\.0\.', 'mlp.linear_1.', 'encoder.layers.encoder_layer_0.mlp.linear_1.weight'),
+])
+def test_names_of_older_versions_are_understood(name, new, old, key, opt):
+    """The files on torchvision's server are older than its code."""
+    with torch.device('meta'):
+        backbone = backbone_of(f'torchvision:{name}', opt)
+        state = {re.sub(new, old, name): value for name, value in backbone.network.state_dict().items()}
+        assert key in state and key not in backbone.network.state_dict()
+        assert_takes(state, backbone, opt)
