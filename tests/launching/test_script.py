@@ -22,7 +22,7 @@ def test_a_plain_file_of_commands(text, commands, tmp_path, monkeypatch):
     ('python main.py --seed 1 &', 'line 1: & is for a shell to read'),
     ('python main.py --group "a', 'line 1: no closing quotation'),
     ('# nothing\n', 'there is no line python main.py'),
-    ('exit 3 # --list', '--list failed: exit code 3'),
+    (f'#!/bin/bash\n{script.MARKER}\nexit 3', '--list failed: exit code 3'),
 ])
 def test_what_is_no_script_of_runs(text, sentence, tmp_path):
     (tmp_path / 'runs.sh').write_text(text)
