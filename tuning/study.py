@@ -82,7 +82,7 @@ def open_study(search):
 
 
 def without_password(url):
-    """The URL of a database as it may be shown. What stands before its last @ may be a password with special characters."""
+    """The URL of a database as it may be shown: a password with special characters may reach up to the last @."""
     return re.sub(r'(password=)[^&]*', r'\1***', re.sub(r'(//[^:/@]*).*@', r'\1:***@', url))
 
 
