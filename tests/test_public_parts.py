@@ -158,7 +158,7 @@ def value(opt, device='cpu', labels=LABELS, batch=BATCH, **flags):
     torch.manual_seed(0)
     np.random.seed(0)
     criterion = criteria.select(namespace, batch_mining.select(namespace)).to(device)
-    batch = batch.to(device).requires_grad_()
+    batch = batch.clone().to(device).requires_grad_()
     loss = criterion(batch=batch, labels=labels.to(device), batch_features=None, f_embed=None)
     loss.backward()
     assert batch.grad.isfinite().all()
