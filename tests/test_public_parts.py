@@ -44,6 +44,22 @@ class Criterion(torch.nn.Module):
             terms.append(torch.relu((anchor - positive).pow(2).sum() - (anchor - negative).pow(2).sum() + self.margin))
         return torch.stack(terms).mean()
 '''
+MINER = '''
+import numpy as np
+import torch
+
+class BatchMiner():
+    def __init__(self, opt):
+        self.par, self.name = opt, 'own_miner'
+
+    def __call__(self, batch, labels):
+        if isinstance(labels, torch.Tensor): labels = labels.detach().cpu().numpy()
+        triplets = []
+        for anchor, label in enumerate(labels):
+            positives, negatives = np.where(labels == label)[0], np.where(labels != label)[0]
+            triplets.append([anchor, np.random.choice(positives), np.random.choice(negatives)])
+        return triplets
+'''
 NPAIR = IMPORTS + '''
 ALLOWED_MINING_OPS = ['npair']
 
