@@ -92,7 +92,8 @@ def of_script(file, only=(), skip_refused=False):
         taken[run.log] = number
         runs.append(run)
     if problems and not (skip_refused and runs):
-        raise UserError('\n'.join(problems))
+        hint = [f'--skip_refused leaves out {len(problems)} of {number} lines'] if runs else []
+        raise UserError('\n'.join(problems + hint))
     if problems:
         print('\n'.join(['Left out:', *problems]), file=sys.stderr, flush=True)
     chosen = [run for run in runs if not only or any(text in run.name for text in only)]

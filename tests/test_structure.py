@@ -156,5 +156,4 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
     (folder / 'batch_mining' / 'own_miner.py').write_text(MINER)
     register(folder, 'criteria', 'CRITERIA', 'own_loss')
     register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
-    for miner in ('own_miner', 'semihard'):
-        run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', miner, '--group', miner)
+    run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
