@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
 # DR-Triplet, DR-ProxyNCA and DR-MS of Mohan et al., Moving in the Right Direction, CVPR 2020, each with direction
 # regularisation and without it (gamma 0), in the settings of the public reproduction. See docs/run_scripts.md.
 #

@@ -1,10 +1,9 @@
 """Tunes flags of main.py on cross-validation folds of classes, by Optuna. --help is the manual."""
-import signal
 import sys
 
 from launching import slots
 from tuning import search
-from utilities import command_line, errors
+from utilities import command_line, errors, stopping
 
 
 def build():
@@ -44,5 +43,5 @@ def main(arguments):
 
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopping.install()
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,8 @@
 """Runs the lines of a script of runs in parallel, on this machine or on a SLURM cluster. --help is the manual."""
-import signal
 import sys
 
-from launching import local, plan, slots, slurm, status
-from utilities import command_line, errors
+from launching import local, plan, script, slots, slurm, status
+from utilities import command_line, errors, stopping
 from utilities.errors import UserError
 
 
@@ -13,9 +12,13 @@ def build():
                                            'stopped ones are resumed: the same command continues after any '
                                            'interruption.')
     add = parser.add_argument
-    add('script', nargs='?', metavar='SCRIPT', help='Revisit_Runs.sh, or a file of lines python main.py ...')
+    add('script', nargs='?', metavar='SCRIPT',
+        help='Revisit_Runs.sh, or a file of lines python main.py ...; it is executed, with --list, only if its second '
+             f'line is "{script.MARKER}"')
     add('--only', nargs='+', metavar='TEXT', default=[],
         help='only the runs whose name, <dataset>/<group>_s<seed>, contains one of these texts')
+    add('--skip_refused', action='store_true',
+        help='leave out the lines that main.py would refuse, and name them; by default such a line stops everything')
     slots.add_flags(parser)
     add('--dry_run', action='store_true', help='check every line, print what would be done with it, and train nothing')
     add('--status', action='store_true',
@@ -43,7 +46,7 @@ def work(opt):
     if opt.line:
         return local.run_line(opt.line)
     at_once = slots.of_flags(opt)
-    runs = plan.of_script(opt.script, opt.only)
+    runs = plan.of_script(opt.script, opt.only, opt.skip_refused)
     if opt.dry_run:
         return status.dry_run(runs)
     if opt.status:
@@ -59,5 +62,5 @@ def main(arguments):
 
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopping.install()
     sys.exit(main(sys.argv[1:]))

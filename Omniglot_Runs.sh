@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
 # Six losses with three seeds each on Omniglot, small enough for a CPU: an example of a run script, and the runs behind
 # the plots in docs/result_evaluations.md.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
 # Every algorithm of Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505, with
 # the published best settings: 14 algorithms on three data sets, on CUB-200-2011 also with batches of 256, four folds
 # each. See docs/run_scripts.md.

@@ -36,7 +36,8 @@ from utilities.command_line import (
 )
 from utilities.errors import UserError
 
-SECRETS = ('wandb_key',)                                # never written anywhere
+# never written anywhere: {flag: the environment variable by which processes that this one starts get it}
+SECRETS = {'wandb_key': 'WANDB_API_KEY'}
 # what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
              'weights')
@@ -575,6 +576,11 @@ def shown(value):
 def flags_of(place):
     """The settings of a run folder, or of the run that a checkpoint file is of."""
     return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+
+
+def secrets_of(opt):
+    """The flags that are secrets, as environment variables of a process: {name: value}."""
+    return {variable: getattr(opt, flag) for flag, variable in SECRETS.items() if getattr(opt, flag)}
 
 
 def settings_of(opt):

@@ -13,15 +13,23 @@ flags_for_every_run=("$@")
 # After a run that failed (exit code 1, for example because the loss is not finite), the script continues with the next
 # run. A user error (2) or Ctrl-C (130) ends the script. Launch_Runs.py does the same in parallel and skips finished runs.
 line() {
-    local command=(python main.py "$@" ${flags_for_every_run[@]+"${flags_for_every_run[@]}"})
+    set -- python main.py "$@" ${flags_for_every_run[@]+"${flags_for_every_run[@]}"}
     if [ $list = yes ]; then
         local quoted
-        printf -v quoted '%q ' "${command[@]}"
+        printf -v quoted '%q ' "$@"
         echo "${quoted% }"
         return
     fi
+    local command=() code=0
+    while [ $# -gt 0 ]; do
+        case $1 in                        # a key goes into the environment, since arguments are printed and seen by ps
+            --wandb_key) export WANDB_API_KEY=${2:?--wandb_key expects a key}; shift ;;
+            --wandb_key=*) export WANDB_API_KEY=${1#*=} ;;
+            *) command+=("$1") ;;
+        esac
+        shift
+    done
     echo "+ ${command[*]}"
-    local code=0
     "${command[@]}" || code=$?
     if [ $code -gt 1 ]; then exit $code; fi
 }

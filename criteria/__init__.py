@@ -36,7 +36,7 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Triplets, parts
+from utilities.combination import Adapted, parts
 from utilities.errors import UserError, choose
 
 CRITERIA = {
@@ -121,15 +121,14 @@ def need_positives(opt):
 def build(opt, batchminer, pml_arguments):
     """One criterion, with memory (--xbm_size) and direction regularisation (--dr_weight) where the flags set them."""
     if opt.loss.startswith(pml.PREFIX):
-        return pml.Criterion(opt, batchminer, pml_arguments)
+        return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
     if not module.REQUIRES_BATCHMINER:
         criterion = module.Criterion(opt)
     else:
         check_miner(opt, module, batchminer)
-        if direction or not getattr(module, 'ACCEPTS_MASKS', False):
-            batchminer = Triplets(batchminer)
+        batchminer = Adapted(batchminer, opt.batch_mining, taken_by(module, direction))
         criterion = module.Criterion(opt, batchminer)
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
@@ -139,14 +138,28 @@ def build(opt, batchminer, pml_arguments):
     return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
 
 
+def taken_by(module, direction):
+    """What the criterion of a file takes from its miner, as Adapted has it."""
+    if getattr(module, 'ACCEPTS_MASKS', False):
+        return 'triplets' if direction else 'masks'
+    if takes_pairs(module):
+        return 'lists'
+    return 'list' if hasattr(module, 'batchminer') else 'triplets'       # the criteria of the public code import it
+
+
+def takes_pairs(module):
+    """Whether a criterion works only with miners that return masks, or lists in the public code, in its place."""
+    return bool(module.ALLOWED_MINING_OPS) and {*module.ALLOWED_MINING_OPS} <= {'npair', 'lifted'}
+
+
 def check_miner(opt, module, batchminer):
     if batchminer is None:
-        allowed = ', '.join(module.ALLOWED_MINING_OPS or ['any but none'])
+        allowed = ', '.join(name for name in module.ALLOWED_MINING_OPS or ['any but none'] if name != 'none')
         raise UserError(f'--loss {opt.loss} needs a miner: set --batch_mining ({allowed})')
     if module.ALLOWED_MINING_OPS is not None and opt.batch_mining not in module.ALLOWED_MINING_OPS:
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(module.ALLOWED_MINING_OPS)}')
-    if opt.dr_weight and module.ALLOWED_MINING_OPS is not None:
+    if opt.dr_weight and takes_pairs(module):
         raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
 
 

@@ -11,7 +11,7 @@ from datasampler import (
     image_random_sampler,
 )
 from datasampler.storage import Storage
-from utilities.errors import choose
+from utilities.errors import UserError, choose
 
 SAMPLERS = {
     'class_random': class_random_sampler,
@@ -63,6 +63,11 @@ def choose_batch(opt, images):
 def select(opt, images):
     """The sampler --data_sampler over the training images. Raises UserError if the flags and the images do not fit."""
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
+    if hasattr(module.Sampler, 'create_storage') or hasattr(module.Sampler, 'precompute_indices'):
+        raise UserError(f'--data_sampler {opt.data_sampler}: it has create_storage or precompute_indices, as in the '
+                        'public code, which main.py does not call. Set REQUIRES_STORAGE = True in its file, take the '
+                        'memory bank (Storage) as the fourth argument of the constructor, keep it as self.storage, and '
+                        'select the batches in __iter__ (docs/extending.md); remove these methods')
     required = []
     if getattr(module, 'REQUIRES_STORAGE', False):
         required.append(Storage(opt, len(images.image_list)))

@@ -7,9 +7,9 @@ from tqdm import tqdm
 
 from launching import plan, process
 from launching.pool import ELSEWHERE, FINISHED, Pool
+from utilities import stopping
 
 PATIENCE = 120                                                    # seconds until another process has ended
-POLL = 0.2                                                        # seconds between looks at the processes
 
 
 def launch(runs, slots):
@@ -37,7 +37,7 @@ def launch(runs, slots):
                     failed.append(run)
                     bar.write(f'{run.name}: FAILED with exit code {code}, {run.log} ends with\n'
                               f'{process.last_lines(run)}')
-            time.sleep(POLL if pool.has_runs() else 0)
+            stopping.sleep(stopping.POLL if pool.has_runs() else 0)
     except KeyboardInterrupt:
         pool.stop()
         bar.write(f'Stopped {len(pool.running)} run(s); start Launch_Runs.py again to go on.')
@@ -52,20 +52,22 @@ def launch(runs, slots):
 def run_line(text):
     """Trains one run, given by the arguments of main.py as one text; returns its exit code. A job of SLURM calls it."""
     run = plan.of_line(shlex.split(text))
-    for attempt in range(PATIENCE + 1):             # a pre-empted job may come back before its process has ended
+    end = time.monotonic() + PATIENCE
+    while True:                                     # a pre-empted job may come back before its process has ended
         try:
             started = process.start(run)
             break
         except process.Busy:
-            if attempt == PATIENCE:
+            if time.monotonic() > end:
                 print(f'{run.name}: {ELSEWHERE}')
                 return 0
-            time.sleep(1)
+            stopping.sleep(stopping.POLL)
     if started is None:
         print(f'{run.name}: {FINISHED}')
         return 0
     try:
-        code = started.wait()
+        while (code := started.poll()) is None:
+            stopping.sleep(stopping.POLL)
     except KeyboardInterrupt:
         process.stop({started: run})
         raise

@@ -1,7 +1,10 @@
 """The runs of a script: checked before anything starts, and found again in their run folders."""
 import re
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 import architectures
 import batch_mining
@@ -10,7 +13,7 @@ import datasampler
 import datasets
 import parameters
 from launching import script
-from utilities import checkpoint, run_folder, run_records
+from utilities import checkpoint, run_folder, run_records, stopping
 from utilities.errors import UserError, choose
 
 NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained')]
@@ -21,15 +24,17 @@ class Planned:
     """
     A run that a line of a script describes.
 
-    arguments: of main.py.
-    settings:  the value of every flag, as parameters.settings_of gives them.
-    parent:    the folder of its run folder.
-    savename:  the name of its run folder.
+    arguments:   of main.py, without secrets.
+    settings:    the value of every flag, as parameters.settings_of gives them.
+    parent:      the folder of its run folder.
+    savename:    the name of its run folder.
+    environment: what its process gets in addition to the environment of this one: the secrets.
     """
     arguments: list
     settings: dict
     parent: Path
     savename: str
+    environment: dict = field(default_factory=dict, repr=False)
 
     @property
     def name(self):
@@ -67,15 +72,15 @@ def is_finished(folder):
     return progress(folder)[0]
 
 
-def of_script(file, only=()):
+def of_script(file, only=(), skip_refused=False):
     """
     The Planned runs of a script, in its order.
 
     only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises UserError
-    that lists every line which main.py would refuse.
+    that lists every line which main.py would refuse; with skip_refused, prints the list and leaves these lines out.
     """
     runs, problems, taken = [], [], {}
-    for number, arguments in enumerate(script.commands(file), start=1):
+    for number, arguments in enumerate(stopping.checked(script.commands(file)), start=1):
         try:
             run = of_line(arguments)
         except UserError as error:
@@ -86,8 +91,11 @@ def of_script(file, only=()):
                             'different --group, --seed or --savename')
         taken[run.log] = number
         runs.append(run)
+    if problems and not (skip_refused and runs):
+        hint = [f'--skip_refused leaves out {len(problems)} of {number} lines'] if runs else []
+        raise UserError('\n'.join(problems + hint))
     if problems:
-        raise UserError('\n'.join(problems))
+        print('\n'.join(['Left out:', *problems]), file=sys.stderr, flush=True)
     chosen = [run for run in runs if not only or any(text in run.name for text in only)]
     if not chosen:
         raise UserError(f'--only {" ".join(only)}: none of the {len(runs)} runs of {file}, such as {runs[0].name}')
@@ -103,9 +111,10 @@ def of_line(arguments):
     settings = parameters.settings_of(opt)
     if datasampler.is_default(opt):                               # the run may choose and record others
         settings = {name: value for name, value in settings.items() if name not in datasampler.BATCH}
-    opt.n_classes = 2                                             # any number will do: the criterion is not kept
+    opt.n_classes, opt.device = 2, torch.device('cpu')            # any will do: the criterion is not kept
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')
     architectures.find(opt.arch)
-    return Planned(arguments, settings, Path(opt.save_path) / opt.dataset, run_folder.savename(opt))
+    return Planned(run_folder.without_secrets(arguments, parameters.SECRETS), settings,
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt))

@@ -6,17 +6,17 @@ The process outlives the launcher. It holds the lock of the log as long as it li
 import fcntl
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import parameters
 from launching import plan
-from utilities import run_folder
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
+STOPPED = 130                                                     # exit code of a run that was interrupted
 GRACE = 60                                                        # seconds for an interrupted run to end by itself
 
 
@@ -41,10 +41,9 @@ def start(run, more=()):
             return None
         arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
         command = [sys.executable, str(MAIN), *arguments]
-        shown = shlex.join(run_folder.without_secrets(command, parameters.SECRETS))
-        print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shown}', file=log, flush=True)
+        print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                env={'PYTHONUNBUFFERED': '1'} | os.environ)
+                                env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
 
 
 def is_running(run):
@@ -65,10 +64,11 @@ def stop(running):
         process.terminate()                     # a process that a script started in the background ignores SIGINT
     for process, run in running.items():
         try:
-            note_exit(run, process.wait(timeout=GRACE))
+            code = process.wait(timeout=GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
-            note_exit(run, process.wait())
+            code = process.wait()
+        note_exit(run, STOPPED if code in (-signal.SIGTERM, -signal.SIGKILL) else code)
 
 
 def note_exit(run, code):

@@ -1,29 +1,38 @@
 """A script of runs: reads the commands `python main.py ...` of one, and writes one."""
+import contextlib
 import os
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
+from utilities import stopping
 from utilities.errors import UserError
 from utilities.files import write_text
 
+MARKER = '# Launch_Runs.py executes this script with --list'       # the second line of a script that may be executed
 SHELL = set(';&|<>()')                                            # characters that a shell would interpret
+ASSIGNMENT = re.compile(r'([A-Za-z_]\w*)=(.*)', re.DOTALL)
+VARIABLE = re.compile(r'\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})')
+ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # of the script itself
 
 
 def commands(file):
     """
     The arguments of main.py in each run of a script: a list of lists of strings.
 
-    A script that knows --list is executed with it, and prints its commands. In any other, every line must be a command
-    `python main.py ...`; variables of the environment ($datapath) are replaced by their values. Raises UserError for
-    a line that is neither.
+    A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
+    its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
+    comments, and headings within three double quotes. $NAME is replaced by what the file has assigned to it, otherwise
+    by the variable of the environment. Raises UserError for any other line.
     """
     text = read(file)
-    if '--list' in text:
+    if is_executable(text):
         text = listed_by(file)
-    found = []
+    found, assigned = [], {}
     for number, line in logical_lines(text):
-        arguments = arguments_of(line, f'{file}, line {number}')
+        arguments = arguments_of(line, assigned, f'{file}, line {number}')
         if arguments is not None:
             found.append(arguments)
     if not found:
@@ -38,13 +47,30 @@ def read(file):
         raise UserError(f'{file}: not a script of runs ({getattr(error, "strerror", None) or error})') from None
 
 
+def is_executable(text):
+    first, second = [*text.splitlines()[:2], '', ''][:2]
+    return first.startswith('#!') and second.rstrip() == MARKER
+
+
 def listed_by(file):
-    """What the script prints when it is executed with --list."""
-    listed = subprocess.run(['bash', str(file), '--list'], capture_output=True, text=True)
-    if listed.returncode:
-        reason = (listed.stderr.strip().splitlines() or [f'exit code {listed.returncode}'])[-1]
+    """What the script prints when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
+    command = ['bash', str(file), '--list']
+    print(f'Executing {shlex.join(command)}', file=sys.stderr, flush=True)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as listing:
+        try:
+            while listing.returncode is None:
+                stopping.check()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    listed, errors = listing.communicate(timeout=stopping.POLL)
+        except KeyboardInterrupt:
+            listing.kill()
+            raise
+    stopping.check()                                  # Ctrl-C on a terminal also ends the script itself
+    if listing.returncode:
+        reason = (errors.strip().splitlines() or [f'exit code {listing.returncode}'])[-1]
         raise UserError(f'{file} --list failed: {reason}')
-    return listed.stdout
+    return listed
 
 
 def logical_lines(text):
@@ -59,18 +85,27 @@ def logical_lines(text):
         yield number, ' '.join(parts)
 
 
-def arguments_of(line, where):
-    """The arguments of main.py in a line; None for an empty line or a comment. where: names the line in errors."""
-    words = split(os.path.expandvars(line), where)
+def arguments_of(line, assigned, where):
+    """
+    The arguments of main.py in a line; None for a line that is no command.
+
+    assigned: {name: value} of the lines before, to which an assignment is added. where: names the line in errors.
+    """
+    if re.fullmatch(r'\s*""".*"""\s*', line):                     # a heading in the scripts of the public code
+        return None
+    words = split(line, where)
     if not words:
         return None
+    if words[:-1] in ([], ['export']) and (assignment := ASSIGNMENT.fullmatch(words[-1])):
+        name, value = assignment.groups()
+        # an argument of the script is taken from the environment, under the name that it is assigned to
+        assigned[name] = expanded(f'${name}' if ARGUMENT.fullmatch(value) else value, assigned, where)
+        return None
     if not words[0].split('/')[-1].startswith('python') or words[1:2] not in (['main.py'], ['./main.py']):
-        raise UserError(f'{where}: expected python main.py ..., not {" ".join(words)[:60]}; a script with loops '
-                        'must print its commands when it is given --list, as those that source run_lines.sh do')
-    shell = [word for word in words if set(word) <= SHELL or '$' in word or '`' in word]
-    if shell:
-        raise UserError(f'{where}: {shell[0]} is for a shell to read; write plain commands, or set the variable')
-    return words[2:]
+        raise UserError(f'{where}: expected python main.py ..., not {" ".join(words[:3])}; a script with loops must '
+                        f'print its commands when it is given --list, and have the second line "{MARKER}" '
+                        '(docs/run_scripts.md)')
+    return [expanded(word, assigned, where) for word in words[2:]]
 
 
 def split(line, where):
@@ -81,6 +116,25 @@ def split(line, where):
         return list(words)
     except ValueError as error:
         raise UserError(f'{where}: {str(error).lower()}') from None
+
+
+def expanded(word, assigned, where):
+    """The word with the values of its variables. Raises UserError for what only a shell can read."""
+    def value(match):
+        name = match[1] or match[2]
+        found = assigned.get(name, os.environ.get(name))
+        if found is None:
+            raise UserError(f'{where}: ${name} is for a shell to read, unless it is set in the environment, as in: '
+                            f'{name}=VALUE python Launch_Runs.py ...')
+        return found
+
+    rest = VARIABLE.sub('', word)
+    if argument := ARGUMENT.search(rest):
+        raise UserError(f'{where}: {argument[0]} is an argument of a script, and this file is not executed; write a '
+                        'variable such as $gpu, and set it in the environment, as in: gpu=0 python Launch_Runs.py ...')
+    if (word and set(word) <= SHELL) or '$' in rest or '`' in rest:
+        raise UserError(f'{where}: {word} is for a shell to read; write plain commands, or set the variable')
+    return VARIABLE.sub(value, word)
 
 
 def write(file, runs):

@@ -1,11 +1,13 @@
 """Runs as a job array on a SLURM cluster, by submitit. Imports little, since every job imports this module."""
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from utilities import stopping
 from utilities.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,16 +35,24 @@ class Job:
 
 
 def job_of(run):
-    """The Job that trains a Planned run."""
+    """The Job that trains a Planned run; its secrets are not in it, since submitit writes it to a file."""
     return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', shlex.join(run.arguments)])
 
 
 def submit(opt, runs):
-    """Submits the runs as one job array, and prints its id. Raises UserError where SLURM refuses it."""
+    """
+    Submits the runs as one job array, and prints its id. The runs' secrets are put into the environment of this
+    process, which sbatch exports to the jobs. Raises UserError where SLURM refuses the array.
+    """
     if importlib.util.find_spec('submitit') is None:
         raise UserError('--slurm needs submitit: pip install submitit')
     import submitit
     from submitit.core.utils import FailedJobError
+    if any(run.environment != runs[0].environment for run in runs):
+        raise UserError('--slurm: the lines have different keys, but the jobs of an array share one environment; leave '
+                        'the keys out of the lines and set WANDB_API_KEY')
+    os.environ.update(runs[0].environment)
+    stopping.check()
     folder = Path(LOGS).resolve()
     try:
         executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=MAX_REQUEUES)

@@ -1,15 +1,13 @@
 """How far the runs of a script are, read from their run folders and logs."""
 import collections
 import sys
-import time
 
 from launching import plan, process
-from utilities import run_records
+from utilities import run_records, stopping
 from utilities.columns import Column
 
 N_TIMED = 5                                                       # epochs of which the mean duration is taken
 REFRESH = 2                                                       # seconds between tables on a terminal
-STOPPED_BY_USER = 130
 
 
 def dry_run(runs):
@@ -30,7 +28,7 @@ def show(runs):
         print(('\033[2J\033[H' if is_terminal else '') + text, flush=True)
         if is_done or not is_terminal:
             return
-        time.sleep(REFRESH)
+        stopping.sleep(REFRESH)
 
 
 def table(runs):
@@ -80,7 +78,7 @@ def state_of(run, records, is_running):
         return 'finished'
     if is_running:
         return 'running'
-    if process.exit_code(run) not in (None, 0, STOPPED_BY_USER):
+    if process.exit_code(run) not in (None, 0, process.STOPPED):
         return 'failed'
     return 'stopped' if records else 'waiting'
 

@@ -62,7 +62,8 @@ done
 sinfo
 
 cat > "$work/runs.sh" <<'RUNS'
-# --list
+#!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
 for seed in 0 1 2; do
     echo python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --bs 32 --samples_per_class 4 --lr 0.001 \
         --n_epochs 3 --iterations_per_epoch 5 --no_train_metrics --embed_dim 32 --kernels 0 --device cpu --group slurm \

@@ -3,14 +3,15 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import criteria
 import parameters
+from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -101,19 +102,58 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
     assert not [name for name in top if name not in text]
 
 
-def test_the_custom_loss_of_the_readme_runs(quick, run, monkeypatch, tmp_path):
-    code, = (block for block in re.findall(r'```python\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
-             if 'class Criterion' in block)
-    (tmp_path / 'softmargin.py').write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    import softmargin
-    monkeypatch.setitem(criteria.CRITERIA, 'softmargin', softmargin)
-    build = parameters.build
+def copied(folder):
+    """A copy of the code, as git has it, to which files may be added."""
+    for name in subprocess.run(['git', 'ls-files', '*.py'], cwd=ROOT, capture_output=True, text=True).stdout.split():
+        if not name.startswith('tests/'):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
 
-    def with_its_flag():
-        parser = build()
-        parser.add_argument('--loss_softmargin_scale', type=command_line.POSITIVE, default=1.0)
-        return parser
 
-    monkeypatch.setattr(parameters, 'build', with_its_flag)
-    assert run(*quick, '--loss', 'softmargin', '--batch_mining', 'semihard', '--loss_softmargin_scale', '5') == 0
+def register(folder, package, registry, name):
+    """Adds the import and the line of the dict, as the docs say."""
+    file = folder / package / '__init__.py'
+    text = file.read_text()
+    assert text.count(f'from {package} import (\n') == text.count(f'{registry} = {{\n') == 1
+    text = text.replace(f'from {package} import (\n', f'from {package} import (\n    {name},\n')
+    file.write_text(text.replace(f'{registry} = {{\n', f"{registry} = {{\n    '{name}': {name},\n"))
+
+
+def run_in(folder, *arguments):
+    done = subprocess.run([sys.executable, 'main.py', *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
+    """The file, the flag and the two lines of the registry are copied from the README into a copy of the code."""
+    if not (ROOT / '.git').exists():
+        pytest.skip('not a git checkout')
+    folder = copied(tmp_path / 'code')
+    section = (ROOT / 'README.md').read_text().partition('## A custom loss\n')[2].partition('\n## ')[0]
+    name, = re.findall(r'A file, `criteria/(\w+)\.py`', section)
+    code, = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+    (folder / 'criteria' / f'{name}.py').write_text(code)
+    flag, = re.findall(r'at the end of `loss_parameters` in `parameters\.py`:\n   `(add\(.*?\))`\n', section)
+    body, end = (folder / 'parameters.py').read_text().split('\n\n\ndef evaluation_parameters')
+    (folder / 'parameters.py').write_text(f'{body}\n    {flag}\n\n\ndef evaluation_parameters{end}')
+    step, = re.findall(r'Two lines in `criteria/__init__\.py`: (.*?)\n\n', section, re.DOTALL)
+    assert re.findall(r'`(.*?)`', step) == [f'{name},', 'from criteria import (...)', f"'{name}': {name},", 'CRITERIA']
+    register(folder, 'criteria', 'CRITERIA', name)
+    command, = re.findall(r'```bash\npython main.py (.*?)```', section, re.DOTALL)
+    shorter = ['--n_epochs', '1', '--iterations_per_epoch', '1', '--no_train_metrics', '--pictures', 'none',
+               '--bs', '32', '--kernels', '0', '--device', 'cpu']
+    run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter)
+    assert (folder / 'Training_Results' / 'glyphs' / 'softmargin_s1' / 'summary.json').exists()
+
+
+def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
+    """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
+    if not (ROOT / '.git').exists():
+        pytest.skip('not a git checkout')
+    folder = copied(tmp_path / 'code')
+    (folder / 'criteria' / 'own_loss.py').write_text(TRIPLES.replace('{convert}', 'labels.cpu().numpy()'))
+    (folder / 'batch_mining' / 'own_miner.py').write_text(MINER)
+    register(folder, 'criteria', 'CRITERIA', 'own_loss')
+    register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
+    run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')

@@ -1,6 +1,5 @@
 """One trial: trains a setting on each fold, and tells the study how good it is so far."""
 import math
-import time
 
 import optuna
 
@@ -9,7 +8,7 @@ from launching import plan, process, script
 from launching.pool import FINISHED, Pool
 from tuning import ranges
 from tuning.trials import Superfluous, TrialFailed, is_counted, is_under_way, name_of
-from utilities import command_line, run_records
+from utilities import command_line, run_records, stopping
 from utilities.columns import Column
 from utilities.errors import UserError
 
@@ -55,7 +54,7 @@ class Folds:
         try:
             while self.pool.has_runs():
                 self.over |= {run.name for run, state in self.pool.start() if state == FINISHED}
-                time.sleep(POLL)
+                stopping.sleep(POLL)
                 for run, code in self.pool.collect():
                     if code:
                         raise TrialFailed(f'{run.savename}: exit code {code}: {process.last_lines(run, 1).strip()}')

@@ -1,12 +1,11 @@
 """Runs trials until a study has enough of them."""
-import time
-
 import optuna
 from optuna.trial import TrialState
 from tqdm import tqdm
 
 from tuning import report, trials
 from tuning.folds import objective
+from utilities import stopping
 from utilities.errors import UserError
 
 HOPELESS = 3                                                      # failed trials without a finished one
@@ -48,6 +47,7 @@ class Worker:
     def run(self):
         n_trials = self.search.opt.n_trials
         while True:
+            stopping.check()
             known = self.study.trials
             over = [trial for trial in known if trials.is_counted(trial)]
             alive = [trial for trial in known if trials.is_under_way(trial)]
@@ -72,7 +72,7 @@ class Worker:
         """Waits a second for the trials of other workers, and requeues those of workers that have died."""
         if not self.waiting_since:
             self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers have')
-        time.sleep(1)
+        stopping.sleep(1)
         optuna.storages.fail_stale_trials(self.study)
         trials.requeue_unbegun(self.study, alive, self.waiting_since)
 

@@ -17,7 +17,7 @@ from launching import local, plan, script, slots
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
-from utilities import command_line, run_folder
+from utilities import command_line, run_folder, stopping
 from utilities.errors import UserError, choose
 
 # what a search takes instead of main.py's defaults
@@ -83,7 +83,12 @@ class Search:
         except OSError as error:
             raise UserError(f'--study_path {self.folder}: no folder can be made there ({error.strerror})') from None
         with open(self.folder / '.lock', 'w') as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    stopping.sleep(stopping.POLL)
             yield
 
 
@@ -115,8 +120,7 @@ def parse_main(arguments):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
     main = parameters.parse(arguments, DEFAULTS)
-    if main.wandb_key:
-        os.environ['WANDB_API_KEY'] = main.wandb_key              # of the runs; never written into a command
+    os.environ.update(parameters.secrets_of(main))                # of the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')
@@ -147,6 +151,7 @@ def run(opt, others):
     print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.name_of(best)}, '
           f'{search.metric} {best.value:.4f} with {", ".join(report.settings_of(best))}\n'
           f'config: {search.folder / "best.yaml"}\ntrials: {search.folder / "trials.csv"}')
+    stopping.check()
     report.plot(search, study)
     return reproduce(search, best) if search.opt.reproductions else 0
 

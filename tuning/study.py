@@ -1,11 +1,11 @@
 """Optuna's study of a search: its database, its sampler and its pruner."""
 import json
-import time
+import re
 
 import optuna
 
 from tuning import ranges, trials
-from utilities import run_folder
+from utilities import run_folder, stopping
 from utilities.errors import UserError
 from utilities.randomness import derive
 
@@ -81,24 +81,30 @@ def open_study(search):
     return study
 
 
+def without_password(url):
+    """The URL of a database as it may be shown: a password with special characters may reach up to the last @."""
+    return re.sub(r'(password=)[^&]*', r'\1***', re.sub(r'(//[^:/@]*).*@', r'\1:***@', url))
+
+
 def storage_of(url, attempts=5):
     """Optuna's storage at the URL of a database. Raises UserError, without the URL's password."""
     import sqlalchemy
+    url_shown = without_password(url)
     try:
-        url_shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
         is_sqlite = url.startswith('sqlite')
         return optuna.storages.RDBStorage(
             url, engine_kwargs={'connect_args': {'timeout': 100}} if is_sqlite else {'pool_pre_ping': True},
             heartbeat_interval=trials.HEARTBEAT, grace_period=trials.GRACE,
             heartbeat_stale_trial_callback=trials.requeue)
-    except sqlalchemy.exc.ArgumentError:
-        raise UserError('--storage: not the URL of a database, as postgresql://USER@HOST/NAME') from None
+    except (sqlalchemy.exc.ArgumentError, ValueError):              # ValueError: for a port that is no number
+        raise UserError('--storage: not the URL of a database, as postgresql://USER@HOST:PORT/NAME; in a password, '
+                        'write / as %2F and @ as %40') from None
     except ImportError:
         raise UserError(f'--storage {url_shown}: the driver of this database is not installed; for PostgreSQL: pip '
                         "install 'psycopg[binary]'") from None
     except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:
         if attempts:                       # another worker is making the tables at this moment
-            time.sleep(2)
+            stopping.sleep(2)
             return storage_of(url, attempts - 1)
         raise UserError(f'--storage {url_shown}: {str(error.orig).strip().splitlines()[-1]}') from None
     except sqlalchemy.exc.SQLAlchemyError as error:

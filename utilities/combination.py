@@ -1,6 +1,7 @@
 """What losses and miners are put together from: sums of losses, and miners whose pairs become triplets."""
 import argparse
 
+import numpy as np
 import torch
 
 from utilities.errors import UserError
@@ -28,16 +29,61 @@ def triplets_of(positives, negatives):
     return torch.cat([pairs[place], negative[:, None]], dim=1)
 
 
-class Triplets:
-    """A miner of triplets [T, 3], whatever `batchminer` returns; `last` are those of the last batch."""
+def masks_of(anchors, positives, negatives, batch):
+    """
+    What the miners npair and lifted of the public code return -> masks of positive and negative pairs, two bool [B, B].
 
-    def __init__(self, batchminer):
-        self.batchminer, self.last = batchminer, None
+    anchors: A indices; positives, negatives: of each anchor, an index or several.
+    """
+    masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool)
+    for mask, partners in zip(masks, (positives, negatives), strict=True):
+        for anchor, others in zip(anchors, partners, strict=True):
+            mask[int(anchor), torch.as_tensor(others).long()] = True
+    return tuple(masks.to(batch.device))
+
+
+def lists_of(positives, negatives, name):
+    """
+    The inverse of masks_of: a list of A anchors, and the indices of each anchor's positives and of its negatives, both
+    a list of arrays, or an array [A, n] where each anchor has n. The positives of the miner npair are a list of A.
+    """
+    def indices_of(mask):
+        rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
+        # torch takes a short list of arrays for a tuple of indices
+        return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
+
+    positives, negatives = positives.cpu(), negatives.cpu()
+    anchors = positives.any(dim=1).nonzero()[:, 0].tolist()
+    if name == 'npair':
+        return anchors, positives[anchors].int().argmax(dim=1).tolist(), indices_of(negatives)
+    return anchors, indices_of(positives), indices_of(negatives)
+
+
+class Adapted:
+    """
+    A miner for a criterion of another contract: each may be of this project, or of the public code of Roth et al.
+
+    takes: what the criterion takes. masks: triplets [T, 3], or masks of positive and negative pairs, two bool [B, B];
+    triplets: [T, 3]; list: a list of triples; lists: what lists_of returns. The last two are those of the public code.
+    last: the triplets [T, 3] of the last batch, unless the criterion takes masks.
+    """
+
+    def __init__(self, batchminer, name, takes):
+        self.batchminer, self.name, self.takes, self.last = batchminer, name, takes, None
 
     def __call__(self, batch, labels):
-        mined = self.batchminer(batch, labels)
-        if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
-            self.last = triplets_of(*mined)
-        else:
-            self.last = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
-        return self.last
+        """labels [B]: a tensor on any device, an array or a list."""
+        # the miners of the public code have a name, and turn labels on the CPU into an array
+        device = 'cpu' if hasattr(self.batchminer, 'name') else batch.device
+        mined = self.batchminer(batch, torch.as_tensor(labels, device=device))
+        if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
+            mined = masks_of(*mined, batch)
+        are_masks = isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined)
+        if not are_masks:
+            mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+        if self.takes == 'masks':
+            return mined
+        if self.takes == 'lists' and are_masks:
+            return lists_of(*mined, self.name)
+        self.last = triplets_of(*mined) if are_masks else mined
+        return self.last.tolist() if self.takes == 'list' else self.last

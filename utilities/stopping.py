@@ -4,7 +4,9 @@ KeyboardInterrupt. An exception raised by the handler itself could vanish in a c
 """
 import os
 import signal
+import time
 
+POLL = 0.2                                           # seconds between looks at what is waited for
 requested = False
 owner = None                                   # the process that is to stop; data workers inherit the handler
 
@@ -40,3 +42,12 @@ def checked(items):
     for item in items:
         check()
         yield item
+
+
+def sleep(seconds):
+    """Waits. Raises KeyboardInterrupt within POLL seconds after a stop was requested."""
+    end = time.monotonic() + seconds
+    check()
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(POLL, left))
+        check()

@@ -180,7 +180,7 @@ def test_a_file_that_holds_no_weights_is_described_without_torchs_advice(opt, tm
         with pytest.raises(UserError) as caught:
             architectures.select(opt(arch='conv4', weights=str(path)))
         sentence = str(caught.value)
-        assert sentence.startswith(f'--weights {path}: not a file of weights alone but ')
+        assert sentence.startswith(f'--weights {path}: not a file of weights only but ')
         assert sentence.endswith('; expected a state dict as torch.save or safetensors writes it')
         assert not re.search('weights_only|Weights only|trust|WeightsUnpickler|PytorchStream', sentence)
         return sentence.split(' but ')[1].split(';')[0]

@@ -3,6 +3,8 @@ import shlex
 
 import pytest
 
+from tests.tuning.stub import search_flags
+
 
 @pytest.fixture
 def script(quick, tmp_path):
@@ -13,3 +15,9 @@ def script(quick, tmp_path):
         (tmp_path / 'runs.sh').write_text('\n'.join(commands) + '\n')
         return str(tmp_path / 'runs.sh')
     return write
+
+
+@pytest.fixture
+def flags(patterns, tmp_path):
+    """Of a search over two folds of `patterns`."""
+    return search_flags(patterns, tmp_path)

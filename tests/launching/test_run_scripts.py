@@ -62,6 +62,20 @@ def test_the_runs_of_the_reality_check():
     assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
 
 
+def test_a_run_script_passes_a_key_on_by_the_environment(tmp_path):
+    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@ key=$WANDB_API_KEY" >> $NOTES\n')
+    (tmp_path / 'python').chmod(0o755)
+    environment = os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'NOTES': str(tmp_path / 'notes')}
+    for given in (['--wandb_key', 'secret'], ['--wandb_key=secret']):
+        (tmp_path / 'notes').unlink(missing_ok=True)
+        done = subprocess.run(['bash', ROOT / 'Omniglot_Runs.sh', *given, '--log_online'], env=environment,
+                              capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0 and 'secret' not in done.stdout + done.stderr
+        lines = (tmp_path / 'notes').read_text().splitlines()
+        assert len(lines) == 18 and all(line.endswith('--log_online key=secret') for line in lines)
+        assert all(line.count('secret') == 1 for line in lines)
+
+
 def test_a_run_script_runs_its_lines_and_passes_flags_on(tmp_path):
     """With a python that notes its arguments; exit code 1 lets the others run, 2 ends the script."""
     (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" >> $NOTES\n'

@@ -1,30 +1,101 @@
-"""launching/script.py: which files are scripts of runs, and what their commands are."""
+"""launching/script.py: which files are scripts of runs, what their commands are, and which of them are executed."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import Launch_Runs
 from launching import script
 from utilities.errors import UserError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize('text, commands', [
     ('#!/bin/bash\n\n# a comment\npython main.py --bs 8 \\\n   --lr 1 # small\n', [['--bs', '8', '--lr', '1']]),
     ('python3 main.py --source $DATAPATH/x --loss_pml_args "{a: 1}"',
      [['--source', '/data/x', '--loss_pml_args', '{a: 1}']]),
+    ('"""===== Baseline Runs --- CUB200-2011 ====="""\npython main.py --source ${DATAPATH} --gpu 0\n\n### more\n',
+     [['--source', '/data', '--gpu', '0']]),
+    ('gpu=$1\nexport root="$DATAPATH/my data"  # where it is\npython main.py --gpu $gpu --source $root/i --group ""',
+     [['--gpu', '3', '--source', '/data/my data/i', '--group', '']]),
+    ('DATAPATH=/here\npython main.py --source $DATAPATH', [['--source', '/here']]),         # as in a shell
+    ('python main.py --group "a;b $QUOTED"', [['--group', 'a;b "; x #']]),
 ])
 def test_a_plain_file_of_commands(text, commands, tmp_path, monkeypatch):
-    monkeypatch.setenv('DATAPATH', '/data')
+    for name, value in {'DATAPATH': '/data', 'gpu': '3', 'QUOTED': '"; x #'}.items():
+        monkeypatch.setenv(name, value)
     (tmp_path / 'runs.sh').write_text(text)
     assert script.commands(tmp_path / 'runs.sh') == commands
 
 
 @pytest.mark.parametrize('text, sentence', [
     ('python main.py --seed 1\nfor seed in 1 2; do\n', 'line 2: expected python main.py ...'),
-    ('python main.py --source $NOWHERE', r'line 1: \$NOWHERE is for a shell to read'),
+    ('cd /somewhere\npython main.py', 'line 1: expected python main.py ..., not cd /somewhere'),
+    ('source run_lines.sh\nline --seed 1', 'line 1: expected .*second line "# Launch_Runs.py executes this'),
+    ('python main.py --source $NOWHERE', r'line 1: \$NOWHERE is for a shell to read, unless .*NOWHERE=VALUE python'),
+    ('python main.py --gpu $1', r'line 1: \$1 is an argument of a script, .* gpu=0 python Launch_Runs.py'),
+    ('python main.py\nNOWHERE=$2', r'line 2: \$NOWHERE is for a shell to read, unless it is set in the environment'),
+    ('gpu=${1:-0}\npython main.py --gpu $gpu', r'line 1: \${1:-0} is for a shell to read'),
     ('python main.py --seed 1 &', 'line 1: & is for a shell to read'),
     ('python main.py --group "a', 'line 1: no closing quotation'),
     ('# nothing\n', 'there is no line python main.py'),
-    ('exit 3 # --list', '--list failed: exit code 3'),
+    (f'#!/bin/bash\n{script.MARKER}\nexit 3', '--list failed: exit code 3'),
 ])
-def test_what_is_no_script_of_runs(text, sentence, tmp_path):
+def test_what_is_no_script_of_runs(text, sentence, tmp_path, monkeypatch):
+    monkeypatch.delenv('gpu', raising=False)
     (tmp_path / 'runs.sh').write_text(text)
     with pytest.raises(UserError, match=sentence):
         script.commands(tmp_path / 'runs.sh')
+
+
+@pytest.mark.parametrize('text', [
+    '# --list\ntouch {mark}\npython main.py --seed 1',
+    '#!/bin/bash\n# ./runs.sh [--list]\ntouch {mark}\npython main.py --seed 1',
+    'python main.py --seed 1 --group "$(touch {mark})" # --list',
+    'python main.py --seed 1 --group `touch {mark}` # --list',
+    'group=$(touch {mark})\npython main.py --group $group # --list',
+    'python main.py --seed 1; touch {mark} # --list',
+    f'# first\n{script.MARKER}\ntouch {{mark}}\npython main.py',                # without #!
+    f'#!/bin/bash\n\n{script.MARKER}\ntouch {{mark}}\npython main.py',          # not the second line
+    f'#!/bin/bash\n{script.MARKER}, or not\ntouch {{mark}}\npython main.py',
+    f'#!/bin/bash\n  {script.MARKER}\ntouch {{mark}}\npython main.py',
+])
+@pytest.mark.parametrize('mode', ['--dry_run', '--status', '--workers=1'])
+def test_no_file_is_executed_that_does_not_ask_for_it(text, mode, tmp_path, capsys):
+    (tmp_path / 'runs.sh').write_text(text.replace('{mark}', str(tmp_path / 'mark')))
+    assert Launch_Runs.main([str(tmp_path / 'runs.sh'), mode]) == 2
+    assert not (tmp_path / 'mark').exists()
+    assert 'runs.sh, line' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('mode', ['--dry_run', '--status'])
+def test_a_script_that_is_executed_is_named_before(mode, tmp_path):
+    """The script sees what has been printed until it runs."""
+    runs, printed = tmp_path / 'runs.sh', tmp_path / 'printed.txt'
+    runs.write_text(f'#!/bin/bash\n{script.MARKER}\ncp {printed} {tmp_path}/before.txt\n'
+                    'for seed in 0 1; do echo "python main.py --seed $seed"; done\n')
+    with open(printed, 'w') as file:
+        done = subprocess.run([sys.executable, ROOT / 'Launch_Runs.py', runs, mode], stdout=file, stderr=file)
+    assert done.returncode == 0
+    assert (tmp_path / 'before.txt').read_text() == f'Executing bash {runs} --list\n'
+
+
+def test_the_script_of_the_docs_is_taken(tmp_path, capsys):
+    page = (ROOT / 'docs' / 'run_scripts.md').read_text().partition('## Your own script')[2]
+    own, plain = re.findall(r'```bash\n(.*?)```', page, re.DOTALL)[:2]
+    for name, text, n_runs in (('own', own, 9), ('plain', plain, 2)):
+        (tmp_path / f'{name}.sh').write_text(text.replace('source run_lines.sh', f'source {ROOT}/run_lines.sh'))
+        assert Launch_Runs.main([str(tmp_path / f'{name}.sh'), '--dry_run']) == 0
+        assert f'{n_runs} runs, and main.py takes the flags of each.' in capsys.readouterr().out
+
+
+def test_refused_lines_can_be_left_out(tmp_path, capsys):
+    (tmp_path / 'runs.sh').write_text('python main.py --group a _3\npython main.py --group b\n')
+    assert Launch_Runs.main([str(tmp_path / 'runs.sh'), '--dry_run']) == 2
+    assert 'run 1: unrecognized arguments: _3' in capsys.readouterr().err
+    assert Launch_Runs.main([str(tmp_path / 'runs.sh'), '--dry_run', '--skip_refused']) == 0
+    printed = capsys.readouterr()
+    assert 'run 1: unrecognized arguments: _3' in printed.err and '1 runs, and main.py takes' in printed.out

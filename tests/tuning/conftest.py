@@ -2,7 +2,7 @@
 import pytest
 
 from launching import process
-from tests.tuning.stub import STUB, with_stub
+from tests.tuning.stub import STUB, search_flags, with_stub
 from tuning import folds
 
 
@@ -22,7 +22,4 @@ def stub(monkeypatch, tmp_path):
 @pytest.fixture
 def flags(patterns, tmp_path):
     """Of a search over two folds of `patterns`."""
-    return ['--study_path', str(tmp_path / 'study'), '--dataset', 'folder', '--source_path', str(patterns),
-            '--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--bs', '6', '--kernels', '0',
-            '--device', 'cpu', '--embed_dim', '8', '--iterations_per_epoch', '2', '--n_epochs', '2', '--n_folds', '2',
-            '--loss', 'triplet', '--batch_mining', 'random']
+    return search_flags(patterns, tmp_path)

@@ -57,6 +57,14 @@ sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
 TUNE = ['--tune', 'lr', '1e-5', '1e-1', 'log', '--tune', 'loss_triplet_margin', '0.01', '0.7']
 
 
+def search_flags(patterns, folder):
+    """The arguments of a search over two folds of `patterns`, with its study in `folder`."""
+    return ['--study_path', str(folder / 'study'), '--dataset', 'folder', '--source_path', str(patterns),
+            '--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--bs', '6', '--kernels', '0',
+            '--device', 'cpu', '--embed_dim', '8', '--iterations_per_epoch', '2', '--n_epochs', '2', '--n_folds', '2',
+            '--loss', 'triplet', '--batch_mining', 'random']
+
+
 def with_stub(folder):
     """Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them."""
     original = process.start
