@@ -67,7 +67,8 @@ def count_features(backbone, arch):
     try:
         output = backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'--input_size {backbone.size}: the network cannot process images of this size ({error})') from None
+        raise UserError(f'--input_size {backbone.size}: the network cannot process images of this size ({error})'
+                        ) from None
     shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if not isinstance(shape, list) or shape[1:] != [output.numel(), *[1] * (len(shape) - 2)]:
         raise UserError(f'--arch {arch}: its output for one image is {shape}; expected pooled features [1, F]')
