@@ -13,9 +13,10 @@ from pathlib import Path
 import yaml
 
 from utilities import columns, run_folder
+from utilities.database import quoted
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
-from utilities.records import as_text, quoted
+from utilities.records import as_text
 
 SETTINGS = 'ensemble.yaml'
 
