@@ -347,8 +347,8 @@ def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(main, 'train_epoch', removing)
     assert run(*quick, *FEW) == 1
-    assert capsys.readouterr().err == (f'main.py: the run failed: The run folder {folder_of(tmp_path)} was removed while '
-                                       'the run was writing to it.\n')
+    sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
+    assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
 
 
 # Backends
