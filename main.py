@@ -93,9 +93,6 @@ def explained_stop(opt, state):
             shutil.rmtree(state.folder)                      # nothing is lost, and the name is free again
         raise
     except Exception as error:
-        if stopping.requested and errors.is_lost_worker(error):      # schedulers signal the data workers as well
-            print(f'\nStopped. To continue: python main.py --resume {state.folder}')
-            raise KeyboardInterrupt from None
         reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)
         if reason is None:
             raise

@@ -31,7 +31,7 @@ CONFIGURATIONS = {                             # all with a state beside the net
     'parametric': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --tv_split_by_samples',
     'coreset': '--data_sampler greedy_coreset --data_batchmatch_bigbs 30 --optim rmsprop',
     'momentum': '--data_sampler disthist_batchmatch --data_batchmatch_bigbs 30 --data_mb_mom 0.9 --tau 2',
-    'softmax': '--loss softmax --batch_mining none --dr_weight 0.1 --optim adamw',
+    'direction': '--loss triplet --batch_mining random --dr_weight 0.1 --optim adamw',
 }
 
 
@@ -110,7 +110,7 @@ def outcome(child, codes, limit=LIMIT):
         child.code()
         return f'hangs: {child.text[-300:]}'
     if 'Traceback' in child.text or 'Exception ignored' in child.text:
-        return f'a traceback: {child.text[-600:]}'
+        return f'a traceback: {child.text[-4000:]}'
     if code == 2 and len(errors := child.text[child.text.rfind('main.py: error'):].strip().split('\n')) > 2:
         return f'{len(errors)} lines of error: {child.text[-300:]}'
     return None if code in codes else f'exit code {code}: {child.text[-300:]}'

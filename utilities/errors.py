@@ -22,12 +22,17 @@ class RunFailed(Exception):
     """A failure of the run itself, such as a loss that is not finite. main.py prints it and exits with 1."""
 
 
+class WorkerLost(RunFailed):
+    """A data worker was ended from outside."""
+
+    def __str__(self):
+        return 'A data worker was killed, as the system does where memory runs out; fewer --kernels need less.'
+
+
 def reason_of(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
     if not (Path(folder) / 'config.yaml').exists():
         return f'The run folder {folder} was removed while the run was writing to it.'
-    if is_lost_worker(error):
-        return f'A data worker was killed, as the system does where memory runs out; fewer --kernels need less. {KEPT}'
     while error:                                             # torch.save raises an error of its own on top
         code = getattr(error, 'errno', None)
         if code in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL':
@@ -36,11 +41,6 @@ def reason_of(error, folder):
             return f'{folder} cannot be written to ({error}). {KEPT}'
         error = error.__cause__ or error.__context__
     return None
-
-
-def is_lost_worker(error):
-    """Whether torch says with this error that a data worker has ended from outside."""
-    return isinstance(error, RuntimeError) and 'DataLoader worker' in str(error)
 
 
 def nearest(name, names, prefix=''):

@@ -4,7 +4,27 @@ import os
 
 import torch
 
+from utilities import stopping
+from utilities.errors import WorkerLost
 from utilities.randomness import derive
+
+# Torch would set a signal handler that raises an error when a data worker is killed, wherever the main process is at
+# that moment: inside the start of a thread, or where the error is ignored. The loaders notice it by themselves.
+torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
+
+
+class Loader(torch.utils.data.DataLoader):
+    """A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch."""
+
+    def __iter__(self):
+        try:
+            yield from super().__iter__()
+        except (RuntimeError, OSError, EOFError) as error:
+            of_worker = 'in DataLoader worker process' in str(error)                # raised by the data set there
+            if of_worker or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
+                raise
+            stopping.check()                                 # schedulers send SIGTERM to the data workers as well
+            raise WorkerLost from error
 
 
 def n_cores():
@@ -29,7 +49,7 @@ class TrainingLoader:
     def __init__(self, opt, dataset, sampler):
         self.opt, self.sampler, self.batches = opt, sampler, []
         n_workers = workers(opt)
-        self.loader = torch.utils.data.DataLoader(
+        self.loader = Loader(
             dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
             pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
 
@@ -46,5 +66,5 @@ class TrainingLoader:
 
 def evaluation_loader(opt, dataset):
     """Loads all images of `dataset` once, in order."""
-    return torch.utils.data.DataLoader(dataset, batch_size=opt.bs, num_workers=workers(opt),
-                                       pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
+    return Loader(dataset, batch_size=opt.bs, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
+                  generator=torch.Generator())

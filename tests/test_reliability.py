@@ -1,0 +1,447 @@
+"""Damaged files, full disks, killed helpers, signals, second writers: a sentence, or a run that ends as undisturbed."""
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import datasets
+import Launch_Runs
+import main
+import Result_Evaluations
+from benchmarks.faults import damage
+from datasets import download
+from evaluation import counting
+from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.utilities.test_backends import assert_holds, wandb_of
+from utilities import backends, checkpoint, database, records, run_folder, run_lock, run_records, stopping
+from utilities.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
+
+
+@pytest.fixture(scope='module')
+def trained(patterns, tmp_path_factory):
+    """{'whole': the folder of an undisturbed run of two epochs, 'half': of the same after its first epoch}."""
+    place = tmp_path_factory.mktemp('trained')
+    arguments = ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
+                 '--input_size', '16', '--bs', '12', '--lr', '0.001', '--iterations_per_epoch', '3', '--kernels', '0',
+                 '--embed_dim', '16', '--device', 'cpu', '--pictures', 'none', '--save_path', str(place / 'runs'), *FEW]
+    for name, n_epochs in (('whole', '2'), ('half', '1')):
+        assert main.main([*arguments, '--group', name, '--n_epochs', n_epochs]) == 0
+    return {name: folder_of(place, f'{name}_s1') for name in ('whole', 'half')}
+
+
+@pytest.fixture
+def half(trained, tmp_path):
+    """A copy of the folder of a run of one epoch."""
+    return Path(shutil.copytree(trained['half'], tmp_path / 'half'))
+
+
+@pytest.fixture
+def resume(run, capsys):
+    """resume(folder): (exit code, what was printed to stdout, to stderr) of going on to the second epoch."""
+    def resumed(folder, *flags):
+        capsys.readouterr()
+        code = run('--resume', folder, '--n_epochs', '2', *flags)
+        return code, *capsys.readouterr()
+    return resumed
+
+
+def assert_refused(code, error):
+    assert code == 2 and error.startswith('main.py: error: ') and len(error.splitlines()) <= 2
+
+
+# Damaged files
+
+def test_every_checkpoint_is_read_without_unpickling_objects(trained):
+    found = sorted(trained['whole'].glob('*.pt'))
+    assert len(found) == 2
+    for file in found:
+        assert {'model', 'criterion', 'epoch', 'settings'} <= torch.load(file, weights_only=True).keys()
+
+
+def test_a_flipped_bit_of_the_checkpoint_is_refused_or_does_not_matter(trained, half, resume):
+    content, generator = (half / 'checkpoint_last.pt').read_bytes(), random.Random(0)
+    codes = set()
+    for _ in range(20):
+        folder = Path(shutil.copytree(half, half.parent / 'flipped', dirs_exist_ok=True))
+        (folder / 'checkpoint_last.pt').write_bytes(content)
+        damage(folder / 'checkpoint_last.pt', 'bit', generator)
+        code, _, error = resume(folder)
+        codes.add(code)
+        if code:
+            assert_refused(code, error)
+        else:
+            assert_same_end(trained['whole'], folder)
+            shutil.rmtree(folder)
+    assert 2 in codes
+
+
+@pytest.mark.parametrize('content', [b'', b'PK', slice(None, 1000), slice(None, -1), slice(None, -30_000)])
+def test_a_checkpoint_that_is_cut_off_is_refused_and_nothing_is_changed(content, half, resume):
+    whole = (half / 'checkpoint_last.pt').read_bytes()
+    (half / 'checkpoint_last.pt').write_bytes(whole[content] if isinstance(content, slice) else content)
+    before = {path: path.read_bytes() for path in half.rglob('*') if path.is_file()}
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert 'checkpoint_last.pt' in error and 'copy it again' in error
+    assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
+
+
+@pytest.mark.parametrize('how', ['cut', 'emptied', 'removed', 'digit', 'NUL', 'no UTF-8'])
+@pytest.mark.parametrize('name', ['log.csv', 'spectrum.csv', 'records.sqlite'])
+def test_damaged_records_are_refused_by_readers_and_repaired_by_a_resume(name, how, trained, half, resume):
+    if how == 'removed':
+        (half / name).unlink()
+    else:
+        damage(half / name, how, random.Random(f'{name} {how}'))
+    is_read = name == 'log.csv' or name == 'spectrum.csv' and how != 'removed'
+    code = Result_Evaluations.main(['--runs', str(half.parent), '--metrics', 'e_recall@1'])
+    assert code == (2 if is_read else 0)
+    code, out, error = resume(half)
+    assert (code, error) == (0, '') and f'{name} did not hold what the checkpoint has recorded' in out
+    assert_same_end(trained['whole'], half)
+    assert rows_of_spectra(half) == rows_of_spectra(trained['whole']) and len(rows_of_spectra(half)) == 3
+    contents = checkpoint.load(half / 'checkpoint_last.pt')['records']
+    again = database.Database(half / 'records.sqlite')
+    assert again.holds(contents['rows'], contents['spectra'])
+    again.close()
+    assert run_records.read(half).state == run_records.FINISHED
+
+
+def rows_of_spectra(folder):
+    return run_records.texts_of(folder / 'spectrum.csv')
+
+
+def test_a_damaged_database_is_written_anew_wherever_the_damage_is(half, tmp_path):
+    contents = checkpoint.load(half / 'checkpoint_last.pt')['records']
+    content, generator = (half / 'records.sqlite').read_bytes(), random.Random(0)
+    places = [*range(100), *(generator.randrange(len(content)) for _ in range(100))]     # the header, and elsewhere
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << generator.randrange(8)
+        (half / 'records.sqlite').write_bytes(damaged)
+        opened, _ = database.opened(half / 'records.sqlite', contents['rows'], contents['spectra'])
+        assert opened.holds(contents['rows'], contents['spectra']), place
+        opened.close()
+
+
+def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, run, quick, capsys):
+    arguments = [*quick, *FEW, '--n_epochs', '1', '--untrained', half]
+    assert run(*arguments) == 0
+    damage(half / 'spectrum.csv', 'digit', random.Random(0))
+    assert run(*arguments) == 2
+    assert 'spectrum.csv: damaged or edited' in capsys.readouterr().err
+    (half / 'spectrum.csv').unlink()
+    for text in ('[1]', '{"finished": 1, "last_epoch": null}', '{"finished": true, "last_epoch": {"epoch": "1"}}',
+                 '{"finished": true, "last_epoch": null, "records": [1]}', '[' * 100_000):
+        (half / 'summary.json').write_text(text)
+        with pytest.raises(UserError, match='not a whole summary'):
+            run_records.read(half)
+
+
+def test_a_flipped_character_of_the_settings_is_refused(half, resume):
+    file, generator = half / 'config.yaml', random.Random(0)
+    content, settings = file.read_bytes(), run_folder.read(half)
+    for _ in range(100):
+        damage(file, 'bit', generator)
+        try:
+            assert run_folder.read(half) == settings                # in the word `checksum`
+        except UserError as error:
+            assert 'config.yaml' in str(error)
+        file.write_bytes(content)
+    file.write_bytes(content.replace(b'seed: 1\n', b'seed: 2\n'))
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert 'damaged, or edited: its checksum does not fit' in error
+
+
+# One writer
+
+HOLDER = """
+import sys
+from utilities import run_lock
+with run_lock.held(sys.argv[1]):
+    print('held', flush=True)
+    input()
+"""
+
+
+def test_the_second_writer_gets_a_sentence_and_the_first_is_undisturbed(trained, half, resume):
+    process = subprocess.Popen([sys.executable, '-c', HOLDER, str(half)], cwd=ROOT, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == 'held\n'
+    before = {path: path.read_bytes() for path in half.rglob('*') if path.is_file()}
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert f'process {process.pid} on ' in error and 'writes to this run folder' in error
+    assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
+    process.kill()                                                  # the lock ends with it, the file stays
+    process.wait()
+    assert (half / run_lock.NAME).exists() and resume(half)[0] == 0 and not (half / run_lock.NAME).exists()
+    assert_same_end(trained['whole'], half)
+
+
+def test_without_locks_there_is_a_note(half, resume, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, 'No locks available')
+    monkeypatch.setattr(run_lock.fcntl, 'lockf', refuse)
+    code, out, _ = resume(half)
+    assert code == 0 and f'Note: {half} cannot be locked (No locks available)' in out
+
+
+def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, resume):
+    for name in ('.log.1.tmp.csv', 'plots/.loss.1.tmp.png', '.checkpoint_last.1.tmp.pt'):
+        (half / name).write_bytes(b'half')
+    assert resume(half)[0] == 0 and not list(half.rglob('.*'))
+    parent = folder_of(tmp_path).parent
+    for name in ('.quick_s1.1', '.quick_s1.2', '.other_s1.1'):
+        (parent / name).mkdir(parents=True)
+        (parent / name / 'config.yaml').write_text('')
+        os.utime(parent / name, (0, 0) if name != '.quick_s1.2' else None)
+    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    assert {path.name for path in parent.glob('.*')} == {'.quick_s1.2', '.other_s1.1'}      # another process is at it
+
+
+# Signals
+
+def test_random_signals_kills_and_faults(tmp_path):
+    """Some of each kind of benchmarks.faults, which forks its runs from a process that has imported everything."""
+    kinds = ['kills', 'crash points', 'signals', 'concurrent runs', 'full disk', 'lost worker', 'removed folder']
+    done = subprocess.run([sys.executable, '-m', 'benchmarks.faults', '--quick', '--only', *kinds], cwd=ROOT, text=True,
+                          env=os.environ | {'TMPDIR': str(tmp_path), 'OMP_NUM_THREADS': '1'}, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f'{kind} ' in done.stdout for kind in kinds)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():
+    code = ('import os, signal, time\nfrom utilities import stopping\nstopping.install()\n'
+            'worker = os.fork()\n'
+            'os.kill(os.getpid(), signal.SIGINT)\n'
+            'if not worker:\n    os._exit(7 * (not stopping.requested))\n'
+            'print(os.waitstatus_to_exitcode(os.wait()[1]), stopping.requested, flush=True)\n'
+            'os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)')
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == -signal.SIGINT and done.stdout == '7 True\n'
+    assert done.stderr.count('press Ctrl-C again') == 1
+
+
+def test_long_loops_can_be_stopped(trained, run, monkeypatch, tmp_path, patterns):
+    monkeypatch.setattr(stopping, 'requested', True)
+    assert run('--evaluate', trained['whole']) == 130
+    again = ['--reproduce', trained['whole'], '--save_path', tmp_path / 'runs']
+    assert run(*again, '--skip_bad_images') == run(*again, '--image_cache', tmp_path / 'cache') == 130
+    assert not (tmp_path / 'runs').exists()
+    for stopped in (lambda: counting.in_threads(print, range(100)), lambda: datasets.is_readable(tmp_path / 'x'),
+                    lambda: download.download(patterns.as_uri() + '/images/class_00/0.png', tmp_path / 'x')):
+        with pytest.raises(KeyboardInterrupt):
+            stopped()
+
+
+def test_a_signal_that_also_ends_the_data_workers_is_a_stop(quick, run, tmp_path, monkeypatch, capsys):
+    """Schedulers send SIGTERM to every process of a job."""
+    monkeypatch.setattr(stopping, 'requested', False)
+    monkeypatch.setattr(main, 'train_epoch', killing_workers(lambda: setattr(stopping, 'requested', True)))
+    assert run(*quick, *FEW, '--kernels', '2') == 130
+    out, error = capsys.readouterr()
+    assert f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}' in out and 'Traceback' not in error
+
+
+def killing_workers(and_then):
+    """main.train_epoch, whose data workers are killed in the second epoch, where the first has started them."""
+    train_epoch = main.train_epoch
+
+    def trained(opt, built, loader, epoch):
+        if epoch == 2:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, signal.SIGKILL)
+            and_then()
+        return train_epoch(opt, built, loader, epoch)
+    return trained
+
+
+# What the machine takes away
+
+def failed(run, arguments, capsys, folder, code=1):
+    assert run(*arguments) == code
+    error = capsys.readouterr().err
+    assert 'main.py: the run failed: ' in error and 'Traceback' not in error
+    assert error.splitlines()[-1] == f'To continue after its last checkpoint: python main.py --resume {folder}'
+    return error
+
+
+def test_a_killed_data_worker(quick, run, tmp_path, monkeypatch, capsys, trained):
+    with monkeypatch.context() as patch:
+        patch.setattr(main, 'train_epoch', killing_workers(lambda: None))
+        error = failed(run, [*quick, *FEW, '--kernels', '2'], capsys, folder_of(tmp_path))
+    assert 'A data worker was killed, as the system does where memory runs out; fewer --kernels need less' in error
+    assert len(rows_of(folder_of(tmp_path))) == 2
+    assert run('--resume', folder_of(tmp_path)) == 0
+    assert_same_end(trained['whole'], folder_of(tmp_path))
+
+
+def test_a_full_disk_at_the_checkpoint(quick, run, tmp_path, monkeypatch, capsys, trained):
+    write, hard = checkpoint.Checkpoint.write, resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+    def limited(self, name, content):
+        limit = 100_000 if content['epoch'] == 2 and name == checkpoint.LAST else hard
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            write(self, name, content)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoint, 'write', limited)
+        error = failed(run, [*quick, *FEW], capsys, folder_of(tmp_path))
+    assert 'No space is left to write to ' in error and 'Everything up to the last saved epoch is kept.' in error
+    assert not list(folder_of(tmp_path).rglob('.*'))
+    assert run('--resume', folder_of(tmp_path)) == 0
+    assert_same_end(trained['whole'], folder_of(tmp_path))
+
+
+@pytest.mark.parametrize('code, sentence', [(errno.ENOSPC, 'No space is left to write to'),
+                                            (errno.EDQUOT, 'No space is left to write to'),
+                                            (errno.EIO, 'cannot be written to'), (errno.EROFS, 'cannot be written to')])
+def test_a_full_or_failing_disk_at_the_log(code, sentence, half, run, monkeypatch, capsys, trained):
+    write_csv = records.write_csv
+
+    def write(file, rows):
+        if len(rows) == 3:
+            raise OSError(code, os.strerror(code))
+        write_csv(file, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, 'write_csv', write)
+        assert sentence in failed(run, ['--resume', half, '--n_epochs', '2'], capsys, half)
+    assert run('--resume', half) == 0
+    assert_same_end(trained['whole'], half)
+
+
+def test_a_full_disk_where_the_folder_is_made_leaves_none(quick, run, tmp_path, monkeypatch, capsys):
+    def write(file, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(run_folder, 'write_checked', write)
+    assert run(*quick) == 2
+    assert 'no folder can be made there (No space left on device)' in capsys.readouterr().err
+    assert not list(folder_of(tmp_path).parent.iterdir())
+
+
+def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys):
+    train_epoch = main.train_epoch
+
+    def removing(opt, built, loader, epoch):
+        shutil.rmtree(folder_of(tmp_path))
+        return train_epoch(opt, built, loader, epoch)
+
+    monkeypatch.setattr(main, 'train_epoch', removing)
+    assert run(*quick, *FEW) == 1
+    sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
+    assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
+
+
+# Backends
+
+def services():
+    """The process ids of the W&B services that this process has started."""
+    children = Path(f'/proc/self/task/{os.getpid()}/children').read_text().split()
+    return [int(child) for child in children if 'wandb-core' in Path(f'/proc/{child}/cmdline').read_text()]
+
+
+@pytest.mark.skipif(not Path('/proc/self/task').exists(), reason='finds the service in /proc')
+@pytest.mark.parametrize('where', ['train_epoch', 'finish'])
+def test_a_killed_wandb_service_does_not_end_the_training(where, quick, run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip('wandb')
+    original, killed = getattr(main, where), []
+
+    def killing(*arguments):
+        for service in services():
+            os.kill(service, signal.SIGKILL)
+            killed.append(service)
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(main, where, killing)
+        assert run(*quick, *FEW, '--log_online', '--project', 'P', '--n_epochs', '3') == 0
+    out, folder = capsys.readouterr().out, folder_of(tmp_path)
+    assert len(killed) == 1 and out.count('Note: Wandb') == 1 and len(rows_of(folder)) == 4
+    assert f'To send what is missing there afterwards: python main.py --resume {folder}' in out
+    time.sleep(1)                                                   # W&B names its folders after the second
+    assert run('--resume', folder) == 0
+    assert_holds(wandb_of(folder), folder)
+
+
+FROZEN = """
+import os, signal, sys
+import main
+from tests.test_reliability import services
+from utilities import backends
+backends.LIMIT, finish = 6, main.finish
+def freezing(*arguments):
+    for service in services():
+        os.kill(service, signal.SIGSTOP)
+        print('frozen', service)
+    return finish(*arguments)
+main.finish = freezing
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(not Path('/proc/self/task').exists(), reason='finds the service in /proc')
+def test_a_wandb_service_that_does_not_answer_is_not_waited_for(quick, tmp_path):
+    pytest.importorskip('wandb')
+    with open(tmp_path / 'out', 'w+') as out:                       # not a pipe, which the service would keep open
+        code = subprocess.run([sys.executable, '-c', FROZEN, *quick, *FEW, '--n_epochs', '0', '--log_online'], cwd=ROOT,
+                              stdout=out, stderr=out, timeout=300).returncode
+        out.seek(0)
+        printed = out.read()
+    os.kill(int(printed.split('frozen ')[1].split()[0]), signal.SIGKILL)
+    assert code == 0 and 'no answer within 2 seconds' in printed and 'Traceback' not in printed
+
+
+def test_a_backend_that_cannot_start_or_ends_the_process_is_a_note(quick, run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip('tensorboard')
+    monkeypatch.setattr(backends.TensorBoard, 'log', lambda *arguments: sys.exit(3))
+    assert run(*quick, *FEW, '--n_epochs', '1') == 0
+    assert 'Note: TensorBoard takes no more records (SystemExit: 3)' in capsys.readouterr().out
+    monkeypatch.setattr(backends, 'TensorBoard', type('TensorBoard', (), {}))       # takes no arguments
+    assert run(*quick, *FEW, '--n_epochs', '1') == 0
+    assert 'Note: TensorBoard cannot be started (TypeError' in capsys.readouterr().out
+
+
+def test_an_empty_file_of_wandb_does_not_hinder_a_resume(half, resume):
+    pytest.importorskip('wandb')
+    (half / 'wandb' / 'offline-run-20260101_000000-x').mkdir(parents=True)
+    (half / 'wandb' / 'offline-run-20260101_000000-x' / 'run-x.wandb').touch()
+    code, out, _ = resume(half, '--log_online')
+    assert code == 0 and 'Note: Wandb' not in out
+
+
+# Epochs without evaluation
+
+def test_an_epoch_that_is_not_evaluated_has_a_row_and_readers_cope(quick, run, tmp_path, capsys):
+    script = tmp_path / 'runs.sh'
+    arguments = [*quick, *FEW, '--eval_every', '2', '--n_epochs', '3']
+    script.write_text('python main.py ' + ' '.join(arguments) + '\n')
+    assert run(*arguments) == 0
+    folder = folder_of(tmp_path)
+    rows = rows_of(folder)
+    assert [bool(row['test_e_recall@1']) for row in rows] == [True, False, True, True]
+    assert all(row['train_loss'] and row['lr'] for row in rows[1:])
+    read = run_records.read(folder)
+    assert [row['epoch'] for row in read.rows] == [0, 2, 3] and read.state == run_records.FINISHED
+    assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--figures', str(tmp_path / 'figures'),
+                                    '--metrics', 'e_recall@1', '--select', 'best_test']) == 0
+    capsys.readouterr()
+    assert Launch_Runs.main([str(script), '--status']) == 0 and 'finished        3/3' in capsys.readouterr().out
