@@ -2,15 +2,19 @@
 import numpy as np
 import torch
 
+from evaluation import precision
+
 N_ITERATIONS = 20
 
 
 def kmeans(embeddings, k, seed):
     """
-    [N, D] float32 -> the cluster of each image, [N] int64 array below k <= N.
+    [N, D] -> the cluster of each image, [N] int64 array below k <= N.
 
-    On the CPU by faiss where it is installed, else, and on a GPU, in torch. Both start from k random images.
+    On the CPU by faiss where it is installed, else, and on a GPU, in torch. Both start from k random images, and
+    compute in float32 around the mean of all.
     """
+    embeddings = precision.around_their_mean(embeddings)(embeddings).to(embeddings.device)
     try:
         import faiss
     except ImportError:

@@ -4,14 +4,23 @@ import functools
 import numpy as np
 import torch
 
+from evaluation import precision
 from utilities.errors import UserError
+
+# Of the difference of two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query the error is below BLUR √(D + 4) ε ½‖q‖² where
+# ‖g‖ is about ‖q‖, a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019); the
+# largest of millions of measured errors was about half of it. A score counts as exact where the bound is less than a
+# fraction of it: PER_IMAGE of the gallery, since more images mean more ties to decide, but no more than TOLERANCE.
+BLUR, TOLERANCE, PER_IMAGE = 4, 1e-4, 1e-8
 
 
 class Search:
     """
-    Queries and the gallery they are searched for in. The score of a pair is −½‖q − g‖²: the larger, the nearer.
+    Queries and the gallery they are searched for in. The score of a pair is −½‖q − g‖², in units of its own: the
+    larger, the nearer.
 
-    embeddings: [N, D] float32 tensor, on the device to compute on.
+    embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, of the
+                points `move` gives; evaluation.deciding ranks what these cannot.
     labels:     [N] int64 array.
     is_query:   None: each image is searched for among all others; else [N] bool: the queries.
     in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
@@ -37,13 +46,45 @@ class Search:
         as_query, as_gallery = ranking or (embeddings, embeddings)
         self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
 
-    def half_norms(self, points):
-        """What a pair's inner product is lessened by, for each of its points: ½‖x‖², or nothing."""
-        return (points * points).sum(dim=1) / 2 if self.euclidean else points.new_zeros(len(points))
+    @functools.cached_property
+    def move(self):
+        """What scores are computed of: a function of some of the queries or of the gallery."""
+        if not self.euclidean:
+            return lambda points: points
+        return precision.around_their_mean(*(self.gallery, self.queries)[:1 if self.symmetric else 2])
+
+    @property
+    def tolerance(self):
+        return min(TOLERANCE, PER_IMAGE * len(self.gallery))
+
+    @functools.cached_property
+    def moved_gallery(self):
+        return self.move(self.gallery)
+
+    def half_norms(self, moved):
+        """What is subtracted from a pair's inner product, for each of its points: ½‖x‖², or nothing."""
+        return (moved * moved).sum(dim=1) / 2 if self.euclidean else moved.new_zeros(len(moved))
 
     @functools.cached_property
     def gallery_half_norms(self):
-        return self.half_norms(self.gallery)
+        return self.half_norms(self.moved_gallery)
+
+    @functools.cached_property
+    def query_half_norms(self):
+        return torch.cat([self.half_norms(self.move(part)) for part in self.queries.split(precision.ROWS)])
+
+    def blur(self, rows):
+        """The difference below which float32 cannot order two scores of a query, if both are near 0: [q], of some."""
+        width = BLUR * (self.queries.shape[1] + 4) ** 0.5 * torch.finfo(torch.float32).eps
+        return width * rows_of(self.query_half_norms, rows)
+
+    def margins(self, rows, scores):
+        """
+        The difference from the `scores` [q, n] of the queries `rows` [q] below which float32 cannot order another score:
+        [q, n]; 0 for scores that are so far from 0 that such a difference does not matter.
+        """
+        blur = self.blur(rows)[:, None]
+        return blur.where(-scores < blur / self.tolerance, 0).to(scores.dtype)
 
     def scores(self, rows):
         """
@@ -51,22 +92,56 @@ class Search:
 
         On the CPU numpy multiplies: its BLAS is the faster one there, and the same on every machine with that wheel.
         """
-        queries, own = rows_of(self.queries, rows), torch.as_tensor(self.own[rows], device=self.queries.device)
+        queries = self.move(rows_of(self.queries, rows))
         if queries.device.type == 'cpu':
-            scores = torch.from_numpy(queries.numpy() @ self.gallery.numpy().T)
+            scores = torch.from_numpy(queries.numpy() @ self.moved_gallery.numpy().T)
         else:
-            scores = queries @ self.gallery.T
+            scores = queries @ self.moved_gallery.T
         if self.euclidean:
             scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
+        return self.without_selves(scores, rows)
+
+    def precise_scores(self, rows):
+        """The same in float64, for Euclidean scores."""
+        queries = self.move(rows_of(self.queries, rows), torch.float64)
+        scores = queries.new_empty(len(rows), len(self.gallery))
+        for start in range(0, len(self.gallery), precision.ROWS):
+            part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
+            scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
+        return self.without_selves(scores.sub_(self.half_norms(queries)[:, None]), rows)
+
+    def without_selves(self, scores, rows):
+        own = torch.as_tensor(self.own[rows], device=scores.device)
         selves = (own >= 0).nonzero()[:, 0]
         scores[selves, own[selves]] = -torch.inf
         return scores
 
+    @functools.cached_property
+    def originals(self):
+        """[G] of each gallery image the first with exactly the same embedding."""
+        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
+        _, first, copies = np.unique(rows.view(f'V{rows.strides[0]}')[:, 0], return_index=True, return_inverse=True)
+        return first[copies]
+
+    def squared_distances(self, row, images):
+        """Of a query and some `images` [n] of the gallery, in float64 from their differences: [n]."""
+        images, copies = np.unique(self.originals[images], return_inverse=True)
+        query, found = precision.wide(self.queries[row]), []
+        for start in range(0, len(images), precision.ROWS):
+            part = precision.wide(rows_of(self.gallery, images[start:start + precision.ROWS]))
+            found.append((part - query).square_().sum(dim=1).cpu().numpy())
+        return np.concatenate(found)[copies]
+
     def nearest(self, queries, k):
         """The k nearest gallery images of some queries: [q, k]; both are indices among all N images."""
-        rows = np.searchsorted(self.query_index, queries)
-        order = self.scores(rows).sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
-        return self.gallery_index[order[:, :min(k, len(self.gallery_index) - bool((self.own[rows] >= 0).any()))]]
+        rows, everyone = np.searchsorted(self.query_index, queries), np.arange(len(self.gallery_index))
+        if self.euclidean:
+            scores = -torch.from_numpy(np.stack([self.squared_distances(row, everyone) for row in rows]))
+            scores = self.without_selves(scores, rows)
+        else:
+            scores = self.scores(rows)
+        order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
+        return self.gallery_index[order[:, :min(k, len(everyone) - bool((self.own[rows] >= 0).any()))]]
 
 
 def rows_of(points, index):
@@ -80,7 +155,7 @@ def flat_index(search):
     import faiss
     kind = faiss.IndexFlatL2 if search.euclidean else faiss.IndexFlatIP
     index = kind(search.gallery.shape[1])
-    index.add(search.gallery.cpu().numpy())
+    index.add(search.move(search.gallery).cpu().numpy())
     return index
 
 
@@ -98,11 +173,11 @@ def approximate_index(search, seed):
     n_cells = max(1, int(n ** 0.5))
     index = faiss.IndexIVFFlat(kind[0](dim), dim, n_cells, kind[1])
     index.cp.seed, index.cp.min_points_per_centroid = seed % 2 ** 31, 1
-    index.train(search.gallery.cpu().numpy())
-    index.add(search.gallery.cpu().numpy())
+    index.train(search.moved_gallery.cpu().numpy())
+    index.add(search.moved_gallery.cpu().numpy())
     index.nprobe = max(1, n_cells // 16)
     sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
-    queries, k = search.queries[np.sort(sample)].cpu().numpy(), min(10, n)
+    queries, k = search.move(search.queries[np.sort(sample)]).cpu().numpy(), min(10, n)
     exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
     share = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
     print(f'--knn_approx: finds {share:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '

@@ -2,7 +2,7 @@
 The ranks of every query's positives, exactly, in memory that grows with the number of positive pairs only.
 
 A positive's rank is 1 + the number of gallery images that score more, or as much and stand before it. Four ways to
-the same ranks; docs/evaluation.md has their times.
+the same ranks; docs/evaluation.md has their times. Each leaves the queries that float32 cannot rank to by_differences.
 """
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from evaluation import neighbours
 from evaluation.counting import by_counting
+from evaluation.deciding import by_differences
 
 CHUNK = 1 << 24              # scores that are held at a time where whole rows are needed: 64 MB
 COUNT_UP_TO = 64             # mean number of positives up to which counting is quicker than sorting
@@ -26,7 +27,8 @@ def choose(search, depth, backend='auto'):
         return 'torch'
     n_positives = search.n_positives.mean()
     worthwhile = np.max(depth) <= SEARCH_DEPTH and (n_positives > SEARCH_FROM or not search.symmetric)
-    if worthwhile and search.queries.dtype == torch.float32 and has_faiss():       # faiss knows no other
+    in_float32 = search.euclidean or search.queries.dtype == torch.float32         # faiss knows no other type
+    if worthwhile and in_float32 and has_faiss():
         return 'search'
     return 'count' if n_positives <= COUNT_UP_TO else 'sort'
 
@@ -78,11 +80,12 @@ def positives_of(search, of_class, rows):
 def by_sorting(search, depth, rows=None):
     """Sorts the scores of each query and looks the positives' up: for classes of many images."""
     rows = np.flatnonzero(search.n_positives) if rows is None else rows
-    of_class, parts = members(search), chunks(rows, len(search.gallery))
+    of_class, parts, unclear = members(search), chunks(rows, len(search.gallery)), []
     for part in tqdm(parts, 'rank', leave=False, disable=None):
-        scores = search.scores(part).numpy()
+        scores = search.scores(part)
         places, exists = positives_of(search, of_class, part)
-        ranks = np.full(places.shape, np.inf)
+        margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
+        ranks, clear, scores = np.full(places.shape, np.inf), np.ones(len(part), bool), scores.numpy()
         ascending = np.sort(scores, axis=1)
         for row in range(len(part)):
             place = places[row, exists[row]]
@@ -92,29 +95,55 @@ def by_sorting(search, depth, rows=None):
             tied = np.flatnonzero(not_above - ascending[row].searchsorted(mine, 'left') > 1)
             for slot in tied:
                 ranks[row, slot] += np.count_nonzero(scores[row, :place[slot]] == mine[slot])
-        yield part, np.sort(ranks, axis=1)
+            close = margins[row, exists[row]]
+            if close.any():
+                rivals = within(ascending[row], mine, close) > within(np.sort(mine), mine, close)
+                clear[row] = not rivals[close > 0].any()
+        unclear.append(part[~clear])
+        yield part[clear], np.sort(ranks[clear], axis=1)
+    yield from by_differences(search, together(unclear), depth)
+
+
+def within(ascending, values, margins):
+    """How many of the `ascending` numbers are within the margin of each value."""
+    return ascending.searchsorted(values + margins, 'right') - ascending.searchsorted(values - margins)
+
+
+def together(parts):
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def by_torch(search, depth):
     """Counts as by_counting does, a row of scores and one positive of each query at a time: for GPUs."""
     rows, of_class, device = np.flatnonzero(search.n_positives), members(search), search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
-    rows = rows[np.argsort(-search.n_positives[rows], kind='stable')]      # alike numbers of positives in a chunk
+    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # alike numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery)), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = positives_of(search, of_class, part)
-        ranks = []
-        for slot in torch.as_tensor(places, device=device).T[:, :, None]:
+        ranks, slots, exist = [], torch.as_tensor(places, device=device), torch.as_tensor(exists, device=device)
+        mine = scores.gather(1, slots).where(exist, -torch.inf)
+        margins = search.margins(part, mine)
+        coarse = ((margins > 0) & exist).any(dim=0).tolist()
+        clear = torch.ones(len(part), dtype=torch.bool, device=device)
+        for number, slot in enumerate(slots.T[:, :, None]):
             own = scores.gather(1, slot)
             ranks.append(((scores > own) | ((scores == own) & (columns < slot))).sum(dim=1) + 1)
-        ranks = torch.stack(ranks, dim=1).cpu().numpy()
-        yield part, np.sort(np.where(exists, ranks, np.inf), axis=1)
+            if coarse[number]:
+                close = margins[:, [number]]
+                rivals = ((scores - own).abs() <= close).sum(dim=1) > ((mine - own).abs() <= close).sum(dim=1)
+                clear &= ~(rivals & (close[:, 0] > 0) & exist[:, number])
+        ranks, clear = torch.stack(ranks, dim=1).cpu().numpy(), clear.cpu().numpy()
+        unclear.append(part[~clear])
+        yield part[clear], np.sort(np.where(exists, ranks, np.inf), axis=1)[clear]
+    yield from by_differences(search, together(unclear), depth)
 
 
 def by_search(search, depth, index=None):
     """
     The positives among the `depth` nearest, by faiss: for a small depth. Where the search cannot tell which of some
-    equally near images belong to these, the query is ranked by sorting. With an approximate index, by it alone.
+    equally near images belong to these, or which of two is nearer, the query is ranked by sorting. With an approximate
+    index, by it alone.
     """
     exact, depth = index is None, np.max(depth)
     index = neighbours.flat_index(search) if exact else index
@@ -125,20 +154,22 @@ def by_search(search, depth, index=None):
     size = min(4096, max(1, CHUNK // (4 * k)))
     for start in tqdm(range(0, len(rows), size), 'search', leave=False, disable=None):
         part = rows[start:start + size]
-        distances, found = index.search(search.queries[part].cpu().numpy(), min(k, len(search.gallery)))
+        distances, found = index.search(search.move(search.queries[part]).cpu().numpy(), min(k, len(search.gallery)))
         tied = np.flatnonzero((np.diff(distances, axis=1) == 0).any(axis=1))
         for row in tied:
             found[row] = found[row][np.lexsort((found[row], distances[row] if search.euclidean else -distances[row]))]
         others = (found != search.own[part, None]) & (found >= 0)
         ranks = others.cumsum(axis=1)
-        hits = others & (search.gallery_labels[found] == search.query_labels[part, None]) & (ranks <= depth)
+        positive = others & (search.gallery_labels[found] == search.query_labels[part, None])
+        hits = positive & (ranks <= depth)
         ranks = np.sort(np.where(hits, ranks, np.inf), axis=1)[:, :search.n_positives[part].max()]
         clear = np.ones(len(part), bool)
-        if exact and k <= len(search.gallery):
-            edge = distances[:, -1:]
-            clear = (distances == edge).sum(axis=1) < 2
+        if exact:
+            margins = 2 * search.margins(part, torch.from_numpy(distances) / -2).cpu().numpy()
+            if k <= len(search.gallery):
+                clear = (abs(distances - distances[:, -1:]) <= margins[:, -1:]).sum(axis=1) < 2
+            close = (np.diff(distances, axis=1) <= margins[:, :-1]) & (margins[:, :-1] > 0)
+            clear &= ~(close & np.diff(positive | ~others, axis=1)).any(axis=1)
         unclear.append(part[~clear])
         yield part[clear], ranks[clear]
-    unclear = np.concatenate(unclear) if unclear else rows
-    if len(unclear):
-        yield from by_sorting(search, depth, unclear)
+    yield from by_sorting(search, depth, together(unclear))
