@@ -80,8 +80,8 @@ class Search:
 
     def margins(self, rows, scores):
         """
-        The difference from the `scores` [q, n] of the queries `rows` [q] below which float32 cannot order another score:
-        [q, n]; 0 for scores that are so far from 0 that such a difference does not matter.
+        The difference from the `scores` [q, n] of the queries `rows` [q] below which float32 cannot order another
+        score: [q, n]; 0 for scores that are so far from 0 that such a difference does not matter.
         """
         blur = self.blur(rows)[:, None]
         return blur.where(-scores < blur / self.tolerance, 0).to(scores.dtype)
