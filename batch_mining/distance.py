@@ -39,6 +39,7 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     u^(−(D − 3)/2) / √s.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
     norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
     squared = (norms.unsqueeze(1) + norms).sub_(gram, alpha=2).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)

@@ -38,6 +38,7 @@ def semihard_triplets(batch, labels, margin=0.2, power=2):
 def distance_powers(batch, power):
     """‖x_i − x_j‖^power: [B, B]; for power 2 without ‖x_i‖², which is the same in a whole row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
     gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
     norms = gram.diagonal().clone()                          # strided, it would take six times as long to add
     powers = torch.add(norms, gram, alpha=-2, out=gram)

@@ -42,6 +42,8 @@ def masked_mean(terms, mask, active_only):
 
 def distances_between(batch, references):
     """‖x_i − y_j‖ of two sets of points: [B, R]. Within the rounding error of 0 it is 0 and has gradient 0."""
+    centre = references.detach().mean(dim=0)             # distances stay; smaller norms have smaller rounding errors
+    batch, references = batch - centre, references - centre
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
     squared = torch.addmm(y, batch, references.T, alpha=-2).add_(x)
     apart = squared > 16 * torch.finfo(batch.dtype).eps * y

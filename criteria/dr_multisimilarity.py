@@ -33,6 +33,7 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
 
 def cosines_at_anchors(batch, hardest):
     """cos(x_n − x_i, x_h − x_i) of anchors i, their hardest positives h and every n: [B, B]; 0 if x_n or x_h is x_i."""
+    batch = batch - batch.detach().mean(dim=0)           # differences stay; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram

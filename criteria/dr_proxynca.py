@@ -33,6 +33,8 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
             return batch.sum() * 0
         if scale:
             batch, proxies = scale * F.normalize(batch, dim=1), scale * F.normalize(proxies, dim=1)
+        centre = proxies.detach().mean(dim=0)            # distances stay; smaller norms have smaller rounding errors
+        batch, proxies = batch - centre, proxies - centre
         # all from inner products, so that nothing has the shape [B, C, D]
         x, products, among = batch.square().sum(dim=1, keepdim=True), batch @ proxies.T, proxies @ proxies.T
         w = among.diagonal()

@@ -23,12 +23,15 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 
 def ball_distances(points, c=0.1):
     """D = (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
+    room = 1 - c * points.square().sum(dim=1)
+    points = points - points.detach().mean(dim=0)        # distances stay; smaller norms have smaller rounding errors
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
     apart = squared > 8 * torch.finfo(points.dtype).eps * norms
-    # ‖−z ⊕ w‖² = ‖z − w‖² / (1 − 2c z·w + c² ‖z‖² ‖w‖²)
-    ratio = squared.where(apart, 1) / (1 - 2 * c * gram + c ** 2 * norms[:, None] * norms)
+    squared = squared.where(apart, 1)
+    # ‖−z ⊕ w‖² = ‖z − w‖² / ((1 − c ‖z‖²) (1 − c ‖w‖²) + c ‖z − w‖²)
+    ratio = squared / torch.addcmul(c * squared, room[:, None], room)
     return 2 / c ** 0.5 * torch.atanh((c * ratio).sqrt().clamp(max=1 - 1e-5)) * apart
 
 

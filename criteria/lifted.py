@@ -14,6 +14,7 @@ MARGIN_UNIT = 'distance'
 
 def squared_distances(batch):
     """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram

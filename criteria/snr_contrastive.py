@@ -27,10 +27,12 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         centred = batch - batch.mean(dim=1, keepdim=True)
+        signal, eps = centred.square().sum(dim=1), torch.finfo(batch.dtype).eps
+        centred = centred - centred.detach().mean(dim=0)       # noise stays; smaller norms have smaller rounding errors
         gram = centred @ centred.T
-        signal = gram.diagonal()
-        noise, eps = signal[:, None] + signal - 2 * gram, torch.finfo(batch.dtype).eps
-        noise = noise.where(noise > 8 * eps * signal, 0)               # the rounding error of duplicates
+        norms = gram.diagonal()
+        noise = norms[:, None] + norms - 2 * gram
+        noise = noise.where(noise > 8 * eps * norms, 0)                # the rounding error of duplicates
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)

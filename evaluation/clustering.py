@@ -2,15 +2,19 @@
 import numpy as np
 import torch
 
+from evaluation import precision
+
 N_ITERATIONS = 20
 
 
 def kmeans(embeddings, k, seed):
     """
-    [N, D] float32 -> the cluster of each image, [N] int64 array below k <= N.
+    [N, D] -> the cluster of each image, [N] int64 array below k <= N.
 
-    By faiss on the CPU, in torch on a GPU or where faiss is not installed. Both start from k random images.
+    By faiss on the CPU, in torch on a GPU or where faiss is not installed. Both start from k random images, and compute
+    in float32 around the mean of all images.
     """
+    embeddings = precision.around_their_mean(embeddings)(embeddings).to(embeddings.device)
     try:
         import faiss
     except ImportError:

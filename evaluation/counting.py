@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from evaluation.deciding import by_differences
 from utilities import stopping
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
@@ -43,8 +44,12 @@ def by_counting(search, depth):
     for start in range(0, len(counting.strips), GROUP):
         group = counting.strips[start:start + GROUP]
         width = max(len(strip.scores) for strip in group)
+        clear = ~np.concatenate([strip.unclear for strip in group])
         queries = np.concatenate([strip.queries for strip in group])
-        yield queries, np.concatenate([strip.ranks(width) for strip in group])
+        yield queries[clear], np.concatenate([strip.ranks(width) for strip in group])[clear]
+    unclear = [strip.queries[strip.unclear] for strip in counting.strips]
+    if unclear:
+        yield from by_differences(search, np.concatenate(unclear), depth)
 
 
 @dataclass
@@ -57,16 +62,22 @@ class Strip:
     n_positives: [q]
     scores:      [R, q] of the positives; inf where a query has fewer.
     indices:     [R, q] of the positives in the gallery of the Search.
+    blur:        [q] Search.blur.
+    doubtful:    [q] an image of another class with a lower score is too far to be confused with a positive.
     floor:       [q] an image with a lower score comes before no positive whose rank matters.
     above:       [R, q] how many images of other classes have been counted so far that come before the positive.
+    unclear:     [q] bool: whether one of them cannot be told from a positive.
     """
     queries: np.ndarray
     labels: np.ndarray
     n_positives: np.ndarray
     scores: np.ndarray
     indices: np.ndarray
+    blur: np.ndarray
+    doubtful: np.ndarray
     floor: np.ndarray
     above: np.ndarray
+    unclear: np.ndarray
 
     def ranks(self, width):
         """[q, width], ascending and padded with inf: those of positives below the floor are inf as well."""
@@ -103,20 +114,19 @@ class Counting:
         self.columns = np.full(len(self.indices) + 1, len(self.indices))
         self.columns[self.indices] = np.arange(len(self.indices))
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
-        self.half_norms = search.half_norms(search.queries).numpy()
-        points = search.gallery.numpy()
-        self.gallery = np.ones((len(points), points.shape[1] + 2), points.dtype)
-        for start in range(0, len(points), TILE):                      # in parts, for there is no second copy of it all
-            part = points[self.indices[start:start + TILE]]
+        self.half_norms = search.query_half_norms.numpy()
+        self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)
+        for start in range(0, len(self.indices), TILE):                # in parts, for there is no second copy of it all
+            part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
-            self.gallery[start:start + TILE, -2] = -search.half_norms(torch.from_numpy(part)).numpy()
+            self.gallery[start:start + TILE, -2] = -search.half_norms(part)
         order = np.lexsort((self.query_labels, -search.n_positives))
         order = order[:np.count_nonzero(search.n_positives)]
         self.strips = in_threads(self.look_up, [order[start:start + TILE] for start in range(0, len(order), TILE)])
 
     def points(self, queries):
         """[q, D + 2]: what the gallery is multiplied with."""
-        points = self.search.queries.numpy()[queries]
+        points = self.search.move(self.search.queries[queries]).numpy()
         return np.concatenate([points, np.ones_like(points[:, :1]), -self.half_norms[queries, None]], axis=1)
 
     def look_up(self, queries):
@@ -137,10 +147,14 @@ class Counting:
         farthest_first = np.lexsort((-indices, scores))
         scores, indices = (np.ascontiguousarray(np.take_along_axis(array, farthest_first, axis=1).T)
                            for array in (scores, indices))
-        floor = np.maximum(scores[0], self.bound(points, self.depth[queries].max()))
-        return Strip(queries, labels, n_positives, scores, indices, floor, np.zeros(scores.shape, np.int32))
+        margins = self.search.margins(queries, torch.from_numpy(scores.T)).numpy().T
+        blur, lowest = self.search.blur(queries).numpy(), scores - margins
+        floor = np.maximum(lowest.min(axis=0), self.bound(points, self.depth[queries].max(), blur))
+        doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=0)
+        return Strip(queries, labels, n_positives, scores, indices, blur, doubtful, floor,
+                     np.zeros(scores.shape, np.int32), np.zeros(len(queries), bool))
 
-    def bound(self, points, depth):
+    def bound(self, points, depth, blur):
         """[q] scores that the `depth` nearest images of each query reach; −inf where the sample is too small to say."""
         sample = self.gallery[::max(1, len(self.gallery) // SAMPLE)]
         if depth >= len(sample):
@@ -149,7 +163,7 @@ class Counting:
         # tolerance is for the rounding, which may be another one in another product
         rest = len(sample) - 1 - int(depth)
         bound = np.partition(points @ sample.T, rest, axis=1)[:, rest]
-        return bound - 1e-6 * (abs(bound) + abs(points[:, -1]))
+        return bound - 1e-6 * abs(bound) - blur
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; where the matrix is symmetric, only what no earlier strip has counted."""
@@ -173,6 +187,7 @@ class Counting:
             counts = count_all(strip, scores, indices)
         with self.lock:
             strip.above += counts
+        mark_unclear(strip, scores, self.search.tolerance)
 
 
 def count_some(strip, scores, indices, candidates):
@@ -200,6 +215,18 @@ def count_all(strip, scores, indices):
             before = indices[column] < own_index[query]
             counts[slot] += np.bincount(query[before], minlength=len(own))
     return counts
+
+
+def mark_unclear(strip, scores, tolerance):
+    """Finds the queries of which a score in `scores` [q, g] cannot be told from that of a positive."""
+    rows = np.flatnonzero((strip.doubtful < np.inf) & ~strip.unclear)
+    some = scores[rows]
+    query, column = positions(some >= strip.doubtful[rows, None])
+    score, query = some[query, column], rows[query]
+    blur, least = strip.blur[query], -strip.blur[query] / tolerance
+    for own in strip.scores:
+        own = own[query]
+        strip.unclear[query[(own > least) & (abs(score - own) <= blur)]] = True
 
 
 def positions(array):

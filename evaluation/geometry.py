@@ -21,7 +21,7 @@ def class_distances(embeddings, labels):
     order = np.argsort(labels, kind='stable')
     for start in range(0, len(order), ROWS):
         part = order[start:start + ROWS]
-        unit = normalised(embeddings[part].astype(float))
+        unit = normalised(embeddings[part].astype(float), least=1e-100)
         classes, first = np.unique(labels[part], return_index=True)
         sums[classes] += np.add.reduceat(unit, first)
         own[classes] += np.add.reduceat(squared_norms(unit), first)
@@ -39,8 +39,9 @@ def squared_norms(vectors):
     return np.einsum('nd,nd->n', vectors, vectors)
 
 
-def normalised(vectors):
-    return vectors / np.maximum(np.sqrt(squared_norms(vectors)), 1e-12)[:, None]
+def normalised(vectors, least=1e-12):
+    """Over their norms; those below `least` count as rounding errors."""
+    return vectors / np.maximum(np.sqrt(squared_norms(vectors)), least)[:, None]
 
 
 def singular_values(embeddings):

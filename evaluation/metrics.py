@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from evaluation import clustering, geometry, neighbours, ranking, retrieval
+from evaluation import clustering, geometry, neighbours, precision, ranking, retrieval
 from utilities import columns
 from utilities.errors import UserError
 
@@ -110,8 +109,9 @@ class Job:
     n_bootstrap: int = 0
 
     def on_cosines(self):
-        unit = F.normalize(self.embeddings, dim=1)
-        pool = unit if self.pool.embeddings is self.embeddings else F.normalize(self.pool.embeddings, dim=1)
+        unit = precision.on_the_sphere(self.embeddings)
+        same = self.pool.embeddings is self.embeddings
+        pool = unit if same else precision.on_the_sphere(self.pool.embeddings)
         return replace(self, embeddings=unit, pool=replace(self.pool, embeddings=pool), ranking=None)
 
 

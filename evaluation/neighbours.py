@@ -1,17 +1,26 @@
-"""Queries, their gallery and the scores between them; a query itself is left out by its index."""
+"""Queries, their gallery and the scores of their pairs. A query is left out of its own ranking by its index."""
 import functools
 
 import numpy as np
 import torch
 
+from evaluation import precision
 from utilities.errors import UserError
+
+# The error of the difference of two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query is below BLUR √(D + 4) ε ½‖q‖² if ‖g‖
+# is about ‖q‖: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019), of which the
+# largest among millions of measured errors was about half. A score counts as exact if the bound is less than a fraction
+# of the score: PER_IMAGE times the size of the gallery, since more images mean more ties to decide, but at most
+# TOLERANCE.
+BLUR, TOLERANCE, PER_IMAGE = 4, 1e-4, 1e-8
 
 
 class Search:
     """
-    Queries and their gallery. The score of a pair is −½‖q − g‖²: the higher, the more similar.
+    Queries and their gallery. The score of a pair is −½‖q − g‖², in a unit of its own: the higher, the more similar.
 
-    embeddings: [N, D] float32 tensor, on the device to compute on.
+    embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, of the
+                points `move` gives; evaluation.deciding ranks what these cannot.
     labels:     [N] int64 array.
     is_query:   None: each image is a query; else [N] bool.
     in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
@@ -32,9 +41,9 @@ class Search:
         self.symmetric = ranking is None and is_query is None and in_gallery.all()
         self.query_index = np.flatnonzero(everyone if is_query is None else is_query)
         self.gallery_index = np.flatnonzero(in_gallery)
-        own = np.full(len(labels), -1)
-        own[self.gallery_index] = np.arange(len(self.gallery_index))
-        self.own = own[self.query_index]
+        index = np.full(len(labels), -1)
+        index[self.gallery_index] = np.arange(len(self.gallery_index))
+        self.own = index[self.query_index]
         self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
         self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
         self.n_positives = self.sizes[self.query_labels] - (self.own >= 0)
@@ -42,40 +51,106 @@ class Search:
         as_query, as_gallery = ranking or (embeddings, embeddings)
         self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
 
-    def half_norms(self, points):
+    @functools.cached_property
+    def move(self):
+        """The function that gives the points [n, D] whose scores are computed, of some queries or gallery images."""
+        if not self.euclidean:
+            return lambda points: points
+        return precision.around_their_mean(*(self.gallery, self.queries)[:1 if self.symmetric else 2])
+
+    @property
+    def tolerance(self):
+        return min(TOLERANCE, PER_IMAGE * len(self.gallery))
+
+    @functools.cached_property
+    def moved_gallery(self):
+        return self.move(self.gallery)
+
+    def half_norms(self, moved):
         """[n]: ½‖x‖², which a score is the inner product minus, for both of its points; 0 with a ranking."""
-        return (points * points).sum(dim=1) / 2 if self.euclidean else points.new_zeros(len(points))
+        return (moved * moved).sum(dim=1) / 2 if self.euclidean else moved.new_zeros(len(moved))
 
     @functools.cached_property
     def gallery_half_norms(self):
-        return self.half_norms(self.gallery)
+        return self.half_norms(self.moved_gallery)
 
-    def scores(self, index):
+    @functools.cached_property
+    def query_half_norms(self):
+        return torch.cat([self.half_norms(self.move(part)) for part in self.queries.split(precision.ROWS)])
+
+    def blur(self, rows):
+        """The difference below which float32 cannot order two scores of a query, if both are near 0: [q], of some."""
+        width = BLUR * (self.queries.shape[1] + 4) ** 0.5 * torch.finfo(torch.float32).eps
+        return width * rows_of(self.query_half_norms, rows)
+
+    def margins(self, rows, scores):
+        """
+        The difference from the `scores` [q, n] of the queries `rows` [q] below which float32 cannot order another
+        score: [q, n]; 0 for scores that are so far from 0 that such a difference does not matter.
+        """
+        blur = self.blur(rows)[:, None]
+        return blur.where(-scores < blur / self.tolerance, 0).to(scores.dtype)
+
+    def scores(self, rows):
         """
         [q, G] scores of some queries, an index array; −inf for the query itself.
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries, own = rows_of(self.queries, index), torch.as_tensor(self.own[index], device=self.queries.device)
+        queries = self.move(rows_of(self.queries, rows))
         if queries.device.type == 'cpu':
-            scores = torch.from_numpy(queries.numpy() @ self.gallery.numpy().T)
+            scores = torch.from_numpy(queries.numpy() @ self.moved_gallery.numpy().T)
         else:
-            scores = queries @ self.gallery.T
+            scores = queries @ self.moved_gallery.T
         if self.euclidean:
             scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
-        in_gallery = (own >= 0).nonzero()[:, 0]
-        scores[in_gallery, own[in_gallery]] = -torch.inf
+        return self.without_selves(scores, rows)
+
+    def precise_scores(self, rows):
+        """The same in float64, for Euclidean scores."""
+        queries = self.move(rows_of(self.queries, rows), torch.float64)
+        scores = queries.new_empty(len(rows), len(self.gallery))
+        for start in range(0, len(self.gallery), precision.ROWS):
+            part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
+            scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
+        return self.without_selves(scores.sub_(self.half_norms(queries)[:, None]), rows)
+
+    def without_selves(self, scores, rows):
+        own = torch.as_tensor(self.own[rows], device=scores.device)
+        selves = (own >= 0).nonzero()[:, 0]
+        scores[selves, own[selves]] = -torch.inf
         return scores
+
+    @functools.cached_property
+    def originals(self):
+        """[G] the index of the first gallery image with exactly the same embedding as each."""
+        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
+        _, first, copies = np.unique(rows.view(f'V{rows.strides[0]}')[:, 0], return_index=True, return_inverse=True)
+        return first[copies]
+
+    def squared_distances(self, row, images):
+        """[n] of a query and some `images` [n] of the gallery, in float64 from their differences."""
+        images, copies = np.unique(self.originals[images], return_inverse=True)
+        query, found = precision.wide(self.queries[row]), []
+        for start in range(0, len(images), precision.ROWS):
+            part = precision.wide(rows_of(self.gallery, images[start:start + precision.ROWS]))
+            found.append((part - query).square_().sum(dim=1).cpu().numpy())
+        return np.concatenate(found)[copies]
 
     def nearest(self, queries, k):
         """The k nearest gallery images of some queries, ties in index order: [q, k]; indices among all N images."""
-        index = np.searchsorted(self.query_index, queries)
-        order = self.scores(index).sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
-        return self.gallery_index[order[:, :min(k, len(self.gallery_index) - bool((self.own[index] >= 0).any()))]]
+        rows, everyone = np.searchsorted(self.query_index, queries), np.arange(len(self.gallery_index))
+        if self.euclidean:
+            scores = -torch.from_numpy(np.stack([self.squared_distances(row, everyone) for row in rows]))
+            scores = self.without_selves(scores, rows)
+        else:
+            scores = self.scores(rows)
+        order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
+        return self.gallery_index[order[:, :min(k, len(everyone) - bool((self.own[rows] >= 0).any()))]]
 
 
 def rows_of(points, index):
-    """Rows of a tensor on any device, without a copy where they are all rows."""
+    """Some rows of a tensor on any device; without a copy if these are all rows."""
     everything = np.array_equal(index, np.arange(len(points)))
     return points if everything else points[torch.as_tensor(index, device=points.device)]
 
@@ -85,14 +160,14 @@ def flat_index(search):
     import faiss
     kind = faiss.IndexFlatL2 if search.euclidean else faiss.IndexFlatIP
     index = kind(search.gallery.shape[1])
-    index.add(search.gallery.cpu().numpy())
+    index.add(search.move(search.gallery).cpu().numpy())
     return index
 
 
 def approximate_index(search, seed):
     """
     faiss's inverted file of the gallery: √G cells, of which a query visits 1 in 16. Prints the fraction of the exact
-    ten nearest images that it finds, for 1,000 queries.
+    ten nearest that it finds for 1,000 queries.
     """
     try:
         import faiss
@@ -103,11 +178,11 @@ def approximate_index(search, seed):
     n_cells = max(1, int(n ** 0.5))
     index = faiss.IndexIVFFlat(kind[0](dim), dim, n_cells, kind[1])
     index.cp.seed, index.cp.min_points_per_centroid = seed % 2 ** 31, 1
-    index.train(search.gallery.cpu().numpy())
-    index.add(search.gallery.cpu().numpy())
+    index.train(search.moved_gallery.cpu().numpy())
+    index.add(search.moved_gallery.cpu().numpy())
     index.nprobe = max(1, n_cells // 16)
     sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
-    queries, k = search.queries[np.sort(sample)].cpu().numpy(), min(10, n)
+    queries, k = search.move(search.queries[np.sort(sample)]).cpu().numpy(), min(10, n)
     exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
     fraction = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
     print(f'--knn_approx: finds {fraction:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '

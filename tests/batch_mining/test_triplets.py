@@ -185,6 +185,24 @@ def test_functions_that_several_files_need_are_the_same_in_all():
         assert len({inspect.getsource(getattr(module, name)) for module in modules}) == 1, name
 
 
+@pytest.mark.parametrize('power', [1, 2])
+@pytest.mark.parametrize('offset, spread', [(1, 1e-3), (1e4, 1)])
+def test_distances_keep_their_digits_far_from_the_origin(offset, spread, power):
+    """In float32, against float64 differences: the gaps of semihard, and the weights of distance without a cut-off."""
+    batch = (offset + spread * torch.randn(24, 8, generator=torch.Generator().manual_seed(0))).float()
+    distances = (batch.double()[:, None] - batch.double()).square().sum(dim=2)
+    powers = distances.pow(power / 2)
+    gaps, expected = (part - part[:, [0]] for part in (semihard.distance_powers(batch, power).double(), powers))
+    torch.testing.assert_close(gaps[:, 1:], expected[:, 1:], rtol=0, atol=1e-3 * powers.max().item())
+    if spread < 1:
+        same = torch.eye(24, dtype=torch.bool)
+        logs = distance.negative_weights(batch, same, lower_cutoff=1e-6).double().log()
+        u = distances * (1 - distances / 4)
+        wanted = -2.5 * u.log() - distances.log() / 2
+        torch.testing.assert_close((logs - logs[:, [0]])[1:][~same[1:]], (wanted - wanted[:, [0]])[1:][~same[1:]],
+                                   rtol=0, atol=.01)
+
+
 def test_random_distance_is_distance_mining_for_shuffled_labels():
     labels = SHAPES['uneven, not contiguous, one class alone']
     batch, anchors_seen = unit(10), set()

@@ -1,5 +1,6 @@
 """What holds for every loss and any batch: order and names do not matter, nothing is NaN, half precision is upcast."""
 import functools
+import inspect
 
 import hypothesis
 import pytest
@@ -220,3 +221,45 @@ def test_duplicates_at_many_dimensions_are_ties(opt):
         found = cases.fast(criterion, batch, labels)
         expected = cases.slow(criterion, recorder, namespace, batch, labels)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9, msg=loss)
+
+
+DISTANCES = ['triplet', 'margin', 'contrastive', 'lifted', 'liftedstructure', 'quadruplet', 'dr_triplet', 'dr_proxynca',
+             'snr_contrastive', 'hyperbolic']
+
+
+@pytest.mark.parametrize('offset, spread', [(1, 1e-3), (1, 1e-4), (1e2, 1e-1), (1e4, 1)])
+@pytest.mark.parametrize('name', DISTANCES)
+def test_distances_keep_their_digits_far_from_the_origin(name, offset, spread, opt):
+    """The gradients, and the values but for what margins add, in float32 are those of float64."""
+    labels = torch.arange(24) % 6
+    centre = torch.nn.functional.normalize(random(9, 1, 8), dim=1)
+    batch, vectors = ((offset * centre + spread * random(seed, 24, 8)).float() for seed in (0, 1))
+    flags = {'l2': 0.} if name in ('lifted', 'liftedstructure') else {}
+    many = (lambda batch, labels: cases.every_triple(batch, labels)) if name in ('quadruplet', 'dr_triplet') else None
+    results = []
+    for double in (True, False):
+        criterion, _ = cases.build(cases.flags_of(opt, name, flags, n_classes=24, embed_dim=8), many)
+        for parameter in criterion.parameters():
+            if parameter.dim() > 1:
+                parameter.data = vectors.double()
+        criterion = criterion if double else criterion.float()
+        results.append(evaluate(criterion, batch.double() if double else batch, labels)[:2])
+    (expected, gradient), (value, found) = results
+    assert gradient.abs().max() > 0
+    assert (found - gradient).abs().max() < (.02 if name == 'hyperbolic' else .002) * gradient.abs().max()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize('spread', [1e-2, 1e-3, 1e-4])
+def test_directions_keep_their_digits_far_from_the_origin(spread):
+    batch = (1 + spread * random(0, 12, 8)).float()
+    hardest = torch.arange(12).roll(1)
+    found = criteria.dr_multisimilarity.cosines_at_anchors(batch, hardest)
+    torch.testing.assert_close(found.double(), criteria.dr_multisimilarity.cosines_at_anchors(batch.double(), hardest),
+                               rtol=0, atol=1e-3)
+
+
+def test_distances_of_all_pairs_are_computed_alike():
+    """Each file can be copied alone, so the function is repeated; this keeps it equal."""
+    names = ['triplet', 'margin', 'lifted', 'liftedstructure', 'quadruplet', 'dr_triplet']
+    assert len({inspect.getsource(criteria.CRITERIA[name].squared_distances) for name in names}) == 1

@@ -1,0 +1,53 @@
+"""What keeps float32's digits: a common origin and unit for distances, which neither changes."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+ROWS = 1024                  # embeddings that are held in float64 at a time
+
+
+def wide(points):
+    """In float64, on the CPU where the device has none."""
+    return (points.cpu() if points.device.type == 'mps' else points).double()
+
+
+def around_their_mean(*sets):
+    """
+    A function that moves points [n, D] to the mean of `sets`, tensors [N, D], and scales them so that their mean
+    squared norm is about 1; both in float64, and then rounded to `dtype`. Scores of float32 are as exact as the points'
+    norms are small against their distances, and squares beyond 1e±38 are lost.
+
+    The origin is the mean rounded, in each component, to a power of 2 between one and two standard deviations, and the
+    unit is a power of 2: values of few digits stay what they are, with all their ties, and centred points of norm 1 do
+    not change at all, for which there is no copy.
+    """
+    sets = [points for points in sets if len(points)]
+    if not sets:
+        return lambda points, dtype=torch.float32: points.to(dtype)
+    first, total, squares = wide(sets[0][:1])[0], 0, 0
+    for part in (part for points in sets for part in points.split(ROWS)):
+        part = wide(part) - first
+        total, squares = total + part.sum(dim=0), squares + part.square_().sum(dim=0)
+    n = sum(map(len, sets))
+    mean, variance = first + total / n, (squares / n - (total / n).square()).clamp_(min=0)
+    grid = variance.sqrt().log2().floor().add_(1).exp2()
+    origin = torch.where(grid > 0, (mean / grid).round() * grid, mean)
+    spread = float((variance + (mean - origin).square()).sum())
+    unit = 2.0 ** round(math.log2(spread) / 2) if spread else 1.0
+
+    def moved(points, dtype=torch.float32):
+        if dtype == points.dtype and unit == 1 and not origin.any():
+            return points
+        device = wide(points[:0]).device if dtype == torch.float64 else points.device
+        result = torch.empty(points.shape, dtype=dtype, device=device)
+        for start in range(0, len(points), ROWS):
+            result[start:start + ROWS] = ((wide(points[start:start + ROWS]) - origin) / unit).to(dtype)
+        return result
+
+    return moved
+
+
+def on_the_sphere(points):
+    """[N, D] over their norms, however small or large these are, in float64; a zero vector stays one."""
+    return F.normalize(wide(points), dim=1, eps=1e-100)

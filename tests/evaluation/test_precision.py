@@ -1,0 +1,140 @@
+"""Ranking and clustering of embeddings whose distances float32 inner products do not show, against float64."""
+import numpy as np
+import pytest
+import torch
+
+import evaluation
+from evaluation import clustering, deciding, neighbours, precision
+from tests.evaluation.test_metrics import EXACT, RETRIEVAL
+
+GEOMETRIES = [
+    *(('one cluster', spread, 0, 1) for spread in (1, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)),
+    *(('clusters', spread, 0, 1) for spread in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)),
+    *(('ordinary', 1, offset, 1) for offset in (1, 1e2, 1e3, 1e4)),
+    *(('ordinary', 1, 0, scale) for scale in (1e-30, 1e-25, 1e-18, 1e-6, 1e6, 1e12, 1e15)),
+    ('clusters', 1e-3, 100, 1), ('clusters', 1e-3, 0, 1e-25), ('one cluster', 1e-3, 0, 1e15),
+    ('duplicates', 1e-3, 0, 1), ('outlier', 1e-3, 0, 1)]
+
+
+def embeddings(kind, spread, offset, scale, n=240, dim=24, n_classes=30, seed=0):
+    """[n, dim] float32, labels [n]: classes that overlap, of points around the origin or a few points of the sphere."""
+    random = np.random.default_rng(seed)
+    labels = random.permutation(np.arange(n) % n_classes)
+    centres = random.normal(size=({'ordinary': 1, 'one cluster': 1}.get(kind, 4), dim))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    if kind == 'ordinary':
+        centres *= 0
+    own = (random.normal(size=(n_classes, dim))[labels] + random.normal(size=(n, dim))) / dim ** .5
+    points = centres[labels % len(centres)] + spread * own
+    if kind == 'duplicates':
+        points[n // 3:] = points[random.integers(0, n // 3, n - n // 3)]
+    if kind == 'outlier':
+        points[0] = 1e6
+    return ((points + offset) * scale).astype(np.float32), labels
+
+
+def in_float64(points, labels, is_query=None):
+    """{metric: mean} of RETRIEVAL, from float64 sums of differences, equal distances in the order of the gallery."""
+    points, values = points.astype(float), {name: [] for name in RETRIEVAL}
+    for q in range(len(points)) if is_query is None else np.flatnonzero(is_query):
+        gallery = np.flatnonzero(np.arange(len(points)) != q if is_query is None else ~is_query)
+        distances = ((points[gallery] - points[q]) ** 2).sum(axis=1)
+        ranks = np.flatnonzero(labels[gallery[distances.argsort(kind='stable')]] == labels[q]) + 1
+        if not len(ranks):
+            continue
+        n, precisions = len(ranks), np.arange(1, len(ranks) + 1) / ranks
+        for name in RETRIEVAL:
+            base, _, k = name.partition('@')
+            cut = {'mAP': len(points), 'mAP_1000': 1000, 'mAP_lim': 1023}.get(base, n)
+            values[name].append({'e_recall': ranks[0] <= int(k or 0), 'precision_at_1': ranks[0] == 1,
+                                 'r_precision': (ranks <= n).mean()}.get(
+                                     base, precisions[ranks <= cut].sum() / min(n, cut)))
+    return {name: np.mean(found) for name, found in values.items()}
+
+
+@pytest.mark.parametrize('geometry', GEOMETRIES, ids=lambda geometry: ' '.join(map(str, geometry)))
+@pytest.mark.parametrize('n_queries', [0, 80])
+def test_every_way_of_ranking_gives_the_values_of_float64(geometry, n_queries):
+    points, labels = embeddings(*geometry)
+    is_query = np.arange(len(points)) < n_queries if n_queries else None
+    expected = in_float64(points, labels, is_query)
+    assert .005 < expected['map_at_r'] < expected['mAP'] < .98
+    for backend in ['auto', *EXACT]:
+        found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
+        assert found == pytest.approx(expected, abs=1e-9), backend
+        short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
+        assert short == pytest.approx({name: expected[name] for name in short}, abs=1e-9), backend
+
+
+@pytest.mark.parametrize('geometry', [('ordinary', 1, 0, 1e-30), ('ordinary', 1, 0, 1e15), ('one cluster', 1e-4, 0, 1),
+                                      ('clusters', 1e-5, 0, 1e-3), ('ordinary', 1, 100, 1)])
+def test_cosines_keep_their_digits(geometry):
+    points, labels = embeddings(*geometry)
+    unit = points.astype(float) / np.linalg.norm(points.astype(float), axis=1, keepdims=True)
+    expected = in_float64(unit, labels)
+    for backend in EXACT:
+        found = evaluation.compute(['c_recall@1', 'c_map_at_r', 'c_mAP'], torch.from_numpy(points), labels,
+                                   backend=backend)
+        assert list(found.values()) == pytest.approx(
+            [expected[name] for name in ('e_recall@1', 'map_at_r', 'mAP')], abs=1e-9), backend
+
+
+@pytest.mark.parametrize('n_queries', [0, 900])
+@pytest.mark.parametrize('kind, spread', [('clusters', 1e-4), ('one cluster', 1e-5), ('duplicates', 1e-2)])
+def test_several_tiles_and_blocks_of_collapsed_clusters(kind, spread, n_queries, monkeypatch):
+    monkeypatch.setattr(deciding, 'CHUNK', 1 << 17)
+    points, labels = embeddings(kind, spread, 0, 1, n=2300, dim=16, n_classes=200)
+    is_query = np.arange(len(points)) < n_queries if n_queries else None
+    expected = in_float64(points, labels, is_query)
+    for backend in EXACT:
+        found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
+        assert found == pytest.approx(expected, abs=1e-6), backend
+
+
+def test_what_float32_can_rank_is_not_ranked_again(monkeypatch):
+    points, labels = embeddings('ordinary', 1, 0, 1, n=2000, dim=64, n_classes=100)
+    asked = []
+    monkeypatch.setattr(neighbours.Search, 'precise_scores', lambda self, rows: asked.extend(rows))
+    for backend in EXACT:
+        evaluation.compute(['r_precision'], torch.from_numpy(points), labels, backend=backend)
+    assert not asked
+
+
+def test_the_nearest_images_of_collapsed_clusters():
+    points, labels = embeddings('clusters', 1e-6, 0, 1)
+    search = neighbours.Search(torch.from_numpy(points), labels)
+    for query, found in zip((3, 70), search.nearest(np.array([3, 70]), 12), strict=True):
+        distances = ((points.astype(float) - points[query].astype(float)) ** 2).sum(axis=1)
+        distances[query] = np.inf
+        assert found.tolist() == distances.argsort(kind='stable')[:12].tolist()
+
+
+def test_scores_are_those_of_embeddings_around_their_mean():
+    grid = torch.from_numpy(np.random.default_rng(0).integers(-4, 5, (99, 3)).astype(np.float32))
+    assert precision.around_their_mean(grid / 2.5)(grid / 2.5) is not grid
+    unit = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert precision.around_their_mean(unit)(unit) is unit                                  # no copy of ordinary ones
+    moved = precision.around_their_mean(grid + 1000, grid[:5] + 1000)(grid + 1000)
+    assert moved.mean(dim=0).abs().max() < 1.5 and (moved * 64 == (moved * 64).round()).all()           # no rounding
+    same = torch.full((7, 3), .1)
+    assert not precision.around_their_mean(same)(same).any()
+
+
+@pytest.mark.parametrize('offset, scale', [(0, 1e-30), (0, 1e15), (4096, 1), (0, 1e-3)])
+@pytest.mark.parametrize('with_faiss', [True, False])
+def test_clusters_depend_on_neither_offset_nor_unit(offset, scale, with_faiss, monkeypatch):
+    if not with_faiss:
+        monkeypatch.setitem(__import__('sys').modules, 'faiss', None)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.eye(8)[torch.arange(240) % 8] + .25 * torch.randn(240, 8, generator=generator)
+    points = (points * 1024).round() / 1024                               # offsets round nothing
+    expected, found = (clustering.kmeans(some, 8, seed=0) for some in (points, (points + offset) * scale))
+    assert clustering.nmi(clustering.Contingency(expected, found)) > .99
+
+
+@pytest.mark.parametrize('scale', [1e-30, 1e15])
+def test_class_distances_and_spectrum_depend_on_no_unit(scale):
+    points, labels = embeddings('ordinary', 1, 0, 1)
+    names = ['dists@intra', 'dists@inter', 'rho_spectrum@1', 'rho_spectrum@-1']
+    expected, found = (evaluation.compute(names, torch.from_numpy(points * np.float32(s)), labels) for s in (1, scale))
+    assert found == pytest.approx(expected, rel=1e-5)
