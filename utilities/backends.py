@@ -76,6 +76,7 @@ class TensorBoard:
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
+        self.usual, threading.excepthook = threading.excepthook, self.unless_told_later
         self.writer, self.last = SummaryWriter(folder / 'tensorboard', purge_step=start), start - 1
 
     def log(self, epoch, scalars, arrays):
@@ -86,8 +87,16 @@ class TensorBoard:
             self.writer.add_histogram(name, values, epoch)
         self.writer.flush()
 
+    def unless_told_later(self, arguments):
+        """In place of threading.excepthook: the errors of TensorBoard's threads are raised again by its next call."""
+        if not type(arguments.thread).__module__.startswith('tensorboard'):
+            self.usual(arguments)
+
     def close(self, failed):
-        self.writer.close()
+        try:
+            self.writer.close()
+        finally:
+            threading.excepthook = self.usual
 
 
 class Wandb:
