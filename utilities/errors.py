@@ -28,7 +28,7 @@ def reason_of(error, folder):
         return f'The run folder {folder} was removed while the run was writing to it.'
     if is_lost_worker(error):
         return f'A data worker was killed, as the system does where memory runs out; fewer --kernels need less. {KEPT}'
-    while error:                                             # torch.save raises an error of its own on top
+    while error:                                             # torch.save raises its own error from the original one
         code = getattr(error, 'errno', None)
         if code in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL':
             return f'No space is left to write to {folder} ({error}). {KEPT}'
@@ -39,7 +39,7 @@ def reason_of(error, folder):
 
 
 def is_lost_worker(error):
-    """Whether torch says with this error that a data worker has ended from outside."""
+    """Whether this error of torch means that a data worker was killed."""
     return isinstance(error, RuntimeError) and 'DataLoader worker' in str(error)
 
 
