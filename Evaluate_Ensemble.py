@@ -18,11 +18,11 @@ def build():
     what('--evaluation_metrics', nargs='+', metavar='METRIC', default=['precision_at_1', 'r_precision', 'map_at_r'],
          help='the metrics, as in main.py')
     what('--pca', metavar='D', type=command_line.COUNT, default=0,
-         help='evaluate the first D principal components, fitted on images of classes that do not test; 0: all '
+         help='evaluate the first D principal components, fitted on the training and validation classes; 0 means all '
               'dimensions')
     what('--untrained', action='store_true',
-         help="evaluate the networks as they were before the training as well: the backbone's features, and the "
-              'embeddings')
+         help="also evaluate the networks before training: the features of the backbone, and the embeddings"
+              '')
     machine = parser.add_argument_group("this machine; by default as in the runs' records")
     machine.add_argument('--source_path', '--source', help="the folder that holds the data sets' folders")
     machine.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], help='the device to compute on')

@@ -11,9 +11,9 @@ def build():
         prog='Hyperparameter_Search.py',
         usage='Hyperparameter_Search.py --study_path FOLDER --tune FLAG LOW HIGH [--tune ...] [FLAG of main.py ...]',
         description='Maximises the mean over folds of the best validation score (the first of --storage_metrics, by '
-                    'default map_at_r). All other flags are those of main.py, as --config, --loss, --n_folds. The same '
-                    'command continues a stopped search, extends it with a larger --n_trials, and shares the work when '
-                    'it is started several times at once.')
+                    'default map_at_r). All other flags are those of main.py, such as --config, --loss and --n_folds. '
+                    'The same command continues a stopped search, and with a larger --n_trials extends it. Several '
+                    'processes that run it at the same time share the trials.')
     add = parser.add_argument
     add('--study_path', metavar='FOLDER', required=True,
         help="the study's folder, for its records, its runs and its plots")
@@ -27,7 +27,7 @@ def build():
     add('--pruner', choices=['none', 'median', 'hyperband'], default='none',
         help='the method that stops unpromising trials early, by their validation scores so far')
     add('--storage', metavar='URL',
-        help='the database of the study, as postgresql://HOST/NAME; by default an SQLite file in its folder')
+        help='the database of the study, such as postgresql://HOST/NAME; by default an SQLite file in its folder')
     add('--study_name', help='name of the study in the database; by default the name of the folder')
     add('--reproductions', metavar='N', type=command_line.COUNT, default=0,
         help='number of new seeds with which the best setting is trained on all folds at the end')

@@ -17,7 +17,7 @@ test: .venv/installed-dev       ## ruff and pytest
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh
 
-test-postgres: .venv/installed  ## as root: install a PostgreSQL, and share a hyper-parameter search over it
+test-postgres: .venv/installed  ## as root: install PostgreSQL, and test a hyper-parameter search by several workers on it
 	PYTHON=$(BIN)/python bash tests/postgres.sh
 
 toy: .venv/installed            ## the toy experiment of Roth et al., under a minute

@@ -8,7 +8,8 @@ from utilities.errors import exit_code
 
 def build():
     parser = command_line.Parser(prog='Result_Evaluations.py',
-                                 description='Groups runs over seeds, prints their table, and writes it and figures.')
+                                 description='Groups runs over seeds and prints a table; can also write the '
+                                             'table and figures to files.')
     source = parser.add_argument_group('which runs').add_argument
     source('--runs', nargs='+', metavar='FOLDER', default=[],
            help="folders that hold run folders or W&B's offline runs, at any depth")
@@ -27,7 +28,7 @@ def build():
     source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and name them')
     numbers = parser.add_argument_group('which numbers').add_argument
     numbers('--metrics', nargs='+', metavar='METRIC', default=['e_recall@1', 'nmi'],
-            help='the columns of the table: metrics of the test split, or of the split that stands in front, as in '
+            help='the columns of the table: metrics of the test split, or of the split that the name begins with, as '
                  'train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
             help='the epoch whose numbers are reported; best_test chooses it by the test numbers that it reports')

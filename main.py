@@ -56,7 +56,7 @@ def train(opt, built, state, first):
 
 
 def find_folder(opt, settings, arguments, data):
-    """The run's folder: a new one, or with --resume the one that is there, if it is of the same data."""
+    """The run's folder: a new one, or that of --resume, whose splits must be those of `data`."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
         return Path(opt.resume)
@@ -66,7 +66,7 @@ def find_folder(opt, settings, arguments, data):
 
 
 def continue_run(opt, state, arguments):
-    """Restores the run of --resume and notes that it goes on; returns the epoch that comes next."""
+    """Restores the run of --resume and records the resumption; returns the next epoch."""
     remove_temporary(state.folder)
     first = state.resume()
     if first == 0 and (last := run_records.last_epoch(state.folder)) > 0:
@@ -82,7 +82,7 @@ def continue_run(opt, state, arguments):
 
 @contextlib.contextmanager
 def explained_stop(opt, state):
-    """Where the run stops early: says how to continue it, or removes the folder of a run that never trained."""
+    """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
         yield
     except KeyboardInterrupt:
@@ -101,14 +101,14 @@ def explained_stop(opt, state):
 
 
 def evaluate_untrained(opt, built, folder):
-    """What evaluation.evaluate returns, of the untrained network; with --untrained the metrics of another run's."""
+    """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
     if not opt.untrained:
         return evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch=0)
     return untrained(opt.untrained, folder, parameters.of_the_untrained()), {}
 
 
 def train_epoch(opt, built, loader, epoch):
-    """One epoch of steps. Returns what is logged of it. Raises RunFailed when a loss or gradient is not finite."""
+    """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
     model, criterion, optimizer = built.model, built.criterion, built.optimizer
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
@@ -141,13 +141,13 @@ def record(records, state, epoch, trained, evaluated):
 
 
 def patience_is_over(opt, state):
-    """Whether the best validation score is more than --patience epochs older than the last one."""
+    """Whether the best validation score is from more than --patience epochs before the last evaluation."""
     best = state.best.get(Column('val', opt.storage_metrics[0]).name)
     return bool(opt.patience and best and state.row['epoch'] - best['epoch'] > opt.patience)
 
 
 def summary(opt, folder, built, first):
-    """What is about to run, for people."""
+    """The lines that are printed before the run: its folder, network, device and data."""
     splits = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
               + (f' ({part["n_lone_queries"]} queries have no image of their class in the gallery and are left out of '
                  'the retrieval metrics)' if part['n_lone_queries'] else '')

@@ -73,7 +73,7 @@ def run_parameters(parser):
                        help='do not train; save the --pictures of a trained network in a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')
     switch(group, '--deterministic',
-           help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it always is')
+           help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it is always repeatable')
     switch(group, '--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
     group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
                        help='device to compute on; auto: an NVIDIA GPU if available, else an Apple GPU, else the CPU')
@@ -109,7 +109,7 @@ def data_parameters(parser):
     group.add_argument('--n_folds', type=number(int, 2), default=4,
                        help='number of folds, for a --split_scheme with folds')
     group.add_argument('--n_training_folds', type=POSITIVE_INT,
-                       help='use only the first of the folds for validation, this many; by default all')
+                       help='number of folds that may be used for validation, the first ones; by default all')
     group.add_argument('--test_size', type=FRACTION, default=0.5,
                        help='fraction of the classes (closed_set: of the images of each class) in the test split; 0 '
                             'makes all of them training classes')
@@ -200,7 +200,8 @@ def batch_creation_parameters(parser):
     switch(group, '--data_storage_no_update',
            help='do not update the memory bank with the embeddings of the training batches')
     group.add_argument('--data_d2_coreset_lambda', type=REAL, default=1.0,
-                       help='d2_coreset: exponent of the distances, which are weighed against the density')
+                       help='d2_coreset: exponent of the distance to the anchors chosen before; a larger value spreads '
+                            'the anchors')
     group.add_argument('--data_gc_coreset_lim', type=REAL, default=1e-9,
                        help='greedy_coreset: images within this distance of an anchor count as covered and are chosen '
                             'last')
@@ -423,7 +424,7 @@ def loss_parameters(parser):
     add('--loss_smoothap_temperature', type=POSITIVE, default=0.01,
         help='temperature of the sigmoids that compare cosine similarities')
     add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16],
-        help='values of k; none counts as more than the batch size')
+        help='values of k; those above the batch size are replaced by it')
     add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0,
         help='temperature of the sigmoids that compare ranks with k')
     add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01,
@@ -435,9 +436,9 @@ def loss_parameters(parser):
     add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0,
         help='slope of the step function beyond --loss_roadmap_delta')
     add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05,
-        help='difference of cosine similarities at which the slope begins')
+        help='difference of cosine similarities beyond which the step function is linear')
     add('--loss_roadmap_offset', type=REAL, default=-1.0,
-        help='value of the step function there; a negative value makes it continuous')
+        help='value of the step function just beyond --loss_roadmap_delta; a negative value makes it continuous')
     add('--loss_roadmap_lambda', type=FRACTION, default=0.5,
         help='weight of the calibration loss; the ranking loss has 1 minus this weight')
     add('--loss_roadmap_pos_margin', type=REAL, default=0.9,
@@ -522,7 +523,7 @@ def record_parameters(parser):
 
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]',
-                    description='Trains an embedding network on some classes, judges it on classes it has never seen.')
+                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
         add(parser)
@@ -533,9 +534,10 @@ def parse(arguments, defaults=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    {flag: value} of `defaults` come first, then the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw), then those of the --config files, and the command line wins. `given` in the namespace lists the
-    flags of the command line and the --config files. Raises UserError for whatever the user must change.
+    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate,
+    --embed, --draw), the --config files and the command line; later sources override earlier ones. `given` in the
+    namespace lists the flags of the command line and the --config files. Raises UserError for whatever the user must
+    change.
     """
     parser = build()
     modes = parser.parse_args(arguments)
@@ -574,7 +576,7 @@ def shown(value):
 
 
 def flags_of(place):
-    """The settings of a run folder, or of the run that a checkpoint file is of."""
+    """The settings of a run folder, or of the run that wrote a checkpoint file."""
     return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
 
 
@@ -584,7 +586,7 @@ def secrets_of(opt):
 
 
 def settings_of(opt):
-    """The flags as they go into records: without secrets, and without what was asked of this process only."""
+    """The flags as they are recorded: without secrets, and without the MODES of this process."""
     return {name: value for name, value in vars(opt).items() if name not in (*SECRETS, *MODES, 'given')}
 
 
@@ -594,7 +596,7 @@ def of_the_untrained():
 
 
 def check_splits(parser, opt):
-    """Refuses flags that the split scheme would not look at, and a fold that it does not have."""
+    """Raises UserError for flags that the split scheme does not use, and for a fold that it does not have."""
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
@@ -603,7 +605,7 @@ def check_splits(parser, opt):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
     if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw):
-        raise UserError('--test_size 1 leaves nothing to train on; use a smaller share, such as 0.5')
+        raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:
             raise UserError(f'--use_tv_split: --split_scheme {opt.split_scheme} validates on --fold {opt.fold}; leave '
@@ -617,13 +619,13 @@ def check_splits(parser, opt):
 
 
 def check(opt):
-    """Refuses combinations that cannot work, as far as the flags alone show it; """
+    """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
-        raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller share, such as 0.8')
+        raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -639,7 +641,7 @@ def check(opt):
 
 
 def without_effect(opt):
-    """The flags of opt.given, with their values, that a training run does not look at because of the other flags."""
+    """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
     parts = combination.parts(opt)
     losses = {method(part.loss) for part in parts}
     miners = {method(part.batch_mining) for part in parts
@@ -681,5 +683,5 @@ def method(name):
 
 
 def owner(flag, kind, registry):
-    """'loss_dr_triplet_margin', 'loss', CRITERIA -> 'dr_triplet'; None where the flag is of no single one."""
+    """'loss_dr_triplet_margin', 'loss', CRITERIA -> 'dr_triplet'; None where the flag belongs to none of them."""
     return max((name for name in [*registry, 'pml'] if flag.startswith(f'{kind}_{name}_')), key=len, default=None)

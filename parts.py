@@ -20,7 +20,7 @@ from utilities.randomness import seed_everything
 @dataclass
 class Parts:
     """
-    What one run is made of. criterion: None in an evaluation that does not rank by it. miner, sampler, optimizer and
+    What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer and
     schedule: None where nothing is trained.
     """
     model: torch.nn.Module
@@ -45,7 +45,7 @@ def build(opt):
     parts.miner = batch_mining.select(opt)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
-    # with --n_epochs 0 nothing is drawn, whatever the batch size
+    # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
     parts.sampler = datasampler.select(drawn, parts.data.train)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
@@ -65,28 +65,28 @@ def check(opt, data):
     if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(data.evaluation[name]) == data.evaluation[name].n_queries
                     for name in splits)):
-        raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has '
-                        'another one of its class to find; retrieval needs classes of two images or more')
+        raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
+                        'positive; retrieval needs classes of two images or more')
     if opt.untrained and criteria.ranks(opt):
         raise UserError(f'--untrained: --loss {opt.loss} ranks by a distance of its own; leave the flag out')
 
 
 def prepare(opt):
-    """Returns the Parts of network and data. Sets what is known only now: opt.device, opt.input_size, opt.n_classes."""
+    """Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes."""
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
-        opt.weights, opt.not_pretrained = None, True              # the checkpoint brings them
+        opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
     data = datasets.select(opt, backbone.size)
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
     model = architectures.select(opt, backbone)                   # after the data: this may download weights
     if opt.device.type == 'cpu':
-        model = model.to(memory_format=torch.channels_last)       # 1.2 to 2 times faster there (benchmarks/networks.py)
+        model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return Parts(model.to(opt.device), data)
 
 

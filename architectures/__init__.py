@@ -1,4 +1,4 @@
-"""Networks: a backbone with an embedding layer in the place of its classifier."""
+"""Networks: a backbone with an embedding layer instead of its classifier."""
 import difflib
 
 from architectures import (
@@ -87,7 +87,7 @@ def select(opt, backbone=None):
     """
     The network --arch, with its weights. backbone: what select_backbone gave, where it was called before.
 
-    Raises UserError for an unknown name and for weights that cannot be had.
+    Raises UserError for an unknown name and for weights that are not available.
     """
     backbone = backbone or select_backbone(opt)
     arch, suffixes = parse(opt.arch)

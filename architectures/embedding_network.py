@@ -38,11 +38,11 @@ def remove_classifier(network, arch):
 @dataclass
 class Backbone:
     """
-    network:  normalised images [B, 3, H, W] -> pooled features [B, F]; its classifier is gone.
+    network:  normalised images [B, 3, H, W] -> pooled features [B, F], without a classifier.
     size:     the side of its input images in pixels.
     mean, std: per channel, of images in [0, 1], in the channel order of the network.
     bgr:      whether that order is blue, green, red.
-    head:     name prefixes under which weight files hold the classifiers that are gone.
+    head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
     download: () -> the pretrained state dict; None where there is none.
     n_features: F; select_backbone finds it.
@@ -95,7 +95,7 @@ class EmbeddingNetwork(torch.nn.Module):
         self.train()
 
     def train(self, mode=True):
-        """As in torch; a `_frozen` network's BatchNorm layers keep their running statistics; their weights train."""
+        """As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights."""
         super().train(mode)
         if self.warming_up:
             self.backbone.eval()

@@ -91,7 +91,7 @@ def check_feedback(miner, images):
     sizes = np.bincount(images.labels)
     if len(sizes) < 2 or sizes.max() < 2:
         raise UserError(f'--miner_parametric_adapt: the validation split has {len(sizes)} classes of at most '
-                        f'{sizes.max()} images; it needs two or more of both: set a smaller --tv_split_perc')
+                        f'{sizes.max()} images; it needs at least two of both: set a smaller --tv_split_perc')
 
 
 def feedback(miner, step, n_steps, validate):

@@ -33,7 +33,7 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
 def negative_weights(batch, same, lower_cutoff=0.5):
     """
     The weights of the negatives of each row, in proportion to their probabilities: [B, B]; 0 where `same`. The largest
-    of a row is between 1 / 2B and 2. Rows without a negative have any weights.
+    of a row is between 1 / 2B and 2. The weights of rows without a negative are arbitrary.
 
     log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
     u^(−(D − 3)/2) / √s.
@@ -53,8 +53,8 @@ def sample_weighted(weights):
     A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
     a row of zeros.
 
-    A column of weight 0 is never sampled. For this the cumulative sums must not change where nothing is added, which
-    holds in float64, and on the CPU, which adds one by one, in every type. mps has no float64.
+    A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
+    float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
@@ -65,8 +65,8 @@ def sample_weighted(weights):
 
 def sample_uniform(mask, otherwise=None):
     """
-    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
-    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:

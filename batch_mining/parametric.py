@@ -75,8 +75,8 @@ def sample_weighted(weights):
     A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
     a row of zeros.
 
-    A column of weight 0 is never sampled. For this the cumulative sums must not change where nothing is added, which
-    holds in float64, and on the CPU, which adds one by one, in every type. mps has no float64.
+    A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
+    float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
@@ -87,8 +87,8 @@ def sample_weighted(weights):
 
 def sample_uniform(mask, otherwise=None):
     """
-    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
-    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:
@@ -235,7 +235,7 @@ class BatchMiner:
         return parametric_triplets(batch, labels, self.weights, self.support_lim, self.among_all)
 
     def update(self, validation_metrics):
-        """validation_metrics: {name: float}, with `progress`, the share of the training that is over."""
+        """validation_metrics: {name: float}, with `progress`, the fraction of the training that is completed."""
         self.weights = self.pads.update(validation_metrics, self.weights.cpu())
 
     def state_dict(self):

@@ -1,8 +1,8 @@
 """Semi-hard negatives: farther than the positive, within the margin. Schroff et al., FaceNet, CVPR 2015, sec. 3.2."""
 import torch
 
-# The margin of these losses, --loss_<loss>_margin, is a difference of distances to this power, that of triplet a
-# difference of distances to --loss_triplet_power; that of all others is taken for one of squared distances.
+# The power of the distances whose difference --loss_<loss>_margin is. For triplet it is --loss_triplet_power, and for
+# losses that are not listed 2, squared distances.
 MARGIN_POWERS = {'margin': 1, 'dr_triplet': 1}
 
 
@@ -47,8 +47,8 @@ def distance_powers(batch, power):
 
 def sample_uniform(mask, otherwise=None):
     """
-    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
-    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:

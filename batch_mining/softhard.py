@@ -42,8 +42,8 @@ def similarities_in_rows(batch):
 
 def sample_uniform(mask, otherwise=None):
     """
-    A random column of each row's mask [B, N], each with the same probability: [B, 1]; where the mask is empty, one of
-    `otherwise`, and N where that is empty too. And the number of columns that it was sampled from: [B, 1].
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
     if otherwise is not None:

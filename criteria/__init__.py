@@ -65,7 +65,7 @@ CRITERIA = {
     'dr_multisimilarity': dr_multisimilarity,
     'dr_proxynca': dr_proxynca,
     'dr_triplet': dr_triplet,
-    # since then
+    # later papers
     'circle': circle,
     'hyperbolic': hyperbolic,
     'proxyanchor': proxyanchor,
@@ -80,7 +80,7 @@ CRITERIA = {
 
 def select(opt, batchminer):
     """
-    The criterion of --loss, which is one name or a sum a+b, with `batchminer`, in a sum a list with one for each loss.
+    The criterion of --loss, which is one name or a sum a+b. batchminer: its miner; for a sum, a list of one per loss.
 
     Raises UserError for combinations of flags, loss and miner that do not work.
     """
@@ -113,13 +113,13 @@ def ranks(opt):
 
 
 def need_positives(opt):
-    """The names of the losses that are of pairs within the batch, and nothing without a positive one."""
+    """The names of the losses of pairs within the batch, which are zero in a batch without positive pairs."""
     return [part.loss for part in parts(opt) if part.loss in CRITERIA and not opt.xbm_size
             and (CRITERIA[part.loss].REQUIRES_BATCHMINER or not getattr(CRITERIA[part.loss], 'REQUIRES_OPTIM', True))]
 
 
 def build(opt, batchminer, pml_arguments):
-    """One criterion, with memory (--xbm_size) and direction regularisation (--dr_weight) where the flags set them."""
+    """One criterion, with the memory bank of --xbm_size and the direction regularisation of --dr_weight, if set."""
     if opt.loss.startswith(pml.PREFIX):
         return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
@@ -132,14 +132,14 @@ def build(opt, batchminer, pml_arguments):
         criterion = module.Criterion(opt, batchminer)
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
-            raise UserError(f'--xbm_size {opt.xbm_size}: the memory must hold at least a batch, --bs {opt.bs}')
+            raise UserError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
         criterion = CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
-    # outside the memory, whose pairs are no triplets
+    # outside the memory bank, whose pairs form no triplets
     return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
 
 
 def taken_by(module, direction):
-    """What the criterion of a file takes from its miner, as Adapted has it."""
+    """What a criterion takes from its miner, in the words of Adapted."""
     if getattr(module, 'ACCEPTS_MASKS', False):
         return 'triplets' if direction else 'masks'
     if takes_pairs(module):
@@ -148,7 +148,7 @@ def taken_by(module, direction):
 
 
 def takes_pairs(module):
-    """Whether a criterion works only with miners that return masks, or lists in the public code, in its place."""
+    """Whether a criterion works only with miners of pairs: they return masks here, and lists in the public code."""
     return bool(module.ALLOWED_MINING_OPS) and {*module.ALLOWED_MINING_OPS} <= {'npair', 'lifted'}
 
 

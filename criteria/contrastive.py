@@ -8,8 +8,8 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
-SUPPORTS_MEMORY = True          # of earlier batches, as references
+ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
+SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
 MARGIN_UNIT = 'distance'
 
 

@@ -4,16 +4,16 @@ import torch
 
 class CrossBatchMemory(torch.nn.Module):
     """
-    The loss of the batch plus `weight` times the loss of the pairs (sample of the batch, entry of the memory). The
-    memory is a ring buffer of the last `size` embeddings, without gradient, those of the batch among them; a sample is
-    not paired with its own entry.
+    The loss of the batch plus `weight` times the loss of the pairs (sample of the batch, entry of the memory bank). The
+    memory bank is a ring buffer of the last `size` embeddings, without gradient, including those of the batch. A sample
+    is not paired with its own entry.
 
     Args:
         criterion: a loss that takes references, reference_labels and own.
-        size:      number of entries of the memory, at least the batch size.
+        size:      number of entries of the memory bank, at least the batch size.
         dim:       dimension of the embeddings.
-        weight:    weight of the loss of the pairs with the memory.
-        start:     number of batches after which the memory is used.
+        weight:    weight of the loss of the pairs with the memory bank.
+        start:     number of batches after which the memory bank is used.
 
     >>> def loss(batch, labels, references=None, reference_labels=None, own=None):
     ...     return torch.tensor(1.0 if references is None else 10.0 * len(references))

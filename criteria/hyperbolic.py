@@ -12,8 +12,8 @@ REQUIRES_OPTIM = False
 
 def to_ball(batch, c=0.1, clip_r=2.3):
     """
-    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, those of a norm above clip_r
-    scaled to clip_r before (0: none): [B, D], a little inside the boundary of the ball.
+    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, slightly inside it: [B, D].
+    Embeddings with a norm above clip_r are first scaled to norm clip_r; 0 means no scaling.
     """
     norms = torch.linalg.vector_norm(batch, dim=1, keepdim=True).clamp(min=torch.finfo(batch.dtype).tiny)
     clipped = norms.clamp(max=clip_r) if clip_r else norms
@@ -55,13 +55,13 @@ def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
 
 
 def slots(labels):
-    """The slot of each sample, which counts those of its class from 0 in the order of the batch, and its class size."""
+    """The slot of each sample, its position from 0 among the samples of its class in the batch; and its class size."""
     same = labels[:, None] == labels
     return same.tril(diagonal=-1).sum(dim=1), same.sum(dim=1)
 
 
 def members(labels, n_slots):
-    """The index of the sample of each sample's class in each slot: [B, n_slots]; any index where the slot is empty."""
+    """For each sample and slot, the index of the sample of its class in this slot: [B, n_slots]; arbitrary if empty."""
     order = labels.argsort(stable=True)                            # a class is order[start], order[start + 1], ...
     start = (labels[:, None] > labels).sum(dim=1, keepdim=True)
     each = torch.arange(n_slots, device=labels.device)

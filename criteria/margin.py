@@ -8,7 +8,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
-ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
+ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
 MARGIN_UNIT = 'distance'
 
 
@@ -78,7 +78,7 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
         beta:     β, a distance: scalar, or [T], of each triplet's anchor; with masks scalar or [B], of each sample.
         margin:   in units of distance, half the width of the band around β: positives should be nearer than β − margin,
                   negatives farther than β + margin.
-        nu:       weight of the sum of the betas, against ever larger ones.
+        nu:       weight of the sum of the betas, which keeps them from growing.
         log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, that of violating ones;
                   with masks it receives nothing.
 

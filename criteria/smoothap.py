@@ -67,7 +67,7 @@ def smoothap_loss(batch, labels, temperature=0.01):
         weight = (size > 1).to(batch.dtype) / size            # of a query's precisions: 0 where it has no positive
 
         def rank(scores, own):
-            """Soft ranks of `own` [q, M] among `scores` [q, N]; the comparison of each with itself adds ½ to the ½."""
+            """Soft ranks of `own` [q, M] among `scores` [q, N]: ½ plus all comparisons, that with itself being ½."""
             return 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / temperature).sum(dim=2)
 
         def average_precisions(scores, rows):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # of positive and negative pairs, as the miner `all` returns them
+ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
 MARGIN_UNIT = 'distance^power'  # of --loss_triplet_power
 
 
@@ -44,7 +44,7 @@ def triplet_violations(batch, triplets, margin=0.2, power=2):
 
 def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
     """
-    The same of every triplet that the masks [B, B] make, without a list of the triplets: [P, B], with a row for each of
+    triplet_violations of every triplet that the masks [B, B] make, without listing them: [P, B], with a row for each of
     the P positive pairs (a, p) and a column for each sample n, 0 where (a, n) is no negative pair; and the number of
     triplets.
     """

@@ -28,12 +28,12 @@ BATCH = ('bs', 'samples_per_class')          # the flags that say how large a ba
 
 
 def is_default(opt):
-    """Whether --bs and --samples_per_class are neither given nor recorded by the run that is to be repeated."""
+    """Whether --bs and --samples_per_class are neither given nor taken from a run (--resume, --reproduce)."""
     return not (opt.resume or opt.reproduce or set(BATCH) & set(opt.given))
 
 
 def distinct(opt):
-    """What does not come twice in a batch of --data_sampler: 'classes' (each in one group), 'images', or None."""
+    """What never repeats in a batch of --data_sampler: 'classes' (one group of images each), 'images', or None."""
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
 
 
@@ -42,8 +42,8 @@ def choose_batch(opt, images):
     Where --bs and --samples_per_class are the defaults, and there are too few training classes or images for these:
     sets opt.bs and opt.samples_per_class to what the training images allow, and says so.
 
-    A sampler of different classes gets the largest batch up to the default --bs; of equally large ones, that of the
-    fewest images per class. Half of the classes have that many images or more. One of different images gets all images.
+    A sampler that does not repeat classes gets the largest batch up to the default --bs, with as few images per class
+    as this allows, and no more than half of the classes have. One that does not repeat images gets at most all images.
     """
     n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
     before = opt.bs, opt.samples_per_class

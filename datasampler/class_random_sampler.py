@@ -39,7 +39,7 @@ class Sampler(torch.utils.data.Sampler):
             yield torch.cat([self.sample(self.indices[c], generator) for c in classes.tolist()]).tolist()
 
     def sample(self, indices, generator):
-        """samples_per_class of the `indices` at random, each as often as the others if not just once."""
+        """samples_per_class random `indices`; if these are too few, each is repeated about equally often."""
         n_rounds = -(-self.per_class // len(indices))
         order = torch.cat([torch.randperm(len(indices), generator=generator) for _ in range(n_rounds)])
         return indices[order[:self.per_class]]

@@ -1,4 +1,4 @@
-"""D2 of Roth et al., ICML 2020: random anchors, likely if typical of a big batch and far from each other."""
+"""D2 of Roth et al., ICML 2020: anchors sampled by their density in a big batch and their distances to each other."""
 from functools import partial
 
 import torch

@@ -8,10 +8,11 @@ from utilities.randomness import derive
 
 class Storage:
     """
-    float32 [N, D] on opt.device (on the CPU if that is an Apple GPU, where PyTorch has no eigenvalues), in the order of
-    the training images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the seed fixes.
-    The memory bank is filled from the images without augmentation before the first epoch (with --data_idx_full_prec,
-    before each epoch) and updated with the embeddings of each training batch, unless --data_storage_no_update.
+    float32 [N, D] on opt.device (but on the CPU instead of an Apple GPU, where PyTorch cannot compute eigenvalues), in
+    the order of the training images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the
+    seed fixes. The memory bank is filled from the images without augmentation before the first epoch (with
+    --data_idx_full_prec, before each epoch) and updated with the embeddings of each training batch, unless
+    --data_storage_no_update.
 
     With --data_mb_mom m > 0, each entry is moved further in the direction of its recent changes, as in the public code
     of Roth et al.: change <- m change + (1 - m) (new - stored), stored <- new + --data_mb_lr change. This takes a

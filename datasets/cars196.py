@@ -24,5 +24,5 @@ def annotated(annotations):
         return ImageTable([annotations.parent / str(row['relative_im_path']) for row in rows],
                           [names[int(row['class']) - 1] for row in rows])
     except Exception as error:  # scipy raises anything on a broken file
-        raise UserError(f'{annotations}: not the annotations of CARS196 ({type(error).__name__}: {error}); fetch it '
-                        'anew') from None
+        raise UserError(f'{annotations}: not the annotations of CARS196 ({type(error).__name__}: {error}); download '
+                        'it again') from None

@@ -40,7 +40,7 @@ def fetch(url, checksum, folder):
                             'Start again, or fetch the data by hand.')
         partial.rename(archive)
     elif difference := other_than(checksum, archive):
-        raise UserError(f'--download: {archive} is not the expected file ({difference}); remove it, and it is fetched')
+        raise UserError(f'--download: {archive} is not the expected file ({difference}); remove it and start again')
     unpack(archive, folder)
     done.touch()
     archive.unlink()

@@ -78,7 +78,7 @@ class ImageCache:
                 damaged.append(paths[row])
         if damaged:
             raise UserError(f'--image_cache: {len(damaged)} of {len(rows)} images looked at in {self.folder} are '
-                            f'damaged, the first: {damaged[0]}. Remove that folder, and it is filled again')
+                            f'damaged, the first: {damaged[0]}. Remove that folder; the next run fills it again')
 
     def unreadable(self):
         """The paths that could not be read when the cache was filled."""

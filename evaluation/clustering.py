@@ -45,7 +45,7 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
         empty = (sizes == 0).nonzero()[:, 0]
         if len(empty):
             squared = (points * points).sum(dim=1) - 2 * scores
-            # images of clusters of one image stay; ties in index order
+            # the only image of a cluster is not moved; ties in index order
             order = squared.masked_fill(sizes[cluster] < 2, -1).sort(descending=True, stable=True).indices
             cluster[order[:len(empty)]] = empty
             sizes = torch.bincount(cluster, minlength=k)
@@ -55,7 +55,7 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
 
 
 class Contingency:
-    """How many images each class has in each cluster, where it has any. labels, clusters: [N] int64, from 0."""
+    """The non-zero numbers of images of each class in each cluster. labels, clusters: [N] int64, from 0."""
 
     def __init__(self, labels, clusters):
         self.n = len(labels)

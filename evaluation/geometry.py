@@ -76,9 +76,9 @@ def principal_components(embeddings, dim):
 
 def rho_spectrum(values, k):
     """
-    The distance of a spectrum from a uniform one. values: singular values, descending. S are these without the |k| - 1
-    largest, divided by their sum. Returns KL(uniform ‖ S) for k > 0, KL(S ‖ uniform) for k < 0, and S for k = 0, of all
-    values.
+    The divergence between a spectrum and the uniform one. values: singular values, descending. S are these values,
+    without the |k| - 1 largest, divided by their sum. Returns KL(uniform ‖ S) for k > 0 and KL(S ‖ uniform) for k < 0;
+    for k = 0, all values divided by their sum.
 
     inf where S has a zero and k > 0; nan where no value is left.
     """

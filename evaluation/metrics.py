@@ -77,7 +77,7 @@ def number_after_at(base, argument):
 @dataclass
 class Pool:
     """
-    Images as queries and gallery; embeddings, labels, is_query and in_gallery are those of neighbours.Search.
+    The images that are searched; embeddings, labels, is_query and in_gallery are as in neighbours.Search.
 
     groups: None, or [N]: the gallery of a query is the images of its group only.
     """
@@ -121,8 +121,8 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **opt
         metrics:     names, as in --evaluation_metrics.
         embeddings:  [N, D] floating-point tensor, on the device to compute on.
         labels:      [N] int64 array, from 0.
-        is_query:    None: each image is a query against all others; or [N] bool: the queries, the others being the
-                     gallery.
+        is_query:    None: each image is a query, and all others are its gallery; or [N] bool: True for the queries,
+                     False for the gallery.
         seed:        of clustering, bootstrap and approximate search.
         pool:        None, or a Pool for the retrieval metrics in place of these images.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.

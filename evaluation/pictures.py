@@ -23,7 +23,7 @@ STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, '
 def check(opt):
     """Raises UserError where pictures exclude each other, or one needs a package that is not installed."""
     if 'none' in opt.pictures and len(opt.pictures) > 1:
-        raise UserError(f'--pictures {" ".join(opt.pictures)}: none leaves no room for others; leave it out')
+        raise UserError(f'--pictures {" ".join(opt.pictures)}: none cannot be combined with others; leave it out')
     if 'umap' in opt.pictures and importlib.util.find_spec('umap') is None:
         raise UserError('--pictures umap needs umap-learn: pip install umap-learn, or choose tsne')
 
@@ -53,7 +53,7 @@ def save(opt, embedded, split, folder, panel=None):
     """
     Saves <picture>_<split>.png and .svg in `folder` for each of --pictures that has something to show.
 
-    panel: None, or the file for the PNG of `retrieval`, which is then drawn whatever the --pictures.
+    panel: None, or the file for the PNG of `retrieval`, which is then made even if --pictures does not name it.
 
     Returns the files.
     """
@@ -100,7 +100,7 @@ def short(name, length=26):
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
-    """Queries with a positive, sampled with `seed`, of different classes as far as there are, and their neighbours."""
+    """Queries with a positive, sampled with `seed`, of different classes if possible, and their neighbours."""
     search, labels = embedded.search(), embedded.images.labels
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
@@ -250,7 +250,7 @@ def distances_of(embedded, one, other):
 
 
 def classes(embedded, seed, n_worst=12):
-    """Recall@1 of every class in ascending order, and of the worst classes, which class their images are taken for."""
+    """Recall@1 of every class in ascending order, and the most frequent wrong class for the worst of them."""
     search, names = embedded.search(), embedded.images.class_names
     rows = np.flatnonzero(search.n_positives)
     if not len(rows):

@@ -49,8 +49,8 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
 
 def validate(opt, model, data, metrics):
     """
-    {metric: float} of the validation split in the middle of an epoch. The training goes on as if it had not happened:
-    the random generators, and the network's mode, are afterwards what they were.
+    {metric: float} of the validation split in the middle of an epoch. It does not influence the training: the random
+    generators and the network's mode are restored afterwards.
     """
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
@@ -69,7 +69,7 @@ def write_embeddings(opt, model, data, file):
 
 
 def embed_splits(opt, model, data, splits, criterion=None):
-    """{split: Embedded} of `splits`, and of the training split where it is in the gallery or gives the --pca."""
+    """{split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it."""
     needed = [split for split in data.evaluation
               if split in splits or (split == 'train' and (opt.eval_reference != 'self' or opt.pca))]
     embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
@@ -79,8 +79,8 @@ def embed_splits(opt, model, data, splits, criterion=None):
 
 def as_evaluated(opt, embedded, criterion=None):
     """
-    {split: Embedded} as the network gives them -> as they are evaluated: after --pca, fitted on the training split, and
-    --eval_normalize, and with the ranking of the criterion, if it has one.
+    {split: Embedded} from the network -> {split: Embedded} after --pca (fitted on the training split) and
+    --eval_normalize, with the ranking of the criterion if it has one.
     """
     parts = {split: replace(part) for split, part in embedded.items()}
     if opt.pca:
@@ -149,8 +149,8 @@ def check_metrics(opt):
         if opt.knn_approx and metric.needs == 'ranks' and np.isinf(metric.depth(1, *argument)):
             raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
     if opt.knn_approx and opt.ranking_backend != 'auto':
-        raise UserError(f'--knn_approx is a way to rank of its own, and --ranking_backend {opt.ranking_backend} '
-                        'another: leave one of them out')
+        raise UserError(f'--knn_approx and --ranking_backend {opt.ranking_backend} are two methods of ranking: '
+                        'leave one of them out')
     for name in opt.storage_metrics:
         if name not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')
@@ -158,7 +158,7 @@ def check_metrics(opt):
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
     if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw):
-        raise UserError('--eval_level: a run needs class among its levels, since --storage_metrics are of it')
+        raise UserError('--eval_level: a training run needs the level class, on which --storage_metrics are computed')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
     if opt.ranking_backend == 'search' and not ranking.has_faiss():
@@ -178,7 +178,7 @@ def check_data(opt, data):
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']
     if not evaluated:
-        raise UserError(f'--eval_reference {opt.eval_reference} says what test and validation images are searched in, '
+        raise UserError(f'--eval_reference {opt.eval_reference} sets the gallery of test and validation queries, '
                         'and neither split is evaluated (--splits_to_eval): leave it out')
     for level in opt.eval_level if opt.eval_reference == 'train' else ():
         kind, names = ('super-class', 'superclasses') if level == 'parent' else ('class', 'class_names')

@@ -9,7 +9,7 @@ from launching import plan, process
 from launching.pool import ELSEWHERE, FINISHED, Pool
 from utilities import stopping
 
-PATIENCE = 120                                                    # seconds until another process has ended
+PATIENCE = 120                                                    # seconds to wait for another process to end
 
 
 def launch(runs, slots):

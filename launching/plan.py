@@ -1,4 +1,4 @@
-"""The runs of a script: checked before anything starts, and found again in their run folders."""
+"""The runs of a script: checked before anything starts, and matched with their run folders."""
 import re
 import sys
 from dataclasses import dataclass, field
@@ -109,9 +109,9 @@ def of_line(arguments):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     settings = parameters.settings_of(opt)
-    if datasampler.is_default(opt):                               # the run may choose and record others
+    if datasampler.is_default(opt):                               # the run may choose other values itself
         settings = {name: value for name, value in settings.items() if name not in datasampler.BATCH}
-    opt.n_classes, opt.device = 2, torch.device('cpu')            # any will do: the criterion is not kept
+    opt.n_classes, opt.device = 2, torch.device('cpu')            # arbitrary: built only to check the flags
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')

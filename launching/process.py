@@ -1,5 +1,5 @@
 """
-One run as a process of its own: started or resumed, and known to all launchers by its log.
+One run as a process of its own: started or resumed, and visible to other launchers by the lock on its log.
 
 The process outlives the launcher. It holds the lock of the log as long as it lives, so that no run is started twice.
 """

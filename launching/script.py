@@ -124,7 +124,7 @@ def expanded(word, assigned, where):
         name = match[1] or match[2]
         found = assigned.get(name, os.environ.get(name))
         if found is None:
-            raise UserError(f'{where}: ${name} is for a shell to read, unless it is set in the environment, as in: '
+            raise UserError(f'{where}: ${name} has no value; set it in the file, or in the environment, as in: '
                             f'{name}=VALUE python Launch_Runs.py ...')
         return found
 
@@ -133,7 +133,7 @@ def expanded(word, assigned, where):
         raise UserError(f'{where}: {argument[0]} is an argument of a script, and this file is not executed; write a '
                         'variable such as $gpu, and set it in the environment, as in: gpu=0 python Launch_Runs.py ...')
     if (word and set(word) <= SHELL) or '$' in rest or '`' in rest:
-        raise UserError(f'{where}: {word} is for a shell to read; write plain commands, or set the variable')
+        raise UserError(f'{where}: only a shell can interpret {word}; write plain commands, or set the variable')
     return VARIABLE.sub(value, word)
 
 

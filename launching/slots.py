@@ -1,4 +1,4 @@
-"""Where runs are trained at the same time: the flags that say so, and the slots that they amount to."""
+"""The number and devices of the runs that are trained in parallel: their flags, and one slot for each run."""
 import os
 import re
 
@@ -17,7 +17,7 @@ def add_flags(parser):
 
 def of_flags(opt):
     """
-    For each of the runs at once, the list of arguments that is appended to the run's own.
+    One list per slot: the arguments that are appended to those of the run which takes the slot.
 
     By default there is one slot, which appends nothing. With --workers, the processor cores are divided among the runs
     by OMP_NUM_THREADS, if it is not set.

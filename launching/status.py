@@ -55,7 +55,7 @@ def table(runs):
 
 def row_of(run):
     """
-    What is known of a run: run, state, epoch, n_epochs, score and pace.
+    The row of a run: run, state, epoch, n_epochs, score and pace.
 
     score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated.
     pace:  seconds per epoch, the mean of the last five; None before the first epoch.

@@ -1,6 +1,6 @@
 """
-Evaluates the networks of cross-validation folds on the test classes, one by one and as one, keeps records of it, and
-makes the table over seeds.
+Evaluates the networks of cross-validation folds on the test classes, each alone and all as an ensemble, records the
+scores, and makes the table over seeds.
 """
 import contextlib
 import io
@@ -36,7 +36,7 @@ def report(opt, arguments):
         raise UserError(f'--save_path {opt.save_path}: no folder can be made in {above}')
     for name in opt.evaluation_metrics:
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
-            raise UserError(f'--evaluation_metrics {name}: it is no number; leave it out')
+            raise UserError(f'--evaluation_metrics {name}: it is a vector, not a number; leave it out')
     found = folds.gather(opt.runs)
     log, of_folds = [], []
     for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
@@ -80,7 +80,7 @@ def evaluate(opt, ensemble, shared, bar):
     """
     The rows of log.csv and folds.csv of an ensemble.
 
-    shared: the scores of untrained networks that earlier ensembles computed; they do not depend on the method.
+    shared: scores of untrained networks from earlier ensembles, which do not depend on the loss; new ones are added.
     """
     log, of_folds = [], []
     for state in STATES if opt.untrained else STATES[-1:]:
@@ -101,7 +101,7 @@ def evaluate(opt, ensemble, shared, bar):
 
 
 def values_of(opt, ensemble, state, bar):
-    """([scores of each fold's network], {form: scores of them together})."""
+    """([scores of each fold's network], {'separated' and 'concatenated': scores of the ensemble})."""
     separated, members = [], []
     for member in ensemble.members:
         own, built = network(opt, member, state)
@@ -138,7 +138,7 @@ def key_of(ensemble, state):
 
 
 def identity_of(opt, ensemble):
-    """What two evaluations that are the same have in common: the networks, and what is computed of them."""
+    """What identifies an evaluation: the networks, and what is computed from their embeddings."""
     return {'members': [{'fold': member.fold, 'run_id': member.config['run_id'], 'epoch': member.epoch}
                         for member in ensemble.members],
             'evaluation': {name: getattr(opt, name) for name in ('evaluation_metrics', 'pca', 'untrained')}}

@@ -1,5 +1,5 @@
 """
-What the evaluation of an ensemble writes down, into a folder like a run's that is made whole and never overwritten:
+The records of an ensemble, in a folder that, like a run's, is created in one move and never overwritten:
 ensemble.yaml, log.csv, folds.csv, records.sqlite, tensorboard/.
 """
 import contextlib
@@ -22,7 +22,7 @@ SETTINGS = 'ensemble.yaml'
 
 
 def find(folder, identity):
-    """The folder, `folder` or folder_1 ..., in which what `identity` says is recorded; None where it is not."""
+    """The folder among `folder`, folder_1 ... that records the evaluation with this identity; None if there is none."""
     for path in run_folder.places(Path(folder)):
         if not path.exists():
             return None
@@ -44,7 +44,8 @@ def read(folder):
         except (ValueError, TypeError):
             rows = []
         if not rows:
-            raise UserError(f'{folder / name}: broken or not there; delete the folder, and it is evaluated anew')
+            raise UserError(f'{folder / name}: missing or damaged; delete the folder and start again to '
+                            'evaluate the ensemble')
         tables.append(rows)
     return tables
 

@@ -1,6 +1,6 @@
 """
-Ensembles over reproductions (seeds): means, intervals, and which differences to the best method are more than chance,
-in the form of the tables of Musgrave et al., A Metric Learning Reality Check, ECCV 2020.
+Ensembles over reproductions (seeds): means, intervals, and significance tests against the best method, in the form
+of the tables of Musgrave et al., A Metric Learning Reality Check, ECCV 2020.
 """
 import math
 
@@ -28,8 +28,8 @@ def compare(log, folds, names):
     Returns a table with a row per data set, form, column and method: the mean over seeds and half its interval's width;
     `best`, whether its mean is the highest of the trained methods'; and for each other method the two-sided paired test
     against the best one, on the pairs that both have: seeds (concatenated), or folds and seeds (separated). p_holm is
-    corrected over the methods of the data set, form and column. Columns of which more is not better have no best.
-    A mean of which a value is not finite is nan.
+    corrected over the methods of the data set, form and column. Columns in which a higher value is not better have no
+    best method. The mean of values that are not all finite is nan.
     """
     log, rows = with_untrained(log), []
     for dataset in dict.fromkeys(log.dataset):
@@ -79,8 +79,8 @@ def test_against_best(cells, scores):
 
 def with_untrained(log):
     """
-    The log with its untrained networks as methods, first. Where those of all methods are the same, they are one method;
-    else each is named after its own.
+    The log with the untrained networks as methods of their own, in the first rows. If all methods start from the same
+    networks, these are one method; else there is one for each method.
     """
     parts = []
     for (_, status), rows in log[~is_trained(log)].groupby(['dataset', 'trained_status'], sort=False):
@@ -112,7 +112,7 @@ def table_of(comparisons, log, names, digits):
 
 
 def mark(row):
-    """What stands behind a cell that was compared with the best."""
+    """The sign behind a cell: whether it differs from the best, or could not be tested."""
     if not isinstance(row.against, str):
         return ''
     return UNTESTED if math.isnan(row.p_holm) else SAME if row.p_holm > LEVEL else ''

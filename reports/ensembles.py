@@ -32,9 +32,9 @@ def concatenated(opt, members):
     The scores of several networks as one, {'dim', 'test_<metric>'}: each embedding is L2-normalised, then joined with
     the other networks', reduced to --pca dimensions, and normalised again.
 
-    members: what embed_member gives for each. The principal components are those of the joined embeddings of all images
-             that trained or validated: these are the same for all folds, none of them tests, and a network has seen
-             most of them. Raises UserError where the members' images are not the same.
+    members: what embed_member gives for each. The principal components are those of the joined embeddings of all
+             training and validation images: these are the same for all folds, and each network was trained on most of
+             them. Raises UserError if the members do not have the same images.
     """
     embeddings = joined([[member['test']] for member in members])
     if opt.pca:
@@ -84,7 +84,7 @@ def mean_over_folds(rows):
 
 
 def scores(opt, part):
-    """--evaluation_metrics of test embeddings that are searched for among themselves."""
+    """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
     values = evaluation.compute(opt.evaluation_metrics, part.embeddings, part.images.labels, part.images.is_query,
                                 opt.seed, ranking=part.ranking, backend=opt.ranking_backend,
                                 approximate=opt.knn_approx)

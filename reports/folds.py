@@ -1,4 +1,4 @@
-"""Run folders of cross-validation folds -> ensembles, as far as their runs belong together."""
+"""Run folders of cross-validation folds -> ensembles of the runs that belong together."""
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def read_member(folder, known):
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
     chooser = Column('val', run.flags['storage_metrics'][0])
     if not any(chooser.name in row for row in run.rows):
-        raise UserError(f'{folder}: it has no {chooser.name} to choose its best network by; folds are trained with '
+        raise UserError(f'{folder}: it has no {chooser.name}, which chooses the best network; folds are trained with '
                         '--split_scheme class_folds or mlrc')
     best = selection.best_row(run, chooser, 'best_val')
     file = Path(folder) / f'checkpoint_{chooser.name}.pt'
@@ -108,11 +108,11 @@ def gather(folders):
 
 
 def check(ensemble):
-    """Raises UserError for members that are not the folds of one setting, or that know test classes."""
+    """Raises UserError for members that are not folds of one setting, or that trained or validated on test classes."""
     first = ensemble.members[0]
     for one, other in zip(ensemble.members, ensemble.members[1:], strict=False):
         if one.fold == other.fold:
-            raise UserError(f'{ensemble}: fold {one.fold} is there twice, {one.run.where} and {other.run.where}; leave '
+            raise UserError(f'{ensemble}: fold {one.fold} occurs twice, {one.run.where} and {other.run.where}; leave '
                             'one out')
     for member in ensemble.members:
         if member.test != first.test:
@@ -121,7 +121,7 @@ def check(ensemble):
             seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))
             if seen:
                 raise UserError(f'{member.run.where}: it {doing} on {len(seen)} of the test classes, the first: '
-                                f'{seen[0]}; an ensemble is judged on classes that are new to all of it')
+                                f'{seen[0]}; an ensemble is evaluated on classes that are new to all of its networks')
         flags = first.run.flags, member.run.flags
         different = sorted(name for name in {**flags[0], **flags[1]} if name not in OF_A_MEMBER
                            and flags[0].get(name) != flags[1].get(name))

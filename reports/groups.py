@@ -1,4 +1,4 @@
-"""Runs -> groups: the seeds of one setting on one data set, as far as they count, and notes on what does not."""
+"""Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
 from dataclasses import dataclass, field
 
 from reports import titles
@@ -83,7 +83,7 @@ def those_that_count(name, members, with_unfinished):
                          + ('counted all the same' if counts else 'left out'))
     for one, other in zip(used, used[1:], strict=False):
         if one.seed == other.seed:
-            raise UserError(f'group {name}: seed {one.seed} is there twice, {one.where} and {other.where}; leave '
+            raise UserError(f'group {name}: seed {one.seed} occurs twice, {one.where} and {other.where}; leave '
                             'one out with --exclude')
     return used, notes
 

@@ -25,7 +25,7 @@ def report(opt, planned=()):
                 if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
     if not any(group.runs for group in grouped):
-        raise UserError('no run counts:\n' + '\n'.join(f'  {note}' for note in notes))
+        raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
     scores = selection.scores(grouped, names, rule)
     table, datasets = tables.summarise(grouped, scores, names, opt.digits)
     caption = tables.caption(scores, rule, names, table)

@@ -25,7 +25,7 @@ def collect(opt):
 
 def below(folders, exclude):
     """
-    The Runs of all run folders below the folders, and of W&B's offline runs that lie in none of these. Those whose path
+    The Runs of all run folders below the folders, and of W&B's offline runs outside these run folders. Those whose path
     contains a text of `exclude` are not read, so that broken ones can be left out.
     """
     def read_too(path):

@@ -16,7 +16,7 @@ NAMES = {'val': 'validation', 'test': 'test'}
 class Rule(NamedTuple):
     """
     select:     'last', 'best_val' or 'best_test'.
-    by:         the Column, of the test split, of the metric that is best at the epoch.
+    by:         the Column, of the test split, of the metric that selects the epoch.
     per_metric: whether each fraction on test comes from its own best epoch; everything else from the epoch of `by`.
     """
     select: str
@@ -45,8 +45,8 @@ def rule_of(opt, names):
     default = next((name for name in names if titles.is_fraction(name)), 'test_e_recall@1')
     by = columns.parse(columns.asked_for(opt.select_by)) if opt.select_by else columns.parse(default).on('test')
     if by is None or by.split != 'test' or not titles.is_fraction(by.name):
-        raise UserError(f'--select_by {opt.select_by}: no metric of which more is better; choose one as e_recall@1 or '
-                        'nmi')
+        raise UserError(f'--select_by {opt.select_by}: not a metric in which higher is better; choose one such '
+                        'as e_recall@1 or nmi')
     if opt.per_metric and opt.select == 'last':
         raise UserError('--per_metric goes with --select best_val or best_test')
     return Rule(opt.select, by, opt.per_metric)
@@ -74,8 +74,8 @@ def best_row(run, column, select):
     """The first of the run's rows with the highest value in a Column. Raises UserError where there is no value."""
     name = column.name
     if not any(name in row for row in run.rows):
-        hint = '; it was run without --use_tv_split' if select == 'best_val' else ''
-        raise UserError(f'{run.where}: --select {select} needs {name}, which it has not{hint}')
+        hint = '; it was run without a validation split' if select == 'best_val' else ''
+        raise UserError(f'{run.where}: --select {select} needs {name}, which it does not have{hint}')
     rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
     if not rows:
         raise UserError(f'{run.where}: {name} is not a number in any epoch')

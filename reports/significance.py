@@ -1,4 +1,4 @@
-"""Intervals of means, and whether differences between methods are more than chance."""
+"""Confidence intervals of means, and significance tests of differences between methods."""
 import numpy as np
 from scipy import stats
 
@@ -22,8 +22,8 @@ def paired_test(one, other):
     Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).
 
     By the paired t-test. Where all differences are the same number, up to rounding, t is not defined: p is 1 if that
-    number is 0, else the sign test's, 2^(1 − n), which does not ask how much the differences vary. Of fewer than two
-    pairs p is nan.
+    number is 0, else the sign test's, 2^(1 − n), which does not depend on the variance. For fewer than two pairs p is
+    nan.
 
     >>> paired_test([.5, .6, .7], [.5, .6, .7]), paired_test([.5, .6, .7], [.4, .5, .6])
     ((1.0, 'equal scores'), (0.25, 'sign test'))
@@ -40,8 +40,9 @@ def paired_test(one, other):
 
 def holm(p_values):
     """
-    The p-values of m hypotheses -> those corrected for asking m times, in the same order. Those that are nan were not
-    asked. Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 6, 1979.
+    The p-values of m hypotheses -> those corrected for multiple testing, in the same order. nan stands for a hypothesis
+    that was not tested and does not count. Holm, A Simple Sequentially Rejective Multiple Test
+    Procedure, Scandinavian Journal of Statistics 6, 1979.
 
     >>> holm([.01, .04, .03])
     [0.03, 0.06, 0.06]

@@ -1,6 +1,6 @@
 """
 What tables and figures call data sets, metrics and methods, and which metrics they print in percent. A data set or
-metric that has no line here goes by its own name.
+metric that has no line here is printed under its own name.
 """
 from collections import Counter
 

@@ -93,7 +93,7 @@ def first_line(error):
 
 
 def run_of(name, where, config, rows, state, group):
-    """A Run. Raises UserError where the config lacks what says which run it is."""
+    """A Run. Raises UserError if its config lacks the data set, the group or the seed."""
     flags = {'group': group or None} | config
     for flag in ('dataset', 'group', 'seed'):
         if flags.get(flag) is None:
@@ -105,7 +105,7 @@ def rows_of(history):
     """
     A history, dicts in the order of logging -> rows as in log.csv, those with a metric of a split only.
 
-    What was logged in several pieces for one epoch is put together; of two values of one thing the later one counts.
+    Several entries of one epoch are merged into one row; of two values for the same column the later one is used.
     """
     rows = {}
     for logged in history:

@@ -1,4 +1,4 @@
-"""One trial: trains a setting on each fold, and tells the study how good it is so far."""
+"""One trial: trains a setting on each fold, and reports its validation scores to the study."""
 import math
 
 import optuna

@@ -8,12 +8,12 @@ from tuning.folds import objective
 from utilities import stopping
 from utilities.errors import UserError
 
-HOPELESS = 3                                                      # failed trials without a finished one
+HOPELESS = 3                                     # number of failed trials that ends a search without a finished one
 
 
 def optimize(search, study):
     """
-    Runs trials until --n_trials are over, here or in other workers.
+    Runs trials until --n_trials of them are finished, pruned or failed, here or in other workers.
 
     Raises UserError where the first trials all fail. After Ctrl-C, the trial that was interrupted is requeued before
     KeyboardInterrupt is raised.
@@ -32,7 +32,7 @@ def optimize(search, study):
 
 class Worker:
     """
-    Runs trials of a study, one after the other, maybe beside other workers.
+    Runs trials of a study, one after the other; other workers may run trials of the same study.
 
     earlier:       numbers of the trials that were over when it started.
     own:           the number of its current or last trial, or None.
@@ -71,7 +71,7 @@ class Worker:
     def wait(self, alive):
         """Waits a second for the trials of other workers, and requeues those of workers that have died."""
         if not self.waiting_since:
-            self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers have')
+            self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers are running')
         stopping.sleep(1)
         optuna.storages.fail_stale_trials(self.study)
         trials.requeue_unbegun(self.study, alive, self.waiting_since)

@@ -1,4 +1,4 @@
-"""What --tune says: the flags to tune, and the range or the choices of each, as Optuna's distributions."""
+"""Reads --tune: the flags to tune, and the range or the choices of each, as Optuna's distributions."""
 import itertools
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a search tells: a line per trial, trials.csv, best.yaml, and the plots."""
+"""The output of a search: a line per trial, trials.csv, best.yaml, and the plots."""
 import importlib.util
 import os
 

@@ -1,4 +1,4 @@
-"""A search: the flags that describe it, and its course from the first trial to the reproductions of the best one."""
+"""A search: its flags, and its steps from the first trial to the reproductions of the best one."""
 import argparse
 import collections
 import contextlib
@@ -77,7 +77,7 @@ class Search:
 
     @contextlib.contextmanager
     def lock(self):
-        """A block that one process at a time executes, of those on this machine."""
+        """A block that only one process on this machine executes at a time."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -125,8 +125,8 @@ def parse_main(arguments):
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')
     if main.splits_to_eval != ['val']:
-        raise UserError(f'--splits_to_eval {" ".join(main.splits_to_eval)}: a search looks at validation classes only; '
-                        'Evaluate_Ensemble.py judges its best runs on the test classes')
+        raise UserError(f'--splits_to_eval {" ".join(main.splits_to_eval)}: a search uses validation classes only; '
+                        'Evaluate_Ensemble.py evaluates its best runs on the test classes')
     return main
 
 
@@ -167,6 +167,7 @@ def reproduce(search, best):
     print(f'reproductions of {name}, seeds {seeds[0]} to {seeds[-1]}: {file}')
     code = local.launch([plan.of_line(arguments) for arguments in commands], search.slots)
     for older in sorted(set(folder.parent.glob('*/')) - {folder}):
-        print(f'{older}: of a setting that was the best before; leave it out of tables')
-    print(f'To judge them on the test classes: python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
+        print(f'{older}: reproductions of the former best setting; leave them out of tables')
+    print('To evaluate them on the test classes: '
+          f'python Evaluate_Ensemble.py {folder / search.main.dataset}/*_fold*_s*/')
     return code

@@ -97,8 +97,8 @@ def storage_of(url, attempts=5):
             heartbeat_interval=trials.HEARTBEAT, grace_period=trials.GRACE,
             heartbeat_stale_trial_callback=trials.requeue)
     except (sqlalchemy.exc.ArgumentError, ValueError):              # ValueError: for a port that is no number
-        raise UserError('--storage: not the URL of a database, as postgresql://USER@HOST:PORT/NAME; in a password, '
-                        'write / as %2F and @ as %40') from None
+        raise UserError('--storage: not the URL of a database, such as postgresql://USER@HOST:PORT/NAME; in a '
+                        'password, write / as %2F and @ as %40') from None
     except ImportError:
         raise UserError(f'--storage {url_shown}: the driver of this database is not installed; for PostgreSQL: pip '
                         "install 'psycopg[binary]'") from None

@@ -4,7 +4,7 @@ import time
 import optuna
 from optuna.trial import TrialState
 
-HEARTBEAT = 10                                                    # seconds between signs of life of a worker
+HEARTBEAT = 10                                                    # seconds between two heartbeats of a worker
 GRACE = 40                                                        # seconds after which a silent worker is dead
 
 

@@ -1,1 +1,1 @@
-"""The ground floor: what every package may use, and what uses none of them."""
+"""What every package may import. It imports none of them."""

@@ -1,8 +1,8 @@
 """
 Where records go besides the run folder's own files: TensorBoard, W&B, Comet. All use the same names.
 
-Each knows `last`, the last epoch that it has, so that after --resume none is logged twice and none is missing. None can
-end a run: what goes wrong in their libraries is a note, and --resume sends what is missing.
+The attribute `last` is the last epoch that a backend has, so that after --resume each epoch is logged exactly once. A
+failure in their libraries never ends the run: it is printed as a note, and --resume sends what is missing.
 """
 import importlib.util
 import json
@@ -17,7 +17,7 @@ import numpy as np
 from utilities import run_folder, wandb_files
 from utilities.errors import UserError
 
-LIMIT = 600                                  # seconds; W&B may wait for ever for its service, or for the server
+LIMIT = 600                                  # seconds; since W&B may wait for its service or its server without end
 
 
 def check(opt):
@@ -47,9 +47,9 @@ def select(opt, folder, settings, start):
 
 def failure(call, *arguments, share=1):
     """
-    Calls call(*arguments); returns what went wrong in it, in words, or None. A library may raise anything, end the
-    process by sys.exit, or wait for ever for a process of its own that was killed: after LIMIT seconds nobody waits.
-    share: the fraction of LIMIT, for a part of a call that has a limit itself.
+    Calls call(*arguments); returns a text that says what failed, or None. A library may raise anything, call sys.exit,
+    or wait without end for a process of its own that was killed: the call is abandoned after LIMIT seconds.
+    share: the fraction of LIMIT that this call may take.
     """
     outcome = []
 
@@ -57,7 +57,7 @@ def failure(call, *arguments, share=1):
         try:
             call(*arguments)
             outcome.append(None)
-        except BaseException as error:                       # reported by whoever called failure()
+        except BaseException as error:                       # reported by the caller of failure()
             outcome.append(f'{type(error).__name__}: {error}')
 
     thread = threading.Thread(target=attempt, daemon=True)
@@ -72,7 +72,7 @@ def note(name, what, problem, folder):
 
 
 class TensorBoard:
-    """<run folder>/tensorboard/. What a killed run wrote from epoch `start` on is hidden."""
+    """<run folder>/tensorboard/. Epochs from `start` on that a killed run wrote are hidden."""
 
     def __init__(self, opt, folder, settings, start):
         from torch.utils.tensorboard import SummaryWriter
@@ -103,8 +103,9 @@ class Wandb:
     """
     A W&B run of --project and --group, named as the run folder, with the same id after --resume.
 
-    Without a key, or where the server does not answer, it is kept in <run folder>/wandb/ for `wandb sync`; W&B writes
-    that at the end, and what a killed process had logged, the resumed one logs again.
+    Without a key, or if the server does not answer, the run is logged to <run folder>/wandb/ for `wandb sync`. W&B
+    writes these files at the end of the process; epochs that a killed process did not write are logged again after
+    --resume.
     """
 
     def __init__(self, opt, folder, settings, start):
@@ -164,8 +165,9 @@ def histogram(values):
 
 class Comet:
     """
-    A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is kept in <run folder>/comet/
-    for `comet upload`; Comet writes that at the end, and what a killed process had logged, the resumed one logs again.
+    A Comet experiment of --project, the same after --resume. Without COMET_API_KEY it is logged to <run folder>/comet/
+    for `comet upload`. Comet writes these files at the end of the process; epochs that a killed process did not write
+    are logged again after --resume.
     """
 
     def __init__(self, opt, folder, settings, start):

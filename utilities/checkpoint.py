@@ -1,4 +1,4 @@
-"""What a run needs to continue exactly, and the best networks so far. Generators start anew in every epoch."""
+"""Checkpoints: what an exact resumption needs, and the best networks. Each epoch seeds the generators anew."""
 import math
 import zipfile
 from pathlib import Path
@@ -17,8 +17,8 @@ class Checkpoint:
     folder:   of the run.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    {name: part} of what has a state: model, criterion, optimizer, and miner, sampler, storage where they have
-              one.
+    parts:    {name: part} of the parts with a state: model, criterion, optimizer, and miner, sampler and memory bank
+              (storage) if they have one.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  what Records.contents() returned at the last save; None of a new run.
@@ -31,7 +31,7 @@ class Checkpoint:
 
     def save(self, epoch, row, records=None):
         """
-        Writes the state after `epoch`, and the networks that are the best now by the metrics in the epoch's row.
+        Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far.
 
         The best are written first: a run that is killed in between repeats the epoch and writes them again.
         """
@@ -54,8 +54,8 @@ class Checkpoint:
 
     def resume(self):
         """
-        Restores the last state; returns the epoch that comes next: 0 of a run that has not evaluated the untrained
-        network yet. Raises UserError where there is no checkpoint of what the run has recorded, or it does not fit.
+        Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
+        the checkpoint is damaged or does not fit the flags.
         """
         if not self.last.exists():
             return 0
@@ -76,8 +76,7 @@ def load(path):
     """
     A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled.
 
-    Raises UserError where it is not one, or not as it was written: torch saves zip archives, whose parts have CRC-32
-    checksums.
+    Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """
     require_whole(path)
     try:

@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 def parse(name):
     """
-    The Column of a name in log.csv; None for what is no metric of a split.
+    The Column of a name in log.csv; None if it is not a metric of a split.
 
     >>> parse('test_parent_e_recall@1'), parse('train_loss'), parse('lr')
     (Column(split='test', metric='e_recall@1', level='parent'), None, None)
@@ -68,7 +68,7 @@ def has_split(name):
 
 def asked_for(metric, split='test'):
     """
-    The name in log.csv of a metric as a user gives it: with a split in front as it is, else that of `split`.
+    The name in log.csv of a metric as a user gives it: unchanged if it begins with a split, else with `split` in front.
 
     >>> asked_for('parent_nmi'), asked_for('train_nmi'), asked_for('nmi', 'val')
     ('test_parent_nmi', 'train_nmi', 'val_nmi')

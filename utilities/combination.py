@@ -1,4 +1,4 @@
-"""What losses and miners are put together from: sums of losses, and miners whose pairs become triplets."""
+"""Sums of losses, and conversions between what miners return and what losses take."""
 import argparse
 
 import numpy as np
@@ -44,8 +44,9 @@ def masks_of(anchors, positives, negatives, batch):
 
 def lists_of(positives, negatives, name):
     """
-    The inverse of masks_of: a list of A anchors, and the indices of each anchor's positives and of its negatives, both
-    a list of arrays, or an array [A, n] where each anchor has n. The positives of the miner npair are a list of A.
+    The inverse of masks_of: a list of A anchors, the indices of each anchor's positives, and those of its negatives.
+    Both are a list of A arrays, or one array [A, n] if every anchor has n. For the miner npair, which gives
+    one positive per anchor, the positives are a list of A indices.
     """
     def indices_of(mask):
         rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
@@ -61,7 +62,8 @@ def lists_of(positives, negatives, name):
 
 class Adapted:
     """
-    A miner for a criterion of another contract: each may be of this project, or of the public code of Roth et al.
+    Converts what a miner returns into what a criterion takes. Both may be written for this project or for the public
+    code of Roth et al.
 
     takes: what the criterion takes. masks: triplets [T, 3], or masks of positive and negative pairs, two bool [B, B];
     triplets: [T, 3]; list: a list of triples; lists: what lists_of returns. The last two are those of the public code.

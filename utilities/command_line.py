@@ -1,4 +1,4 @@
-"""The command line's machinery: the parser, the types of its arguments, and files of flags (--config)."""
+"""The parser of the command line, the types of its arguments, and files of flags (--config)."""
 import argparse
 import json
 import math
@@ -10,7 +10,7 @@ import yaml
 from utilities.errors import UserError, nearest
 
 LARGEST = 2 ** 63 - 1                # of whole numbers: what a tensor's elements and torch's seeds hold
-MAX_VALUES = 10_000                  # of a YAML text, aliases written out
+MAX_VALUES = 10_000                  # in a YAML text, with aliases expanded
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
 
 
@@ -24,8 +24,8 @@ class Parser(argparse.ArgumentParser):
         args = sys.argv[1:] if args is None else list(args)
         for argument in args:
             if not is_text(argument):
-                raise UserError(f'{shortened(ascii(argument))}: a flag cannot hold a NUL byte or bytes that are not '
-                                'UTF-8; rename what it names')
+                raise UserError(f'{shortened(ascii(argument))}: a flag cannot contain a NUL byte or bytes that are '
+                                'not UTF-8; rename the file or folder')
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults, also a default of 0; none of flags that are not set by default."""
+    """Shows the default of each flag, 0 included, but not None, False or an empty list."""
 
     def __init__(self, prog):
         super().__init__(prog, max_help_position=40, width=120)
@@ -101,19 +101,19 @@ def yaml_mapping(text):
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Dates are texts here, as on the command line."""
+    """Reads dates as strings, as the command line does."""
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != 'tag:yaml.org,2002:timestamp']
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
 
 def read_yaml(text):
-    """A YAML text of plain values -> what it says. Raises ValueError with one line where it is not, or is too large."""
+    """A YAML text of plain values -> its content. Raises ValueError, in one line, for other or too large texts."""
     try:
         node = yaml.compose(text, YamlLoader)
         if node is None:
             return None
-        check_nodes(node)                     # before aliases are written out, and tags are believed
+        check_nodes(node)                     # before aliases are expanded and tags are interpreted
         return YamlLoader('').construct_document(node)
     except RecursionError:
         raise ValueError('nested too deeply') from None
@@ -171,9 +171,9 @@ def read_config(parser, file, excluded=()):
 
 def known(parser, settings, where, excluded=()):
     """
-    `settings`, a dict from flags to values, if the command line would take each; else raises UserError.
+    Returns `settings`, {flag: value}, if the command line would accept each of them; else raises UserError.
 
-    where: they come from, for the error. excluded: flags that are refused.
+    where: the source of the settings, for the message. excluded: flags that are refused.
     """
     names = set(known_flags(parser)) - {'help', *excluded}
     for name in settings:
@@ -194,12 +194,12 @@ def given(parser, arguments):
 
 
 def tokens(settings):
-    """{flag: value} -> the arguments that say so; None and empty lists say nothing."""
+    """{flag: value} -> the arguments that set these flags; none for None and empty lists."""
     arguments = []
     for name, value in settings.items():
         if isinstance(value, list):
             values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
-            # argparse takes what begins with a dash for a flag, unless there is something in front of it
+            # argparse reads a value that begins with a dash as a flag, but not one that begins with a space
             values = [f' {item}' if item.startswith('-') else item for item in values]
             arguments += [f'--{name}', *values] if value else []
         elif value is not None:

@@ -2,15 +2,15 @@
 import math
 import sqlite3
 
-# what keeps a sound file from being read or written; any other error means that the file is damaged
+# errors that occur with an undamaged file too; any other error means that the file is damaged
 NO_DAMAGE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
              sqlite3.SQLITE_CANTOPEN}
 
 
 class Database:
     """
-    Rows are those of the CSV files, dicts from columns to text. Every call is one transaction: a process that is killed
-    in it leaves the tables as they were.
+    Rows are those of the CSV files, dicts from columns to text. Every call is one transaction: if the process is killed
+    during it, the tables stay as they were.
     """
 
     def __init__(self, file):
@@ -34,7 +34,7 @@ class Database:
             connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', map_spectra(spectra))
 
     def holds(self, rows, spectra):
-        """Whether these are what is stored of the epochs up to their last one, and the file is not damaged."""
+        """Whether the file is undamaged and stores exactly these rows for the epochs up to the last of them."""
         last = max((int(row['epoch']) for row in rows), default=-1)
         cursor = self.connection.execute('SELECT * FROM log WHERE epoch <= ? ORDER BY epoch', (last,))
         names = [column[0] for column in cursor.description]
@@ -49,7 +49,7 @@ class Database:
 
 
 def opened(file, rows, spectra):
-    """(the Database, which holds these rows and no others; whether it held them before)."""
+    """(the Database, made to hold exactly these rows; whether it held them before)."""
     database = Database(file)
     try:
         whole = database.holds(rows, spectra)

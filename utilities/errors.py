@@ -33,7 +33,7 @@ def reason_of(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
     if not (Path(folder) / 'config.yaml').exists():
         return f'The run folder {folder} was removed while the run was writing to it.'
-    while error:                                             # torch.save raises an error of its own on top
+    while error:                                             # torch.save raises its own error from the original one
         code = getattr(error, 'errno', None)
         if code in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL':
             return f'No space is left to write to {folder} ({error}). {KEPT}'

@@ -36,7 +36,7 @@ def atomic(path):
 
 
 def remove_temporary(folder):
-    """Removes what processes that were killed in atomic() have left in a folder that nothing else writes to."""
+    """Removes temporary files of killed processes (see atomic) from a folder that no other process writes to."""
     for pattern in ('.*.tmp*', 'plots/.*.tmp*'):
         for file in Path(folder).glob(pattern):
             file.unlink(missing_ok=True)
@@ -44,8 +44,8 @@ def remove_temporary(folder):
 
 def remove_stale(folder):
     """
-    Removes the unfinished folders beside `folder`, .<name>.<process id>, of processes that were killed while they made
-    it. Those of the last minutes may be of processes that are still at it, here or on another machine.
+    Removes the unfinished folders .<name>.<process id> beside `folder`, left by processes that were killed while they
+    created it. Recent ones are kept: their processes may still be running, here or on another machine.
     """
     for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
         if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
@@ -68,8 +68,8 @@ def require_folder(file, flag):
 
 def kind_of(path, error):
     """
-    What the file `path` is that torch.load or safetensors did not take, in words. `error`: what they raised; it is not
-    shown, since torch advises to load such files without its protection.
+    Says what kind of file `path` is, which torch.load or safetensors could not read. error: the exception they raised;
+    its text is not shown, since torch's advice in it is to load such files without protection.
     """
     with open(path, 'rb') as file:
         start = file.read(1024)

@@ -42,8 +42,8 @@ def build(kind, name, given, flag, known=None):
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
     if name not in classes:
         version = pytorch_metric_learning.__version__
-        raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such one among its {kind}; '
-                        f'choose from {", ".join(sorted(classes))}')
+        raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such class in '
+                        f'{kind}; choose from {", ".join(sorted(classes))}')
     if name in STATEFUL:
         raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
     accepted = {parameter for base in classes[name].__mro__

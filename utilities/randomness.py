@@ -25,7 +25,7 @@ def seed_everything(seed):
 
 @contextmanager
 def preserved():
-    """After the block, the global generators of Python, numpy and torch are in the state from before it."""
+    """Restores the states of the global generators of Python, numpy and torch after the block."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():

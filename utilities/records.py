@@ -17,11 +17,11 @@ SPECTRUM = 'rho_spectrum@0'                                # the metric that is 
 
 class Records:
     """
-    A context, which closes what is open.
+    A context manager, which closes the database and the backends at the end.
 
     folder: of the run. start: the epoch that the run begins or continues with. Rows from then on, of a run that was
-    killed after writing them, are dropped, since they come again.
-    recorded: None, or contents() as the checkpoint of the epoch before `start` has it: all files are made equal to it.
+    killed after writing them, are dropped, since these epochs are repeated.
+    recorded: None, or contents() from the checkpoint of the epoch before `start`, which all files are restored to.
     """
 
     def __init__(self, opt, folder, settings, start, recorded=None):
@@ -55,11 +55,11 @@ class Records:
             if epoch > backend.last and (problem := backends.failure(backend.log, epoch, scalars, spectra)):
                 self.backends.remove(backend)
                 backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
-                backends.failure(backend.close, True)        # frees what it still can
+                backends.failure(backend.close, True)        # releases what it still holds
 
     def log(self, epoch, trained, evaluated=None):
         """
-        trained:   {'train_loss', 'lr', and whatever else a backend takes, named <where>/<what>}.
+        trained:   {'train_loss', 'lr', and other scalars for the backends, named <group>/<name>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
 
         Returns the epoch's row of log.csv. Its `seconds` are those since the row before, or since the start.
@@ -124,7 +124,7 @@ def untrained(other, folder, flags):
 
 
 def progress(epoch, trained, evaluated, storage_metrics):
-    """A line for people: the loss, and the storage metrics and MAP@R on the classes that were not trained on."""
+    """The line that is printed after an epoch: the loss, and --storage_metrics and MAP@R on validation and test."""
     parts = [f'epoch {epoch:>3}'] + ([f'loss {trained[columns.LOSS]:.4f}'] if epoch else ['untrained'])
     metrics = dict.fromkeys([*storage_metrics, 'map_at_r'])
     for name in [Column(split, metric).name for split in ('val', 'test') for metric in metrics]:
@@ -134,7 +134,7 @@ def progress(epoch, trained, evaluated, storage_metrics):
 
 
 def holds(file, rows):
-    """Whether a CSV file begins with these rows; further ones are of epochs that come again."""
+    """Whether a CSV file begins with these rows; further rows are of epochs that will be repeated."""
     try:
         found = read_csv(file)[:len(rows)]
     except (UnicodeDecodeError, csv.Error):
@@ -148,12 +148,12 @@ def spectrum_of(row):
 
 
 def as_text(value):
-    """With all digits, so that equal numbers give equal files."""
+    """A number as text with all digits, so that equal numbers give equal files."""
     return '' if value is None else repr(value)
 
 
 def plain(value):
-    """As JSON has it: null for what is not finite."""
+    """The value with None, which JSON writes as null, for numbers that are not finite."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

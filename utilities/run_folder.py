@@ -1,4 +1,4 @@
-"""The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: it appears at once, and is never overwritten."""
+"""The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: created in one atomic move, and never overwritten."""
 import importlib.metadata
 import itertools
 import os
@@ -21,7 +21,7 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
             'pillow', 'wandb')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
-# flags that may differ between parts of what is one run: they belong to the machine, and do not change the results
+# flags of the machine: a resumed run may change them, since the results do not depend on them
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
            'image_cache_check', 'log_online', 'online_backend', 'project'}
 
@@ -56,7 +56,7 @@ def create(opt, settings, arguments, description):
 
 
 def settle(unfinished, folder):
-    """Moves a folder to its place; where the name is taken, _1, _2 ... is appended. Returns the place."""
+    """Renames a folder to `folder`; if the name is taken, _1, _2 ... is appended. Returns the path."""
     for place in places(folder):
         if place.exists():
             continue
@@ -88,7 +88,7 @@ def changes(before, now):
 
 
 def note_resumption(folder, settings, arguments, epoch):
-    """Notes in config.yaml that the run goes on, from which epoch, and with which flags changed."""
+    """Records a resumption in config.yaml: its epoch, its command and the changed flags."""
     config = read(folder)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changes(config['flags'], settings)})

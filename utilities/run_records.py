@@ -1,4 +1,4 @@
-"""The records of one run, wherever they come from, and how to read them from its folder."""
+"""The records of one run, and how to read them from its folder."""
 import csv
 import json
 import zlib
@@ -19,7 +19,7 @@ class Run:
     where:  to find it: a folder, or a path at W&B.
     flags:  {name: value}, with at least dataset, group and seed.
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
-    state:  'finished', or what happened to it instead.
+    state:  'finished', or a text that says how the run ended.
     """
     name: str
     where: str
@@ -68,7 +68,7 @@ def require_recorded(folder):
 
 
 def fingerprint(rows):
-    """What tells whether rows of a CSV file are still the same: their number, and a CRC-32 of their texts."""
+    """The number of rows of a CSV file and a CRC-32 of their texts, by which later changes are detected."""
     text = json.dumps([filled(row) for row in rows], sort_keys=True)
     return {'n_rows': len(rows), 'crc32': f'{zlib.crc32(text.encode()):08x}'}
 
@@ -147,7 +147,7 @@ def loaded_summary(file):
             return summary
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
-    raise UserError(f'{file}: not a whole summary of a run; copy it again, or leave the run out')
+    raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out')
 
 
 def reached(flags, rows):

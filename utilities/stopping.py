@@ -1,12 +1,12 @@
 """
-Ctrl-C and SIGTERM. The handler only notes the request; loops call check() where they can be left, which raises
+Ctrl-C and SIGTERM. The handler only notes the request; loops call check() where they can stop, which then raises
 KeyboardInterrupt. An exception raised by the handler itself could vanish in a callback whose exceptions Python ignores.
 """
 import os
 import signal
 import time
 
-POLL = 0.2                                           # seconds between looks at what is waited for
+POLL = 0.2                                           # seconds between two checks while waiting
 requested = False
 owner = None                                   # the process that is to stop; data workers inherit the handler
 

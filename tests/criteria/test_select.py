@@ -259,7 +259,7 @@ def test_each_part_of_a_sum_that_can_has_a_memory(opt):
     ({'loss': 'triplet', 'xbm_size': 512},
      '--xbm_size does not work with --loss triplet, but with contrastive, multisimilarity, ntxent, circle, supcon'),
     ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
-    ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory must hold at least a batch, --bs 112'),
+    ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
     ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with losses that'),
     ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1}, '--dr_weight needs a loss of triplets'),
 ])
@@ -361,9 +361,9 @@ def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
 
 
 @pytest.mark.parametrize('flags, sentence', [
-    ({'loss': 'pml:Nonsense'}, r'--loss pml:Nonsense: pytorch-metric-learning [\d.]+ has no such one among its losses; '
+    ({'loss': 'pml:Nonsense'}, r'--loss pml:Nonsense: pytorch-metric-learning [\d.]+ has no such class in losses; '
                                'choose from .*ContrastiveLoss'),
-    ({'loss': 'triplet', 'batch_mining': 'pml:Nonsense'}, 'has no such one among its miners; choose from .*HardMiner'),
+    ({'loss': 'triplet', 'batch_mining': 'pml:Nonsense'}, 'has no such class in miners; choose from .*HardMiner'),
     ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{'nonsense': 1}]},
      '--loss pml:TripletMarginLoss: .*nonsense.*; its arguments are set with --loss_pml_args'),
     ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{}, {}]}, r'--loss_pml_args: expected one .*\(1\), not 2'),

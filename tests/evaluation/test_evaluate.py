@@ -81,7 +81,7 @@ def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     assert float(row['test_parent_e_recall@1']) >= float(row['test_e_recall@1'])
     assert float(row['test_within_mAP']) >= float(row['test_mAP'])                # fewer rivals
     assert run(*quick, '--eval_level', 'parent') == 2
-    assert '--eval_level: a run needs class among its levels' in capsys.readouterr().err
+    assert '--eval_level: a training run needs the level class' in capsys.readouterr().err
     assert run(*quick, '--eval_level', 'class', 'parent') == 2
     assert '--eval_level class parent: --dataset folder has no super-classes' in capsys.readouterr().err
     folder = tmp_path / 'runs' / 'online_products' / 'quick_s1'
@@ -188,10 +188,10 @@ def test_short_names():
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
-    (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx is a way to rank of its own'),
-    (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none leaves no room for others'),
+    (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx and --ranking_backend sort are two methods'),
+    (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
-     '--eval_reference train says what test and validation images are searched in'),
+     '--eval_reference train sets the gallery of test and validation queries'),
     (['--evaluate_on_gpu', '--ranking_backend', 'count'], '--ranking_backend count runs on the CPU'),
     (['--pictures', 'umap'], '--pictures umap needs umap-learn'),
 ])

@@ -271,7 +271,7 @@ REFUSALS = {
         class_07=5)), 'A_fold1_s0: it trained on 1 of the test classes, the first: class_07'),
     'validated on': (lambda one, other: change_splits(other, lambda splits: splits['val']['classes'].update(
         class_06=5)), 'A_fold1_s0: it was validated on 1 of the test classes, the first: class_06'),
-    'same fold': (lambda one, other: change(other, fold=0, group='A_fold0'), 'seed 0: fold 0 is there twice'),
+    'same fold': (lambda one, other: change(other, fold=0, group='A_fold0'), 'seed 0: fold 0 occurs twice'),
     'data sets': (lambda one, other: change(other, dataset='omniglot'), 'its folds are of different data sets'),
     'flags': (lambda one, other: change(other, lr=0.5, decay=0.1), 'its folds differ in --decay --lr ('),
     'unfinished': (lambda one, other: (other / 'summary.json').unlink(), 'A_fold1_s0: unfinished: 1 of 1 epochs; fin'),
@@ -312,7 +312,7 @@ def test_refused_in_a_sentence_and_nothing_written(damage, sentence, runs, evalu
 @pytest.mark.parametrize('arguments, sentence', [
     ([], 'the following arguments are required: RUN_FOLDER'), (['nowhere'], 'nowhere: not a run folder'),
     (['{A}', '--evaluation_metrics', 'precision'], '--evaluation_metrics precision: unknown'),
-    (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is no number'),
+    (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is a vector, not a number'),
     (['{A}', '--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
     (['{A}', '--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
     (['{A}', '--pcs', '3'], '--pcs: unknown flag; did you mean pca?'),

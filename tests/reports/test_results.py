@@ -124,7 +124,7 @@ def damage(folder, kind):
     ('short line', 'A_s1/log.csv, line 6: cut off or damaged: 2 value'),
     ('rows missing', 'A_s1/log.csv: 2 of 4 epochs, but summary.json has epoch 4: rows are missing'),
     ('no numbers', 'A_s1/log.csv, line 2: not the numbers of a run'),
-    ('summary', 'A_s1/summary.json: not a whole summary'), ('config', 'A_s1/config.yaml: not readable'),
+    ('summary', 'A_s1/summary.json: not a complete summary'), ('config', 'A_s1/config.yaml: not readable'),
 ])
 def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, make, evaluate, tmp_path):
     make('A', 0)
@@ -139,8 +139,8 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
 @pytest.mark.parametrize('arguments, sentence', [
     (['--metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_dists@intra_over_inter'),
     (['--metrics', 'f1'], 'A_s1: it has no test_f1 in epoch 4'),
-    (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it has not; it was run without'),
-    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: no metric of which more is better'),
+    (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it does not have; it was'),
+    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric in which higher is better'),
     (['--per_metric'], '--per_metric goes with --select best_val or best_test'),
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
@@ -178,9 +178,9 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     assert evaluate('--datasets', 'cub200')[0] == 0
     make('A', 0, name='again')
     code, _, error = evaluate('--datasets', 'cub200')
-    assert code == 2 and 'group A: seed 0 is there twice' in error
+    assert code == 2 and 'group A: seed 0 occurs twice' in error
     make('B', 0, finished=False, reached=1)
-    assert 'no run counts:\n  B_s0: unfinished: 1 of 4 epochs' in evaluate('--only', 'B')[2]
+    assert 'no run is left for the table:\n  B_s0: unfinished: 1 of 4 epochs' in evaluate('--only', 'B')[2]
     folder = make('C', 0)
     text = (folder / 'log.csv').read_text()
     (folder / 'log.csv').write_text(text.replace(str(column_of(folder, 'test_nmi')[-1]), 'nan'))

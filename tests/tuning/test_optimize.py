@@ -30,7 +30,7 @@ def test_stopped_before_its_heartbeat_a_trial_is_run_all_the_same(flags, stub, m
     assert Hyperparameter_Search.main(arguments) == 130
     assert [trial.state for trial in study_of(folder).trials] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert Hyperparameter_Search.main(arguments) == 0
-    assert 'waiting for trial_0001, which other workers have' in capsys.readouterr().out
+    assert 'waiting for trial_0001, which other workers are running' in capsys.readouterr().out
     assert [row['state'] for row in table_of(folder)] == ['complete'] * 2
 
 
