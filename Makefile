@@ -12,7 +12,7 @@ demo: .venv/installed           ## train on the embedded data set for about a mi
 
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -rs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist loadfile
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh

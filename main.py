@@ -96,7 +96,7 @@ def explained_stop(opt, state):
         reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)
         if reason is None:
             raise
-        kept = f'\nTo continue after its last checkpoint: python main.py --resume {state.folder}'
+        kept = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
         raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
 
 

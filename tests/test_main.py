@@ -53,7 +53,7 @@ def test_the_run_folder(quick, run, tmp_path, capsys):
 def test_training_learns(quick, run, tmp_path):
     assert run(*quick, '--n_epochs', '8', '--iterations_per_epoch', '8', '--eval_every', '8',
                '--loss', 'multisimilarity', '--storage_metrics', 'e_recall@1', 'map_at_r') == 0
-    first, last = rows_of(folder_of(tmp_path))
+    first, *_, last = rows_of(folder_of(tmp_path))
     assert float(last['test_map_at_r']) > float(first['test_map_at_r']) + .1
     assert (folder_of(tmp_path) / 'checkpoint_test_map_at_r.pt').exists()
 
@@ -403,7 +403,8 @@ def test_a_batch_that_fits_a_small_set_is_chosen_told_and_recorded(quick, run, t
     assert run('--reproduce', folder_of(tmp_path), '--group', 'again') == 0
     assert batch_of(folder_of(tmp_path, 'again_s1')) == (36, 6)
     capsys.readouterr()
-    assert run(*small, '--bs', '112') == 2 and 'takes 56 classes a batch, but 6' in capsys.readouterr().err
+    assert run(*small, '--bs', '112') == 2
+    assert 'needs 56 classes per batch, but there are only 6' in capsys.readouterr().err
     (tmp_path / 'c.yaml').write_text('samples_per_class: 2')
     assert run(*small, '--config', tmp_path / 'c.yaml') == 2
 
@@ -488,4 +489,4 @@ def test_the_untrained_network_is_shared_by_runs_that_differ_in_what_comes_later
 def test_an_empty_file_of_weights_is_named(quick, run, tmp_path, capsys):
     (tmp_path / 'empty.pth').write_bytes(b'')
     assert run(*quick, '--weights', tmp_path / 'empty.pth') == 2
-    assert 'empty.pth: not a file of weights alone (' in capsys.readouterr().err
+    assert 'empty.pth: not a file of weights only but an empty file' in capsys.readouterr().err

@@ -277,7 +277,7 @@ def failed(run, arguments, capsys, folder, code=1):
     assert run(*arguments) == code
     error = capsys.readouterr().err
     assert 'main.py: the run failed: ' in error and 'Traceback' not in error
-    assert error.splitlines()[-1] == f'To continue after its last checkpoint: python main.py --resume {folder}'
+    assert error.endswith(f'To continue: python main.py --resume {folder}\n')
     return error
 
 

@@ -212,8 +212,8 @@ def test_a_run_that_is_interrupted_and_resumed_ends_as_one_that_is_not(quick, ru
     assert run(*arguments) == 0
     save = checkpoint.Checkpoint.save
 
-    def interrupted(self, epoch, row=None):
-        save(self, epoch, row)
+    def interrupted(self, epoch, *more):
+        save(self, epoch, *more)
         if epoch == 2:
             raise KeyboardInterrupt
 
