@@ -37,7 +37,7 @@ def select(opt, input_size):
     """The data set --dataset, split, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     check_names(table)
-    missing = [] if opt.skip_bad_images else [path for path in table.paths if not path.is_file()]
+    missing = [] if opt.skip_bad_images else [path for path in table.paths if not is_file(path)]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
@@ -50,6 +50,13 @@ def select(opt, input_size):
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
     return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
+
+
+def is_file(path):
+    try:
+        return path.is_file()
+    except OSError:                                        # such as a name that is too long for the file system
+        return False
 
 
 def without_bad_images(table, suspects):

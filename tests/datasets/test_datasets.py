@@ -442,3 +442,9 @@ def test_evaluation_crops_the_centre_and_characters_are_never_flipped(opt):
     assert training.transforms[1].scale == (.16, 1) and training.transforms[0].size == [256]
     with pytest.raises(UserError, match='--augmentation fancy: unknown; choose from base, adv'):
         transforms.select(opt(augmentation='fancy'), 32)
+
+
+def test_a_path_that_no_file_system_takes_is_a_missing_image(quick, run, patterns, tmp_path, capsys):
+    (tmp_path / 'table.csv').write_text(f'path,label\n{"k" * 300}.png,a\n')
+    assert run(*quick, '--csv', tmp_path / 'table.csv') == 2
+    assert '1 of 1 listed images are missing' in capsys.readouterr().err
