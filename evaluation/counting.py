@@ -19,6 +19,8 @@ is compared with them (count_strip). Three things make this fast:
   of them out. The same holds of a score beyond the last rank that a metric looks at.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
+
+A query is left to by_differences where an image of another class scores within float32's error of one of its positives.
 """
 import threading
 from concurrent.futures import ThreadPoolExecutor
