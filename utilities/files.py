@@ -41,7 +41,7 @@ def remove_temporary(folder):
 
 def remove_stale(folder):
     """
-    Removes the unfinished folders beside `folder`, .<name>.<process id>, of processes that were killed while they made
+    Removes the unfinished folders beside `folder`, .<name>.<anything>, of processes that were killed while they made
     it. Those of the last minutes may be of processes that are still at it, here or on another machine.
     """
     for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
