@@ -44,7 +44,7 @@ def remove_temporary(folder):
 
 def remove_stale(folder):
     """
-    Removes the unfinished folders .<name>.<process id> beside `folder`, left by processes that were killed while they
+    Removes the unfinished folders .<name>.<anything> beside `folder`, left by processes that were killed while they
     created it. Recent ones are kept: their processes may still be running, here or on another machine.
     """
     for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):

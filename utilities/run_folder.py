@@ -1,7 +1,6 @@
 """The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: created in one atomic move, and never overwritten."""
 import importlib.metadata
 import itertools
-import os
 import platform
 import shlex
 import shutil
@@ -43,7 +42,7 @@ def create(opt, settings, arguments, description):
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
-    unfinished = parent / f'.{name}.{os.getpid()}'
+    unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
         remove_stale(parent / name)
         unfinished.mkdir(parents=True)
