@@ -147,7 +147,7 @@ def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, r
     for text in ('[1]', '{"finished": 1, "last_epoch": null}', '{"finished": true, "last_epoch": {"epoch": "1"}}',
                  '{"finished": true, "last_epoch": null, "records": [1]}', '[' * 100_000):
         (half / 'summary.json').write_text(text)
-        with pytest.raises(UserError, match='not a whole summary'):
+        with pytest.raises(UserError, match='not a complete summary'):
             run_records.read(half)
 
 
