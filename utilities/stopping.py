@@ -23,12 +23,12 @@ def on_signal(number, frame):
     global requested
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
-    if number == signal.SIGINT:
-        if requested:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    again, requested = requested, True           # at first, since the next signal may interrupt this function
+    if number == signal.SIGINT and again:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    elif number == signal.SIGINT:
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
-    requested = True
 
 
 def check():

@@ -60,7 +60,8 @@ def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
     assert run(*quick, *more, '--group', 'alone', '--seed', '0') == 0
     assert_same_end(folder_of(tmp_path, 'alone_s0'), folder_of(tmp_path, 'r_s0'))
     if end == signal.SIGKILL:
-        assert 'another process has it' in out and not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
+        assert 'another process has it' in out or '1 had been finished before' in out      # it went on by itself
+        assert not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
     else:
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
 
