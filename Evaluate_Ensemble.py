@@ -1,7 +1,6 @@
 """Networks of cross-validation folds, together, on the test classes; tables over seeds. --help is the manual."""
 import sys
 
-from reports import ensemble_evaluation
 from utilities import command_line
 from utilities.errors import exit_code
 
@@ -43,8 +42,10 @@ def build():
 
 
 def work(arguments):
+    opt = build().parse_args(arguments)
+    from reports import ensemble_evaluation  # imports torch, which --help does not need
     try:
-        ensemble_evaluation.report(build().parse_args(arguments), arguments)
+        ensemble_evaluation.report(opt, arguments)
     except KeyboardInterrupt:
         print('\nStopped. The same command goes on with the ensembles that are not recorded yet.', file=sys.stderr)
         raise

@@ -2,7 +2,6 @@
 import sys
 
 from launching import slots
-from tuning import search
 from utilities import command_line, errors, stopping
 
 
@@ -37,9 +36,14 @@ def build():
     return parser
 
 
+def work(opt, others):
+    from tuning import search  # imports torch, which --help does not need
+    return search.run(opt, others)
+
+
 def main(arguments):
     """Returns the exit code: 0, 1 where a reproduction failed, 2 for what the user must change, 130 after Ctrl-C."""
-    return errors.exit_code('Hyperparameter_Search.py', lambda: search.run(*build().parse_known_args(arguments)))
+    return errors.exit_code('Hyperparameter_Search.py', lambda: work(*build().parse_known_args(arguments)))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Runs the lines of a script of runs in parallel, on this machine or on a SLURM cluster. --help is the manual."""
 import sys
 
-from launching import local, plan, script, slots, slurm, status
+from launching import script, slots
 from utilities import command_line, errors, stopping
 from utilities.errors import UserError
 
@@ -43,6 +43,7 @@ def work(opt):
     """Does what the flags ask for; returns the exit code of the runs, where any were trained."""
     if bool(opt.script) == bool(opt.line):
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
+    from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
         return local.run_line(opt.line)
     at_once = slots.of_flags(opt)

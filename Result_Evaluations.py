@@ -1,7 +1,6 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
 
-from reports import results
 from utilities import command_line
 from utilities.errors import exit_code
 
@@ -60,6 +59,7 @@ def planned(script):
 
 def work(arguments):
     opt = build().parse_args(arguments)
+    from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())
 
 

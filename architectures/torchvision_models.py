@@ -1,6 +1,4 @@
 """Any classification network of torchvision by name, as in --arch torchvision:convnext_tiny_normalize."""
-import torchvision
-
 from architectures.embedding_network import Backbone, remove_classifier
 
 NAMES = 'torchvision.models.list_models()'
@@ -18,12 +16,14 @@ class Download:
 
 
 def names():
-    return torchvision.models.list_models(torchvision.models)
+    from torchvision import models
+    return models.list_models(models)
 
 
 def backbone(opt, name, weights='DEFAULT', size=None):
     """`name` without its classifier; weights: which of torchvision's pretrained sets; size: instead of their own."""
-    entry = getattr(torchvision.models.get_model_weights(name), weights)
+    from torchvision import models  # as slow to import as torch itself
+    entry = getattr(models.get_model_weights(name), weights)
     preset = entry.transforms()
     arguments, input_format = {}, {'mean': tuple(preset.mean), 'std': tuple(preset.std)}
     if name in ('googlenet', 'inception_v3'):
@@ -32,7 +32,7 @@ def backbone(opt, name, weights='DEFAULT', size=None):
         input_format = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)}
     elif name.startswith('vit_'):
         arguments = {'image_size': preset.crop_size[0]}           # a position embedding per patch
-    network = torchvision.models.get_model(name, weights=None, **arguments)
+    network = models.get_model(name, weights=None, **arguments)
     head = remove_classifier(network, f'torchvision:{name}')
     return Backbone(network, opt.input_size or size or preset.crop_size[0], **input_format,
                     head=(f'{head}.', *AUXILIARY), download=Download(entry))

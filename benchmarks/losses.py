@@ -20,7 +20,8 @@ import batch_mining
 import criteria
 import parameters
 from batch_mining.random_triplets import random_triplets
-from benchmarks.measure import median_times, peak_memory
+from benchmarks import Row
+from benchmarks.measure import median_times, peak_memory, table
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
 TABLE = (112, 512, 2048)
@@ -254,15 +255,6 @@ def ratio(row, unit, first='ours', second='theirs'):
     return None if second is None else first / second
 
 
-def table(heads, rows):
-    """A Markdown table with aligned columns, the first one to the left."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [heads, ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]], *rows]
-    return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                                       for i, (cell, width) in enumerate(zip(line, widths, strict=True))) + ' |'
-                     for line in lines)
-
-
 def comparison_table(rows):
     heads = ['loss', 'batch', 'dim', 'ms', 'counterpart', 'ratio', 'faster', 'MB', 'counterpart', 'ratio']
     cells = []
@@ -295,6 +287,15 @@ def left_out(names, sizes, dims):
                 where = f'{name} at {size:,}' + (f' x {missing[0]}' if missing != dims else '')
                 reasons.setdefault(reason, []).append(where)
     return [f'- {reason}: {"; ".join(where)}' for reason, where in reasons.items()]
+
+
+def short():
+    """Eight losses at 112 samples, against the library's."""
+    torch.set_num_threads(1)
+    for name in ('triplet, given', 'margin, given', 'contrastive, all', 'multisimilarity', 'npair, pairs',
+                 'softtriplet', 'proxyanchor', 'arcface'):
+        row = compare(name, 112, 128)
+        yield Row(f'loss {name}, 112 x 128; pytorch-metric-learning', row['ours_s'], row['theirs_s'], 1.0)
 
 
 def main():

@@ -1,5 +1,6 @@
-"""Time and memory of competing functions on the CPU."""
+"""Time and memory of competing functions on the CPU, and tables of them."""
 import gc
+import importlib
 import os
 import time
 from statistics import median
@@ -50,3 +51,18 @@ def peak_memory(function):
         alive += event.nbytes()
         peak = max(peak, alive)
     return peak
+
+
+def table(heads, rows):
+    """A Markdown table with aligned columns, the first one to the left."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [heads, ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]], *rows]
+    return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                                       for i, (cell, width) in enumerate(zip(line, widths, strict=True))) + ' |'
+                     for line in lines)
+
+
+def rows_of(name):
+    """The Rows of the short form of the benchmark `name`; none if it has no short form."""
+    module = importlib.import_module(f'benchmarks.{name}')
+    return list(module.short()) if hasattr(module, 'short') else []

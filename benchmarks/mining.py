@@ -14,6 +14,7 @@ import torch
 
 import batch_mining
 import parameters
+from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
@@ -51,6 +52,15 @@ def measure(n_classes, n_samples, dim, theirs):
             row |= {'pml': type(theirs[name]).__name__, 'pml_seconds': times['pml'], 'pml_bytes': memory['pml'],
                     'ratio': times['pml'] / times['ours']}
         yield row
+
+
+def short():
+    """The miners that have a counterpart, at 112 samples."""
+    torch.set_num_threads(1)
+    warnings.simplefilter('ignore')
+    for row in measure(*SHAPES[0], DIMENSIONS[0], competitors()):
+        if 'pml' in row:
+            yield Row(f'miner {row["miner"]}, 112 x 128; {row["pml"]}', row['seconds'], row['pml_seconds'], 1.0)
 
 
 def main(arguments):

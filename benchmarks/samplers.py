@@ -12,6 +12,7 @@ import torch
 
 import datasampler
 import parameters
+from benchmarks import Row
 from utilities import device
 
 # Training images and classes. The images are spread evenly over the classes, which have 12 super-classes.
@@ -55,6 +56,17 @@ def measure(opt, name, images):
         batch = embeddings[indices]
         updating.append(milliseconds(opt, lambda: datasampler.update_storage(sampler, batch, indices))[0])  # noqa: B023
     return median(sampling[1:]), median(updating[1:]) if hasattr(sampler, 'storage') else None
+
+
+def short():
+    """Every sampler on the size of CUB-200-2011, against 10 ms."""
+    torch.set_num_threads(1)
+    opt = parameters.parse(['--device', 'cpu'])
+    opt.device = device.select(opt)
+    for name in datasampler.SAMPLERS:
+        opt.iterations_per_epoch = 0 if name == 'balanced' else 20
+        seconds = measure(opt, name, images_of(*CASES['CUB']))[0] / 1e3
+        yield Row(f'sampler {name}, a batch of {opt.bs}; 10 ms', seconds, 0.01, 1.0)
 
 
 def main():

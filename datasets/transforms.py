@@ -1,10 +1,11 @@
-"""Image pipelines, PIL image -> float32 RGB tensor [3, H, W] in [0, 1]; the network converts it to its own format."""
+"""
+Image pipelines, PIL image -> float32 RGB tensor [3, H, W] in [0, 1]; the network converts it to its own format.
+
+Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
+"""
 import torch
-from torchvision.transforms import v2
 
 from utilities.errors import choose
-
-TO_TENSOR = (v2.ToImage(), v2.ToDtype(torch.float32, scale=True))
 
 
 def shorter_side(size):
@@ -13,33 +14,39 @@ def shorter_side(size):
 
 
 def centre(size):
+    from torchvision.transforms import v2
     return [v2.Resize(shorter_side(size)), v2.CenterCrop(size)]
 
 
 def base(size):
     """Roth et al.: a random crop of 8 to 100 % of the area, flipped with probability 0.5."""
+    from torchvision.transforms import v2
     return [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()], centre(size)
 
 
 def adv(size):
     """base with random changes of colour and brightness."""
+    from torchvision.transforms import v2
     colours = [v2.RandomGrayscale(0.2), v2.ColorJitter(0.2, 0.2, 0.2, 0.2)]
     return [v2.RandomResizedCrop(size), *colours, v2.RandomHorizontalFlip()], centre(size)
 
 
 def red(size):
     """base without random scaling: a crop of fixed size."""
+    from torchvision.transforms import v2
     return [v2.Resize(shorter_side(size)), v2.RandomCrop(size), v2.RandomHorizontalFlip()], centre(size)
 
 
 def mlrc(size):
     """Musgrave et al., ECCV 2020: the image is resized, then a random crop of 16 to 100 % of its area is taken."""
+    from torchvision.transforms import v2
     crop = v2.RandomResizedCrop(size, scale=(0.16, 1), ratio=(0.75, 1.33))
     return [v2.Resize(shorter_side(size)), crop, v2.RandomHorizontalFlip()], centre(size)
 
 
 def characters(size):
     """Small images of characters: slightly rotated, shifted, scaled and sheared on white; never flipped or cropped."""
+    from torchvision.transforms import v2
     affine = v2.RandomAffine(degrees=10, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=5, fill=255,
                              interpolation=v2.InterpolationMode.BILINEAR)
     return [affine, v2.Resize((size, size))], [v2.Resize((size, size))]
@@ -51,9 +58,11 @@ SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the 
 
 def select(opt, size, are_characters=False):
     """--augmentation -> (training, evaluation) pipelines for `size` pixels; for characters, base means `characters`."""
+    from torchvision.transforms import v2
     choose(AUGMENTATIONS, opt.augmentation, '--augmentation')
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
-    return tuple(v2.Compose([*steps, *TO_TENSOR]) for steps in AUGMENTATIONS[name](size))
+    to_tensor = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
+    return tuple(v2.Compose([*steps, *to_tensor]) for steps in AUGMENTATIONS[name](size))
 
 
 def shared(training, evaluation):
@@ -62,5 +71,6 @@ def shared(training, evaluation):
 
     It leaves an image that it has resized before unchanged, so the pipelines may be given resized images.
     """
+    from torchvision.transforms import v2
     first = training.transforms[0]
     return first if isinstance(first, v2.Resize) and repr(first) == repr(evaluation.transforms[0]) else None

@@ -55,7 +55,7 @@ def run_line(text):
     end = time.monotonic() + PATIENCE
     while True:                                     # a pre-empted job may come back before its process has ended
         try:
-            started = process.start(run)
+            started = process.start(run, forked=False)          # a server for one run saves no time
             break
         except process.Busy:
             if time.monotonic() > end:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from launching import plan
+from launching import fork_server, plan
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
@@ -24,11 +24,14 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=()):
+def start(run, more=(), forked=True):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
-    more: arguments after its own. Raises Busy.
+    more:   arguments after its own.
+    forked: whether to fork it from a process that has imported its packages, where the system allows it.
+
+    Raises Busy.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:
@@ -42,6 +45,8 @@ def start(run, more=()):
         arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
         command = [sys.executable, str(MAIN), *arguments]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
+        if forked and (started := fork_server.start(command, log, run.environment)):
+            return started
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                                 env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas
 
-from reports import figures, groups, runs, selection, tables, titles
+from reports import groups, runs, selection, tables, titles
 from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError
@@ -73,6 +73,7 @@ def plans_of(opt, grouped, names, rule):
 
 def draw(opt, plans, rule):
     """Draws the figures, and prints their files."""
+    from reports import figures  # imports matplotlib, which tables do not need
     folder = Path(opt.figures)
     if folder.is_file():
         raise UserError(f'--figures {folder}: it is a file; give a folder')

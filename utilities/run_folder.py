@@ -10,7 +10,6 @@ import uuid
 import zlib
 from pathlib import Path
 
-import torch
 import yaml
 
 from utilities.errors import UserError
@@ -151,6 +150,7 @@ def without_secrets(arguments, secrets):
 
 
 def versions():
+    import torch  # not needed by those who read run folders
     found = {'python': platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,0 +1,163 @@
+"""
+Starts runs from a process that has imported their packages, which takes longer than the start of a short run.
+
+The launcher starts this module once, as a server: it imports what runs import, computes nothing, and starts no threads.
+For each run it forks. The fork executes main.py as `python main.py ...` does, in a session of its own. It is a child of
+the launcher, which waits for it and signals it, and outlives both. Linux only; elsewhere, and where the server cannot
+be used, launching.process starts runs as new programs.
+"""
+import ctypes
+import functools
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 1 << 20                                                 # bytes of a request
+PATIENCE = 120                                                    # seconds for the server's imports
+ADOPT = 36                                                        # PR_SET_CHILD_SUBREAPER of Linux' prctl
+
+
+class Run:
+    """A child of this process that it has not started itself; with the methods of subprocess.Popen that are used."""
+
+    def __init__(self, pid):
+        self.pid, self.returncode = pid, None
+
+    def poll(self):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout=None):
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f'process {self.pid}', timeout)
+            time.sleep(0.02)
+        return self.returncode
+
+    def terminate(self):
+        self.send(signal.SIGTERM)
+
+    def kill(self):
+        self.send(signal.SIGKILL)
+
+    def send(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def start(command, log, secrets):
+    """
+    Starts `command`, [python, main.py, arguments ...], as a Run; None where there is no server that can do it.
+
+    log:     the open file of its output and errors.
+    secrets: {variable: value} in addition to the environment of this process.
+    """
+    if sys.platform != 'linux':
+        return None
+    request = {'command': command[1:], 'folder': os.getcwd(), 'environment': secrets}
+    try:
+        connection = server(tuple(os.environ.items()))
+        adopt(True)
+        socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
+        answer = connection.recv(64)
+    except OSError:                                               # such as no memory for a server, or the server's end
+        answer = b''
+    finally:
+        adopt(False)
+    if not answer:
+        server.cache_clear()
+        return None
+    return Run(int(answer))
+
+
+def adopt(is_adopting):
+    """Whether this process becomes the parent of its descendants whose parent ends."""
+    ctypes.CDLL(None).prctl(ADOPT, int(is_adopting), 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=1)
+def server(environment):
+    """The connection to a server with this environment, ((variable, value), ...). The server ends when it is closed."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE)
+    with its:
+        subprocess.Popen([sys.executable, '-m', 'launching.fork_server', str(its.fileno())], cwd=ROOT,
+                         env=dict(environment), pass_fds=[its.fileno()], start_new_session=True,
+                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return ours
+
+
+def import_packages():
+    """What most runs import, also where they use it only."""
+    for name in ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
+                 'matplotlib.figure', 'matplotlib.backends.backend_agg'):
+        try:
+            __import__(name)
+        except ImportError:                                       # runs do without it, or tell what is missing
+            continue
+
+
+def serve(connection):
+    """Answers requests until the connection is closed, then returns None; in the process of a run, its request."""
+    while True:
+        message, files, *_ = socket.recv_fds(connection, LONGEST, 1)
+        if not message:
+            return None
+        reading, writing = os.pipe()
+        middle = os.fork()
+        if not middle:
+            run = os.fork()
+            if not run:
+                connection.close()
+                os.close(reading)
+                os.close(writing)
+                return json.loads(message), files[0]
+            os.write(writing, str(run).encode())
+            os._exit(0)                                           # its child is now the launcher's
+        os.waitpid(middle, 0)
+        connection.send(os.read(reading, 64))
+        for file in (reading, writing, *files):
+            os.close(file)
+
+
+def become(request, log):
+    """Turns this process into one that `python main.py ...` would have started; does not return."""
+    import numpy as np
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(request['folder'])
+    os.environ.update(request['environment'])
+    np.random.seed()                                              # else the same in all runs
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)
+    sys.argv, sys.path[0] = request['command'], str(Path(request['command'][0]).parent)
+    runpy.run_path(sys.argv[0], run_name='__main__')
+
+
+def main(connection):
+    import_packages()
+    if not os.fork():
+        os._exit(0)                                               # before a fork, OpenBLAS ends its threads
+    os.wait()
+    if len(os.listdir('/proc/self/task')) > 1:
+        sys.exit('a process with threads cannot be forked')
+    gc.freeze()                                                   # no run looks through the packages for garbage
+    if found := serve(connection):
+        become(*found)
+
+
+if __name__ == '__main__':
+    main(socket.socket(fileno=int(sys.argv[1])))
