@@ -68,14 +68,15 @@ def members(labels, n_slots):
     return order[(start + each).clamp(max=len(labels) - 1)]
 
 
-def rival_sums(exponentials, slot, size, n_slots):
+def rival_sums(exponentials, slot, size, sizes):
     """
     The sum of exponentials [B, B] over the rivals of each anchor and each other slot: [B, n_slots].
 
     The rivals of anchor i in slot a and the other slot b are the samples in slots a and b of those other classes that
-    have both, which are the classes of more than max(a, b) samples. exponentials is 0 within a class.
+    have both, which are the classes of more than max(a, b) samples. exponentials is 0 within a class. sizes are the
+    distinct values of `size`, in order and on the CPU.
     """
-    sizes = size.unique()
+    n_slots, sizes = int(sizes[-1]), sizes.to(size.device, non_blocking=True)
     # in_slot[j, s, u]: whether sample j is in slot s and its class has at least sizes[u] samples
     each = torch.arange(n_slots, device=slot.device)
     in_slot = (slot[:, None, None] == each[:, None]) & (size[:, None, None] >= sizes)
@@ -112,7 +113,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         slot, size = slots(labels)
-        n_slots = int(size.max())
+        sizes = size.cpu().unique()                 # once, since other devices would wait for every number that is read
+        n_slots = int(sizes[-1])
         if n_slots < 2:
             return batch.sum() * 0
         logits = hyperbolic_logits(batch, c, temperature, clip_r)
@@ -120,7 +122,7 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         largest = logits.detach().masked_fill(same, -torch.inf).amax(dim=1, keepdim=True).nan_to_num(neginf=0)
         # float64 where the device has it, since near the boundary of the ball exponentials underflow in float32
         wide = logits.dtype if logits.device.type == 'mps' else torch.float64
-        rivals = rival_sums((logits - largest).masked_fill(same, -torch.inf).to(wide).exp(), slot, size, n_slots)
+        rivals = rival_sums((logits - largest).masked_fill(same, -torch.inf).to(wide).exp(), slot, size, sizes)
         log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
         target = logits.gather(1, members(labels, n_slots)) - largest
 

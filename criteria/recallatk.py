@@ -61,7 +61,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                the numbers of retrieved samples, each replaced by B where it is larger.
+        k:                the numbers of retrieved samples, a sequence or a tensor, each replaced by B if it is larger.
         k_temperature:    of the sigmoid that compares a rank with k.
         rank_temperature: of the sigmoids that compare cosines.
         simix:            whether random points between the samples of a class are added to queries and gallery.
@@ -82,7 +82,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
         members, is_member = class_members(labels)
         is_positive = is_member & (members != torch.arange(len(labels), device=labels.device)[:, None])
         n_positives = is_positive.sum(dim=1)
-        cuts = torch.tensor(k, device=batch.device, dtype=batch.dtype).clamp(max=len(labels))[:, None]         # [K, 1]
+        cuts = torch.as_tensor(k, device=batch.device).to(batch.dtype).clamp(max=len(labels))[:, None]         # [K, 1]
 
         def recalls(scores, rows):
             scores = scores.scatter(1, rows[:, None], -torch.inf)                        # leaves out the query itself
@@ -103,9 +103,10 @@ class Criterion(torch.nn.Module):
 
     def __init__(self, opt):
         super().__init__()
-        self.arguments = (opt.loss_recallatk_k, opt.loss_recallatk_k_temperature, opt.loss_recallatk_rank_temperature,
+        self.register_buffer('k', torch.tensor(opt.loss_recallatk_k), persistent=False)      # copied to the device once
+        self.arguments = (opt.loss_recallatk_k_temperature, opt.loss_recallatk_rank_temperature,
                           opt.loss_recallatk_simix)
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return recallatk_loss(batch, labels, *self.arguments)
+        return recallatk_loss(batch, labels, self.k, *self.arguments)

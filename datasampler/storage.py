@@ -42,16 +42,18 @@ class Storage:
             self.embeddings = self.projected(embed()).clone()
             self.change = torch.zeros_like(self.embeddings) if self.momentum else None
         elif self.refill:
-            self.write(slice(None), embed())
+            self.write(slice(None), self.projected(embed()))
 
     def update(self, embeddings, indices):
         """After a step: the batch's embeddings [B, --embed_dim] and image indices [B], on the CPU."""
         if not self.no_update:
             last = {index: row for row, index in enumerate(indices.tolist())}       # if an image repeats in the batch
-            self.write(torch.tensor(list(last), device=self.device), embeddings[list(last.values())])
+            # one copy that the host does not wait for
+            pairs = torch.tensor([*last.items()]).T.to(self.device, non_blocking=True)
+            self.write(pairs[0], self.projected(embeddings)[pairs[1]])
 
     def write(self, rows, embeddings):
-        embeddings = self.projected(embeddings)
+        """embeddings: projected, of the images with these indices, of which each occurs once."""
         if self.momentum:
             self.change[rows] = (self.momentum * self.change[rows]
                                  + (1 - self.momentum) * (embeddings - self.embeddings[rows]))

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from datasampler.storage import Storage
+from tests import host_waits
 from tests.helpers import assert_same_end, folder_of, images_of, sampler_of
 from utilities import checkpoint
 
@@ -30,6 +31,18 @@ def test_it_is_filled_once_and_updated_from_batches(opt):
     assert torch.equal(storage.embeddings, expected) and not storage.embeddings.requires_grad
     batch.detach().zero_()
     assert torch.equal(storage.embeddings, expected)                     # a copy
+
+
+@pytest.mark.parametrize('flags', [{}, {'data_mb_mom': .9, 'data_mb_lr': .5}, {'data_sampler_lowproj_dim': 3}])
+def test_an_update_does_not_make_the_host_wait_for_a_gpu(flags, opt):
+    namespace = opt(embed_dim=D, **flags)
+    namespace.device = torch.device('cuda')
+    with host_waits.fake_gpu() as waits:
+        storage = Storage(namespace, N)
+        storage.fill(lambda: torch.randn(N, D, device='cuda'))
+        waits.found.clear()
+        storage.update(torch.randn(4, D, device='cuda', requires_grad=True), torch.tensor([3, 0, 3, 7]))
+    assert waits.found == [] and storage.embeddings.is_cuda
 
 
 def test_embeddings_of_an_inference_pass_can_be_updated(opt):

@@ -1,0 +1,164 @@
+"""What the losses make the host wait for, on fake tensors of a GPU; and, where there is one, on the GPU."""
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import batch_mining
+import criteria
+from tests import host_waits
+from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
+from utilities.trace import Trace
+
+N_CLASSES = 5
+MEMORY = [name for name, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
+
+
+def miners_of(loss):
+    module = criteria.CRITERIA[loss]
+    every = [name for name, miner in batch_mining.BATCHMINERS.items() if miner]
+    return (module.ALLOWED_MINING_OPS or every) if module.REQUIRES_BATCHMINER else ['none']
+
+
+PAIRS = [(loss, miner) for loss in criteria.CRITERIA for miner in miners_of(loss)]
+
+
+def gives_masks(miner):
+    return getattr(batch_mining.BATCHMINERS[miner], 'RETURNS', '') == 'masks'
+
+
+def listed(loss, miner):
+    """What a call of the loss with this miner waits for, from the lists."""
+    found = [*MINERS.get(miner, {})]
+    if gives_masks(miner) and not getattr(criteria.CRITERIA[loss], 'ACCEPTS_MASKS', False):
+        found += CONVERSION
+    elif gives_masks(miner):
+        found += LOSSES_OF_MASKS.get(loss, {})
+    return [*found, *LOSSES.get(loss, {})]
+
+
+def build(opt, device='cuda', **flags):
+    namespace = opt(n_classes=N_CLASSES, embed_dim=4, bs=8, **flags)
+    with torch.device(device):
+        return criteria.select(namespace, batch_mining.select(namespace))
+
+
+def found_in(criterion, waits):
+    """What the second of two equal steps waits for; the log goes to a trace, as in training."""
+    batch, labels = host_waits.batch_on('cuda')
+    trace = Trace(epoch=1)
+    for _ in range(2):                                     # what is copied at the first call does not count
+        waits.found.clear()
+        loss = criterion(batch=batch, labels=labels, batch_features=None, f_embed=None)
+        trace.add(loss=loss, grad_norm=loss.detach(), **getattr(criterion, 'log', {}))
+    assert loss.device == batch.device and loss.shape == ()
+    return waits.found
+
+
+@pytest.mark.parametrize('loss, miner', PAIRS)
+def test_a_loss_works_on_its_device_and_makes_the_host_wait_only_as_listed(loss, miner, opt):
+    with host_waits.fake_gpu() as waits:
+        assert found_in(build(opt, loss=loss, batch_mining=miner), waits) == listed(loss, miner)
+
+
+@pytest.mark.parametrize('loss, miner', PAIRS)
+def test_the_gradient_makes_the_host_wait_for_nothing(loss, miner, opt):
+    """On fake tensors of the CPU, since a gradient on a GPU needs a real one: reading data is an error there too."""
+    with FakeTensorMode():
+        batch, labels = host_waits.batch_on('cpu')
+        with host_waits.Waits():
+            value = build(opt, 'cpu', loss=loss, batch_mining=miner)(batch=batch, labels=labels)
+        value.backward()
+    assert batch.grad.shape == batch.shape
+
+
+@pytest.mark.parametrize('loss', MEMORY)
+def test_the_memory_bank_adds_no_wait(loss, opt):
+    miner = miners_of(loss)[-1]
+    with host_waits.fake_gpu() as waits:
+        criterion = build(opt, loss=loss, batch_mining=miner, xbm_size=12, xbm_start=0)
+        assert found_in(criterion, waits) == listed(loss, miner)
+    assert criterion.n_batches == 2 and criterion.embeddings.is_cuda
+
+
+@pytest.mark.parametrize('loss, miner', [(loss, miner) for loss, miner in PAIRS
+                                         if miner != 'none' and criteria.CRITERIA[loss].ALLOWED_MINING_OPS is None])
+def test_direction_regularisation_adds_no_wait_but_that_for_triplets(loss, miner, opt):
+    """Where the loss could do with masks, they are listed as triplets."""
+    with host_waits.fake_gpu() as waits:
+        found = found_in(build(opt, loss=loss, batch_mining=miner, dr_weight=.3), waits)
+    assert found == [*MINERS.get(miner, {}), *(CONVERSION if gives_masks(miner) else [])]
+
+
+def test_a_sum_waits_for_what_its_losses_wait_for(opt):
+    parts = [('margin', 'distance'), ('roadmap', 'none'), ('triplet', 'all'), ('softmax', 'none')]
+    losses, miners = map('+'.join, zip(*parts, strict=True))
+    with host_waits.fake_gpu() as waits:
+        assert found_in(build(opt, loss=losses, batch_mining=miners), waits) == [SHAPE, NUMBER, SHAPE]
+
+
+def test_a_trace_waits_once_for_each_name_in_50_steps(opt):
+    with host_waits.fake_gpu() as waits:
+        trace, loss = Trace(epoch=1), torch.ones((), device='cuda')
+        for _ in range(Trace.COPY_EVERY - 1):
+            trace.add(loss=loss, grad_norm=loss, tuples=7)
+        assert not waits.found
+        trace.add(loss=loss, grad_norm=loss, tuples=7)
+    assert waits.found == [COPY, COPY]                      # `tuples` is on the host already
+
+
+def test_the_lists_have_names_of_the_registry_and_are_those_of_the_documentation():
+    assert {*LOSSES, *LOSSES_OF_MASKS} <= {*criteria.CRITERIA}
+    assert {*LOSSES_OF_MASKS} <= {loss for loss, module in criteria.CRITERIA.items()
+                                  if getattr(module, 'ACCEPTS_MASKS', False)}
+    page = (Path(__file__).parents[2] / 'docs' / 'development.md').read_text()
+    section = re.search(r'## What a training step waits for\n(.*?)\n## ', page, re.DOTALL)[1]
+    assert {*re.findall(r'`(\w+)`', ' '.join(line.split('|')[1] for line in section.split('\n') if line[:3] == '| `'))
+            } == {*MINERS, *LOSSES, *LOSSES_OF_MASKS}
+
+
+READS = {
+    'a number': (lambda tensor: tensor.sum().item(), [NUMBER]),
+    'a condition': (lambda tensor: bool(tensor.any()), [NUMBER]),
+    'indices of a mask': (lambda tensor: tensor.nonzero(), [SHAPE]),
+    'distinct values': (lambda tensor: tensor.unique(), [SHAPE]),
+    'values for a mask': (lambda tensor: tensor.index_put_((tensor > 0,), tensor), [SHAPE]),
+    'a value for a mask': (lambda tensor: tensor.masked_fill(tensor > 0, 1), []),
+    'to the host': (lambda tensor: tensor.cpu(), [COPY]),
+    'to the host, without waiting': (lambda tensor: tensor.to('cpu', non_blocking=True), []),
+    'a list of indices': (lambda tensor: tensor[[0, 1]], [COPY]),
+    'indices on the host': (lambda tensor: tensor[torch.zeros(2, dtype=torch.int64)], [COPY]),
+    'a number from the host': (lambda tensor: torch.tensor(1., device=tensor.device), [COPY]),
+    'a number as an argument': (lambda tensor: tensor / torch.tensor(2.), []),
+}
+
+
+@pytest.mark.parametrize('read, found', READS.values(), ids=READS)
+def test_what_is_noticed(read, found):
+    with host_waits.fake_gpu() as waits:
+        read(torch.ones(4, device='cuda'))
+    assert waits.found == found
+
+
+def test_mixed_devices_are_an_error():
+    with host_waits.fake_gpu(), pytest.raises(RuntimeError, match='(?i)device'):
+        torch.ones(4, device='cuda') + torch.ones(4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')
+@pytest.mark.parametrize('loss, miner', PAIRS)
+def test_on_a_gpu_a_step_synchronises_no_more_often_than_listed(loss, miner, opt, recwarn):
+    criterion = build(opt, loss=loss, batch_mining=miner)
+    batch = torch.nn.functional.normalize(torch.randn(16, 4, device='cuda'), dim=1).requires_grad_()
+    labels = torch.arange(4, device='cuda').repeat_interleave(4, output_size=16)
+    for mode in ('default', 'warn'):                       # what is set up at the first step does not count
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            recwarn.clear()
+            criterion(batch=batch, labels=labels).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+    found = [str(warning.message) for warning in recwarn if 'synchronizing' in str(warning.message)]
+    assert len(found) <= len(listed(loss, miner)), found
