@@ -10,46 +10,47 @@ c and d of another, each a query against the other three, and their scores (the 
      c   -2   -4         -3       query c: its positive d scores -3; a is above, b is not: rank 2
      d   -9   -6   -3             query d: its positive c scores -3; neither is above:     rank 1
 
-First, the scores of the positives are computed (look_up). Then the score matrix is computed tile by tile, and each tile
-is compared with them (count_strip). Three things make this fast:
+First, the scores of the positives are computed (look_up). Then the score matrix is computed in square tiles of TILE
+queries and TILE gallery images, and each tile is compared with them (count_strip). Three things make this fast:
 
 - Where each image is a query against all others, the matrix is symmetric: the tile of the queries a, b and the images
   c, d is, transposed, that of the queries c, d and the images a, b, which is not computed again.
-- A score below that of a query's farthest positive changes no rank, so that a single comparison per score leaves most
-  of them out. The same holds of a score beyond the last rank that a metric looks at.
+- A score below that of a query's farthest positive changes no rank, and neither does a score beyond the last rank that
+  a metric looks at. One comparison per score finds the others, the candidates. Where they are few, each is looked up
+  among the scores of the positives; where they are many, the whole tile is compared with one positive after the other.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
 A query is left to by_differences where an image of another class scores within float32's error of one of its positives.
 """
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from evaluation.deciding import by_differences
-from utilities import stopping
+from evaluation.neighbours import bisect, in_threads
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
+BLOCK = 128                  # of these, as many as are compared with all positives while they are in the cache
 GROUP = 4                    # strips of queries whose ranks are returned together
-PICK = 100                   # cost of a score that is picked out of a tile, in comparisons within a whole tile
-SAMPLE = 1024                # gallery images whose scores bound those of the `depth` nearest
+PICK = 100                   # looking up one candidate takes as long as comparing so many scores with one positive
+SAMPLE = 1024                # gallery images from whose scores those of the `depth` nearest are estimated
 
 
 def by_counting(search, depth):
     """ranking.positive_ranks by counting, on the CPU."""
     counting = Counting(search, depth)
-    in_threads(counting.count_strip, range(len(counting.strips)), 'rank')
+    list(in_threads(counting.count_strip, range(len(counting.strips)), 'rank'))
+    unclear = []
     for start in range(0, len(counting.strips), GROUP):
         group = counting.strips[start:start + GROUP]
-        width = max(len(strip.scores) for strip in group)
-        clear = ~np.concatenate([strip.unclear for strip in group])
+        width = max(strip.scores.shape[1] for strip in group)
+        clear = np.concatenate([~(strip.unclear | strip.too_few()) for strip in group])
         queries = np.concatenate([strip.queries for strip in group])
+        unclear.append(queries[~clear])
         yield queries[clear], np.concatenate([strip.ranks(width) for strip in group])[clear]
-    unclear = [strip.queries[strip.unclear] for strip in counting.strips]
     if unclear:
         yield from by_differences(search, np.concatenate(unclear), depth)
 
@@ -62,17 +63,20 @@ class Strip:
     queries:     [q] indices among the queries of the Search.
     labels:      [q] their classes, as Counting numbers them.
     n_positives: [q]
-    scores:      [R, q] of the positives; inf where a query has fewer.
-    indices:     [R, q] of the positives in the gallery of the Search.
+    depth:       [q] the last rank that matters.
+    scores:      [q, R] of the positives; inf where a query has fewer.
+    indices:     [q, R] of the positives in the gallery of the Search.
     blur:        [q] Search.blur.
     doubtful:    [q] an image of another class with a lower score is too far to be confused with a positive.
     floor:       [q] an image with a lower score comes before no positive whose rank matters.
-    above:       [R, q] how many images of other classes have been counted so far that come before the positive.
+    above:       [q, R + 1] how many images of other classes reach the floor, and how many come before each positive, of
+                 those that have been counted so far.
     unclear:     [q] bool: whether one of them cannot be told from a positive.
     """
     queries: np.ndarray
     labels: np.ndarray
     n_positives: np.ndarray
+    depth: np.ndarray
     scores: np.ndarray
     indices: np.ndarray
     blur: np.ndarray
@@ -83,11 +87,16 @@ class Strip:
 
     def ranks(self, width):
         """[q, width], ascending and padded with inf: those of positives below the floor are inf as well."""
-        nearer = self.n_positives - np.arange(1, len(self.scores) + 1)[:, None]        # positives
-        matters = (nearer >= 0) & (self.scores >= self.floor)
+        nearer = self.n_positives[:, None] - np.arange(1, self.scores.shape[1] + 1)    # positives
+        matters = (nearer >= 0) & (self.scores >= self.floor[:, None])
         ranks = np.full((len(self.queries), width), np.inf)
-        ranks[:, :len(nearer)] = np.where(matters, self.above + nearer + 1, np.inf).T
+        ranks[:, :nearer.shape[1]] = np.where(matters, self.above[:, 1:] + nearer + 1, np.inf)
         return np.sort(ranks, axis=1)
+
+    def too_few(self):
+        """[q] bool: fewer images than `depth` reach the floor, so that a positive below it may have a rank within."""
+        below = (self.scores < self.floor[:, None]).sum(axis=1)
+        return (below > 0) & (self.above[:, 0] + self.n_positives - below < self.depth)
 
 
 class Counting:
@@ -99,8 +108,8 @@ class Counting:
     query_labels: [number of queries] the number of each query's class.
     gallery:      [G, D + 2] the embeddings of the gallery, `labels` [G] their classes, `indices` [G] their indices in
                   the gallery of the Search.
-    starts:       [number of classes + 1] where each class begins in `gallery`.
-    columns:      [G + 1] where each gallery image of the Search is in `gallery`; the last one, G: nowhere.
+    columns:      [G] where each gallery image of the Search is in `gallery`.
+    sample:       [s, D + 2] rows of `gallery`, sampled at random.
     """
 
     def __init__(self, search, depth):
@@ -110,10 +119,9 @@ class Counting:
         number = np.empty_like(by_size)
         number[by_size] = np.arange(len(by_size))
         self.query_labels, gallery_labels = number[search.query_labels], number[search.gallery_labels]
-        self.starts = np.concatenate([[0], search.sizes[by_size].cumsum()])
         self.indices = np.argsort(gallery_labels, kind='stable')
         self.labels = gallery_labels[self.indices]
-        self.columns = np.full(len(self.indices) + 1, len(self.indices))
+        self.columns = np.empty_like(self.indices)
         self.columns[self.indices] = np.arange(len(self.indices))
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
@@ -122,9 +130,10 @@ class Counting:
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
+        self.sample = self.gallery[np.random.default_rng(0).permutation(len(self.gallery))[:SAMPLE]]
         order = np.lexsort((self.query_labels, -search.n_positives))
         order = order[:np.count_nonzero(search.n_positives)]
-        self.strips = in_threads(self.look_up, [order[start:start + TILE] for start in range(0, len(order), TILE)])
+        self.strips = list(in_threads(self.look_up, [order[start:start + TILE] for start in range(0, len(order), TILE)]))
 
     def points(self, queries):
         """[q, D + 2]: what the gallery is multiplied with."""
@@ -133,39 +142,37 @@ class Counting:
 
     def look_up(self, queries):
         """The Strip of some queries."""
-        points, labels, n_positives = self.points(queries), self.query_labels[queries], self.search.n_positives[queries]
-        slots = np.arange(n_positives.max())
-        exists = slots < n_positives[:, None]
-        columns = self.starts[labels, None] + slots
-        columns += columns >= self.columns[self.search.own[queries], None]     # the query itself is no positive
-        columns = np.where(exists, columns, self.starts[labels, None])
-        low, high = self.starts[labels].min(), self.starts[labels + 1].max()
+        points, labels, depth = self.points(queries), self.query_labels[queries], self.depth[queries]
+        indices, exists = self.search.positives(queries)
+        columns = self.columns[indices]
+        low, high = columns[exists].min(), columns[exists].max() + 1
         if high - low <= 8 * TILE:
-            scores = np.take_along_axis(points @ self.gallery[low:high].T, columns - low, axis=1)
+            scores = np.take_along_axis(points @ self.gallery[low:high].T, np.where(exists, columns - low, 0), axis=1)
         else:                                               # the classes of a few queries can span the whole gallery
             scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[column]) for column in columns.T], axis=1)
         scores[~exists] = np.inf
-        indices = self.indices[columns]
         farthest_first = np.lexsort((-indices, scores))
-        scores, indices = (np.ascontiguousarray(np.take_along_axis(array, farthest_first, axis=1).T)
-                           for array in (scores, indices))
-        margins = self.search.margins(queries, torch.from_numpy(scores.T)).numpy().T
+        scores, indices = (np.take_along_axis(array, farthest_first, axis=1) for array in (scores, indices))
+        margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         blur, lowest = self.search.blur(queries).numpy(), scores - margins
-        floor = np.maximum(lowest.min(axis=0), self.bound(points, self.depth[queries].max(), blur))
-        doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=0)
-        return Strip(queries, labels, n_positives, scores, indices, blur, doubtful, floor,
-                     np.zeros(scores.shape, np.int32), np.zeros(len(queries), bool))
+        floor = np.maximum(lowest.min(axis=1), self.estimate(points, depth.max()))[:, None]
+        doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=1)
+        unclear = ((margins > 0) & (scores < floor) & (scores + 2 * margins >= floor)).any(axis=1)
+        above = np.zeros((len(queries), scores.shape[1] + 1), np.int32)
+        return Strip(queries, labels, self.search.n_positives[queries], depth, scores, indices, blur, doubtful,
+                     floor[:, 0], above, unclear)
 
-    def bound(self, points, depth, blur):
-        """[q] scores that the `depth` nearest images of each query reach; −inf where the sample is too small to say."""
-        sample = self.gallery[::max(1, len(self.gallery) // SAMPLE)]
-        if depth >= len(sample):
-            return -np.inf
-        # the query may be in the sample, so that one image more than `depth` has to score as much or more; the
-        # tolerance is for the rounding, which may be another one in another product
-        rest = len(sample) - 1 - int(depth)
-        bound = np.partition(points @ sample.T, rest, axis=1)[:, rest]
-        return bound - 1e-6 * abs(bound) - blur
+    def estimate(self, points, depth):
+        """
+        [q] scores that at least the `depth` nearest images of nearly all queries reach; −inf where the sample is too
+        small to say. Of these images, about `mean` are in the sample, with a standard deviation below √mean.
+        """
+        mean = depth * len(self.sample) / len(self.gallery) if depth < len(self.gallery) else np.inf
+        place = min(depth, np.ceil(mean + 4 * mean ** 0.5)) + 1               # 1 more for the query itself
+        if place > len(self.sample):
+            return np.full(len(points), -np.inf)
+        place = len(self.sample) - int(place)
+        return np.partition(points @ self.sample.T, place, axis=1)[:, place]
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; where the matrix is symmetric, only what no earlier strip has counted."""
@@ -183,39 +190,42 @@ class Counting:
     def add(self, strip, scores, indices):
         """Adds what the `scores` [q, g] of a strip's queries and the gallery images `indices` [g] contribute."""
         candidates = scores >= strip.floor[:, None]
-        if PICK * np.count_nonzero(candidates) <= scores.size * len(strip.scores):
+        if PICK * np.count_nonzero(candidates) <= scores.size * strip.scores.shape[1]:
             counts = count_some(strip, scores, indices, candidates)
         else:
-            counts = count_all(strip, scores, indices)
+            counts = count_all(strip, scores, indices, candidates)
         with self.lock:
             strip.above += counts
         mark_unclear(strip, scores, self.search.tolerance)
 
 
 def count_some(strip, scores, indices, candidates):
-    """How many images come before each of a strip's positives, [R, q], if only `candidates` [q, g] can."""
+    """What Strip.above counts, in a tile where only the `candidates` [q, g] reach the floor: looks each of them up."""
     query, column = positions(candidates)
     score, index = scores[query, column], indices[column]
-    counts = np.zeros_like(strip.above)
-    for slot, (own, own_index) in enumerate(zip(strip.scores, strip.indices, strict=True)):
-        before = score > own[query]
-        tied = np.flatnonzero(score == own[query])
-        before[tied] = index[tied] < own_index[query[tied]]
-        query, score, index = query[before], score[before], index[before]      # the others come before no nearer one
-        counts[slot] = np.bincount(query, minlength=len(own))
-    return counts
+    n_queries, n_slots = strip.scores.shape
+    before = bisect(strip.scores, query, score)            # of so many positives, the farthest, each candidate comes
+    tied = np.flatnonzero(before < n_slots)
+    while len(tied):
+        place = query[tied], before[tied]
+        tied = tied[(strip.scores[place] == score[tied]) & (index[tied] < strip.indices[place])]
+        before[tied] += 1
+        tied = tied[before[tied] < n_slots]
+    found = np.bincount(query * (n_slots + 1) + before, minlength=strip.above.size).reshape(strip.above.shape)
+    return found[:, ::-1].cumsum(axis=1)[:, ::-1]
 
 
-def count_all(strip, scores, indices):
-    """How many images come before each of a strip's positives, [R, q]."""
+def count_all(strip, scores, indices, candidates):
+    """The same, for many candidates: compares all scores with one positive after the other."""
     counts = np.empty_like(strip.above)
-    for slot, (own, own_index) in enumerate(zip(strip.scores, strip.indices, strict=True)):
-        counts[slot] = (scores > own[:, None]).sum(axis=1, dtype=np.uint16)    # quicker than wider integers
+    counts[:, 0] = candidates.sum(axis=1, dtype=np.uint16)                     # quicker than wider integers
+    for slot, (own, own_index) in enumerate(zip(strip.scores.T.copy(), strip.indices.T, strict=True), start=1):
+        counts[:, slot] = (scores > own[:, None]).sum(axis=1, dtype=np.uint16)
         tied = scores == own[:, None]
         if tied.any():
             query, column = positions(tied)
             before = indices[column] < own_index[query]
-            counts[slot] += np.bincount(query[before], minlength=len(own))
+            counts[:, slot] += np.bincount(query[before], minlength=len(own)).astype(counts.dtype)
     return counts
 
 
@@ -226,7 +236,7 @@ def mark_unclear(strip, scores, tolerance):
     query, column = positions(some >= strip.doubtful[rows, None])
     score, query = some[query, column], rows[query]
     blur, least = strip.blur[query], -strip.blur[query] / tolerance
-    for own in strip.scores:
+    for own in strip.scores.T:
         own = own[query]
         strip.unclear[query[(own > least) & (abs(score - own) <= blur)]] = True
 
@@ -236,23 +246,3 @@ def positions(array):
     if array.flags.c_contiguous:
         return np.divmod(np.flatnonzero(array), array.shape[1])
     return np.divmod(np.flatnonzero(array.T), array.shape[0])[::-1]
-
-
-def in_threads(work, items, description=None):
-    """[work(item) for each], on as many threads as torch would use, with a single-threaded BLAS in each."""
-    from threadpoolctl import threadpool_limits
-    stopped = threading.Event()
-
-    def step(item):
-        return None if stopped.is_set() else work(item)
-
-    bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
-    with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        try:
-            results = []
-            for result in stopping.checked(pool.map(step, items)):
-                results.append(result)
-                bar.update()
-            return results
-        finally:
-            stopped.set()                                  # after Ctrl-C the rest is skipped

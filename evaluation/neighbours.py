@@ -1,10 +1,14 @@
 """Queries, their gallery and the scores of their pairs. A query is left out of its own ranking by its index."""
 import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from evaluation import precision
+from utilities import stopping
 from utilities.errors import UserError
 
 # The error of the difference of two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query is below BLUR √(D + 4) ε ½‖q‖² if ‖g‖
@@ -67,7 +71,9 @@ class Search:
         return self.move(self.gallery)
 
     def half_norms(self, moved):
-        """[n]: ½‖x‖², which a score is the inner product minus, for both of its points; 0 with a ranking."""
+        """
+        [n]: ½‖x‖² of points x; 0 with a ranking. A score is the inner product of its two points, minus both of these.
+        """
         return (moved * moved).sum(dim=1) / 2 if self.euclidean else moved.new_zeros(len(moved))
 
     @functools.cached_property
@@ -90,6 +96,24 @@ class Search:
         """
         blur = self.blur(rows)[:, None]
         return blur.where(-scores < blur / self.tolerance, 0).to(scores.dtype)
+
+    @functools.cached_property
+    def by_class(self):
+        """[G] the gallery in the order of its classes, and [number of queries] where each query is in it; G: nowhere."""
+        order = np.argsort(self.gallery_labels, kind='stable')
+        places = np.full(len(order) + 1, len(order))
+        places[order] = np.arange(len(order))
+        return order, places[self.own]
+
+    def positives(self, rows):
+        """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: whether a query has so many."""
+        (order, own), n_positives = self.by_class, self.n_positives[rows]
+        slots = np.arange(n_positives.max())
+        exists = slots < n_positives[:, None]
+        first = np.concatenate([[0], self.sizes.cumsum()])[self.query_labels[rows]]
+        places = first[:, None] + slots
+        places += places >= own[rows, None]                # the query itself is no positive
+        return order[np.where(exists, places, 0)], exists
 
     def scores(self, rows):
         """
@@ -153,6 +177,35 @@ def rows_of(points, index):
     """Some rows of a tensor on any device; without a copy if these are all rows."""
     everything = np.array_equal(index, np.arange(len(points)))
     return points if everything else points[torch.as_tensor(index, device=points.device)]
+
+
+def bisect(table, rows, values):
+    """[n]: how many numbers of a row of the table [m, k] are below each value, for rows that ascend: rows, values [n]."""
+    flat, first, left = table.ravel(), rows * table.shape[1], table.shape[1]
+    place = first.copy()
+    while left > 1:
+        half = left // 2
+        place += (flat.take(place + (half - 1)) < values) * half
+        left -= half
+    return place + (flat.take(place) < values) - first
+
+
+def in_threads(work, items, description=None):
+    """Yields work(item) for each, on as many threads as torch would use, with a single-threaded BLAS in each."""
+    from threadpoolctl import threadpool_limits
+    stopped = threading.Event()
+
+    def step(item):
+        return None if stopped.is_set() else work(item)
+
+    bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
+    with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        try:
+            for result in stopping.checked(pool.map(step, items)):
+                bar.update()
+                yield result
+        finally:
+            stopped.set()                                  # after Ctrl-C the rest is skipped
 
 
 def flat_index(search):

@@ -14,6 +14,7 @@ from evaluation.counting import by_counting
 from evaluation.deciding import by_differences
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
+SORTED = 1 << 21             # scores in memory at a time and per thread, where they are sorted
 COUNT_UP_TO = 64             # mean number of positives up to which counting is faster than sorting
 SEARCH_FROM, SEARCH_DEPTH = 8, 256     # mean number of positives from which, and last rank up to which, faiss is faster
 
@@ -57,52 +58,58 @@ def positive_ranks(search, depth=np.inf, backend='auto', approximate=None):
     return ways[choose(search, depth, backend)](search, depth)
 
 
-def chunks(rows, n_gallery):
-    """Parts of an index array of queries whose scores fit into CHUNK."""
-    size = max(1, CHUNK // max(1, n_gallery))
+def chunks(rows, n_gallery, n_scores=None):
+    """Parts of an index array of queries that have up to `n_scores` scores, or CHUNK."""
+    size = max(1, (n_scores or CHUNK) // max(1, n_gallery))
     return [rows[start:start + size] for start in range(0, len(rows), size)]
 
 
-def members(search):
-    """The indices in the gallery of each class, ascending."""
-    return np.split(np.argsort(search.gallery_labels, kind='stable'), np.cumsum(search.sizes)[:-1])
-
-
-def positives_of(search, of_class, rows):
-    """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: whether a query has so many."""
-    n_positives = search.n_positives[rows]
-    exists = np.arange(n_positives.max()) < n_positives[:, None]
-    places = np.zeros(exists.shape, np.int64)
-    found = [of_class[label] for label in search.query_labels[rows]]
-    places[exists] = np.concatenate([some[some != own] for some, own in zip(found, search.own[rows], strict=True)])
-    return places, exists
-
-
 def by_sorting(search, depth, rows=None):
-    """Sorts the scores of each query and looks its positives up in them: for classes of many images."""
+    """Sorts the scores of each query, or the highest of them, and looks up those of its positives: for large classes."""
     rows = np.flatnonzero(search.n_positives) if rows is None else rows
-    of_class, parts, unclear = members(search), chunks(rows, len(search.gallery)), []
-    for part in tqdm(parts, 'rank', leave=False, disable=None):
-        scores = search.scores(part)
-        places, exists = positives_of(search, of_class, part)
-        margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
-        ranks, clear, scores = np.full(places.shape, np.inf), np.ones(len(part), bool), scores.numpy()
-        ascending = np.sort(scores, axis=1)
-        for row in range(len(part)):
-            place = places[row, exists[row]]
-            mine = scores[row, place]
-            not_above = ascending[row].searchsorted(mine, 'right')
-            ranks[row, :len(place)] = 1 + scores.shape[1] - not_above
-            tied = np.flatnonzero(not_above - ascending[row].searchsorted(mine, 'left') > 1)
-            for slot in tied:
-                ranks[row, slot] += np.count_nonzero(scores[row, :place[slot]] == mine[slot])
-            close = margins[row, exists[row]]
-            if close.any():
-                rivals = within(ascending[row], mine, close) > within(np.sort(mine), mine, close)
-                clear[row] = not rivals[close > 0].any()
+    depth, parts, unclear = np.broadcast_to(depth, len(search.n_positives)), chunks(rows, len(search.gallery), SORTED), []
+    found = neighbours.in_threads(lambda part: sorted_ranks(search, part, depth[part].max()), parts, 'rank')
+    for part, (ranks, clear) in zip(parts, found, strict=True):
         unclear.append(part[~clear])
-        yield part[clear], np.sort(ranks[clear], axis=1)
+        yield part[clear], ranks[clear]
     yield from by_differences(search, together(unclear), depth)
+
+
+def sorted_ranks(search, part, depth):
+    """Of some queries: [q, R] ranks as positive_ranks yields them, and [q] bool: whether float32 can order the scores."""
+    places, exists = search.positives(part)
+    scores = search.scores(part)
+    margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
+    scores = scores.numpy()
+    mine, ascending = np.take_along_axis(scores, places, axis=1), highest(scores, depth + 1)
+    complete, k = ascending.shape == scores.shape, ascending.shape[1]
+    least = np.full(len(part), -np.inf, scores.dtype) if complete else ascending[:, 0]
+    row, slot = np.nonzero(exists & (mine >= least[:, None]))
+    score = mine[row, slot]
+    below = neighbours.bisect(ascending, row, score)
+    ranks, clear = np.full(places.shape, np.inf), np.ones(len(part), bool)
+    ranks[row, slot] = k - below
+    tied = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k) | (score == least[row])
+    for number in np.flatnonzero(tied):
+        others, place = scores[row[number]], places[row[number], slot[number]]
+        ranks[row[number], slot[number]] = (1 + np.count_nonzero(others > score[number])
+                                            + np.count_nonzero(others[:place] == score[number]))
+    close = exists & (margins > 0) & (mine + margins >= least[:, None])
+    cut = close & (mine - margins <= least[:, None])       # images below the highest may be within the margin
+    clear &= ~cut.any(axis=1)
+    for number in np.flatnonzero(close.any(axis=1) & clear):
+        own, margin = mine[number, exists[number]], margins[number, exists[number]]
+        rivals = within(ascending[number], own, margin) > within(np.sort(own), own, margin)
+        clear[number] = not rivals[close[number, exists[number]]].any()
+    return np.sort(ranks, axis=1), clear
+
+
+def highest(scores, k):
+    """[q, K] the k highest scores of each row of [q, G], or all of them, ascending."""
+    n = scores.shape[1]
+    if k < n / 4:
+        scores = np.partition(scores, n - int(k), axis=1)[:, n - int(k):]
+    return np.sort(scores, axis=1)
 
 
 def within(ascending, values, margins):
@@ -116,12 +123,12 @@ def together(parts):
 
 def by_torch(search, depth):
     """Counts as by_counting does, for one positive of each query at a time in whole rows of scores: for GPUs."""
-    rows, of_class, device = np.flatnonzero(search.n_positives), members(search), search.queries.device
+    rows, device = np.flatnonzero(search.n_positives), search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
     rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # alike numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery)), 'rank', leave=False, disable=None):
         scores = search.scores(part)
-        places, exists = positives_of(search, of_class, part)
+        places, exists = search.positives(part)
         ranks, slots, exist = [], torch.as_tensor(places, device=device), torch.as_tensor(exists, device=device)
         mine = scores.gather(1, slots).where(exist, -torch.inf)
         margins = search.margins(part, mine)

@@ -64,6 +64,7 @@ def small_tiles(patch, tile, pick, sample):
     patch.setattr(counting, 'PICK', pick)
     patch.setattr(counting, 'SAMPLE', sample)
     patch.setattr(ranking, 'CHUNK', 40 * tile)
+    patch.setattr(ranking, 'SORTED', 40 * tile)
 
 
 @settings(max_examples=200, deadline=None)
