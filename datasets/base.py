@@ -100,7 +100,8 @@ class ImageSet(torch.utils.data.Dataset):
         """
         if not self.class_names or any(None in level for level in self.levels):
             return None
-        return np.stack([np.unique(np.array(level, dtype=str), return_inverse=True)[1] for level in self.levels], axis=1)
+        numbers = [np.unique(np.array(level, dtype=str), return_inverse=True)[1] for level in self.levels]
+        return np.stack(numbers, axis=1)
 
     @property
     def n_queries(self):
