@@ -450,6 +450,32 @@ def loss_parameters(parser):
     add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
     add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
         help='norm to which longer embeddings are clipped; 0 means no clipping')
+    add('--loss_tcm_margin_pos', type=REAL, default=0.9,
+        help='cosine similarity up to which positive pairs add to the loss')
+    add('--loss_tcm_margin_neg', type=REAL, default=0.5,
+        help='cosine similarity from which on negative pairs add to the loss')
+    add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
+    add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
+    add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
+    add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0, help='exponent with which the potentials fall off')
+    add('--loss_pfml_delta', type=POSITIVE, default=0.2,
+        help='distance below which points of a class do not attract each other, and above which points of different '
+             'classes do not repel each other')
+    add('--loss_pfml_lrmulti', type=NOT_NEGATIVE, default=100.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_happier_alpha', type=NOT_NEGATIVE, default=1.0, help='exponent of the relevance of a level')
+    add('--loss_happier_tau', type=POSITIVE, default=0.01,
+        help='temperature of the smooth step function that compares cosine similarities')
+    add('--loss_happier_rho', type=NOT_NEGATIVE, default=100.0,
+        help='slope of the step function beyond --loss_happier_delta')
+    add('--loss_happier_delta', type=NOT_NEGATIVE, default=0.05,
+        help='difference of cosine similarities beyond which the step function is linear')
+    add('--loss_happier_offset', type=REAL, default=-1.0,
+        help='value of the step function just beyond --loss_happier_delta; a negative value makes it continuous')
+    add('--loss_happier_lambda', type=FRACTION, default=0.1,
+        help='weight of the clustering loss, a softmax over the classes; the ranking loss has 1 minus this weight')
+    add('--loss_happier_temperature', type=POSITIVE, default=0.05, help='temperature of the clustering loss')
+    add('--loss_happier_lr', type=NOT_NEGATIVE, default=0.00002, help='learning rate of the class weights')
 
 
 def evaluation_parameters(parser):

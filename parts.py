@@ -72,7 +72,10 @@ def check(opt, data):
 
 
 def prepare(opt):
-    """Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes."""
+    """
+    Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes,
+    opt.superclasses.
+    """
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
@@ -82,7 +85,7 @@ def prepare(opt):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
     data = datasets.select(opt, backbone.size)
-    opt.n_classes = data.train.n_classes
+    opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
     evaluation.check_data(opt, data)
     model = architectures.select(opt, backbone)                   # after the data: this may download weights
     if opt.device.type == 'cpu':

@@ -9,6 +9,7 @@ from criteria import (
     dr_proxynca,
     dr_triplet,
     fastap,
+    happier,
     histogram,
     hyperbolic,
     lifted,
@@ -17,6 +18,7 @@ from criteria import (
     multisimilarity,
     npair,
     ntxent,
+    pfml,
     proxyanchor,
     proxynca,
     proxynca_pp,
@@ -30,6 +32,7 @@ from criteria import (
     softtriplet,
     subcenter_arcface,
     supcon,
+    tcm,
     triplet,
 )
 from criteria.cross_batch_memory import CrossBatchMemory
@@ -67,7 +70,9 @@ CRITERIA = {
     'dr_triplet': dr_triplet,
     # later papers
     'circle': circle,
+    'happier': happier,
     'hyperbolic': hyperbolic,
+    'pfml': pfml,
     'proxyanchor': proxyanchor,
     'proxynca_pp': proxynca_pp,
     'recallatk': recallatk,
@@ -75,6 +80,7 @@ CRITERIA = {
     'smoothap': smoothap,
     'subcenter_arcface': subcenter_arcface,
     'supcon': supcon,
+    'tcm': tcm,
 }
 
 
@@ -123,6 +129,9 @@ def build(opt, batchminer, pml_arguments):
     if opt.loss.startswith(pml.PREFIX):
         return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
+    if getattr(module, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
+        raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
+                        f'{opt.dataset} has none here; docs/data.md says which data sets have them')
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
     if not module.REQUIRES_BATCHMINER:
         criterion = module.Criterion(opt)

@@ -1,6 +1,6 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ class ImageTable:
     classes: the class name of each image.
     parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
+    coarser: such mappings of the levels above the super-classes, from the nearest level up.
     characters: whether the images show characters, which must not be flipped or cropped.
     """
     paths: list
@@ -29,12 +30,12 @@ class ImageTable:
     parts: list | None = None
     superclasses: dict = field(default_factory=dict)
     characters: bool = False
+    coarser: list = field(default_factory=list)
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        return ImageTable([self.paths[i] for i in chosen], [self.classes[i] for i in chosen],
-                          None if self.parts is None else [self.parts[i] for i in chosen],
-                          self.superclasses, self.characters)
+        return replace(self, paths=[self.paths[i] for i in chosen], classes=[self.classes[i] for i in chosen],
+                       parts=None if self.parts is None else [self.parts[i] for i in chosen])
 
 
 def read_image(path):
@@ -68,6 +69,8 @@ class ImageSet(torch.utils.data.Dataset):
     paths:       list of N paths.
     labels:      int64 array [N], numbered from 0 in the order of class_names.
     class_names: the classes, sorted.
+    superclasses: the super-class of each class, or None; levels: such lists, first this one, then those of coarser
+                 super-classes.
     read:        read_image, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
@@ -78,7 +81,9 @@ class ImageSet(torch.utils.data.Dataset):
         self.paths, self.transform, self.read = table.paths, transform, read
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
-        self.superclasses = [table.superclasses.get(name) for name in self.class_names]
+        self.levels = [[level.get(name) for name in self.class_names]
+                       for level in (table.superclasses, *table.coarser)]
+        self.superclasses = self.levels[0]
         self.is_query = None
         if table.parts is not None and {'query', 'gallery'} <= set(table.parts):
             self.is_query = np.array([part == 'query' for part in table.parts])
@@ -86,6 +91,17 @@ class ImageSet(torch.utils.data.Dataset):
     @property
     def n_classes(self):
         return len(self.class_names)
+
+    @property
+    def superclass_labels(self):
+        """
+        [C, number of levels] int64: the super-class of each class at each level, numbered from 0 in sorted order; None
+        where a class has none.
+        """
+        if not self.class_names or any(None in level for level in self.levels):
+            return None
+        numbers = [np.unique(np.array(level, dtype=str), return_inverse=True)[1] for level in self.levels]
+        return np.stack(numbers, axis=1)
 
     @property
     def n_queries(self):
@@ -122,10 +138,14 @@ def image_files(folder):
                   if path.suffix.lower() in SUFFIXES and not path.name.startswith('.'))
 
 
+def subfolders(folder):
+    return sorted(path for path in Path(folder).iterdir() if path.is_dir())
+
+
 def class_folders(folder, **properties):
     """The table of a folder that contains one folder of images per class."""
     paths, classes = [], []
-    for class_folder in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
+    for class_folder in subfolders(folder):
         files = image_files(class_folder)
         paths += files
         classes += [class_folder.name] * len(files)

@@ -1,8 +1,12 @@
-"""Images of your own: <source_path>/images/<class>/*, or those that --csv FILE lists."""
+"""
+Images of your own: <source_path>/images/<class>/*, <source_path>/images/<super-class>/.../<class>/*, or those that
+--csv FILE lists.
+"""
 import csv
+import os
 from pathlib import Path
 
-from datasets.base import ImageTable, class_folders, find
+from datasets.base import ImageTable, class_folders, find, image_files, subfolders
 from utilities.errors import UserError
 
 PARTS = ('train', 'val', 'test', 'query', 'gallery')
@@ -13,11 +17,37 @@ def load(opt):
         raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
         return listed(Path(opt.csv), Path(opt.source_path))
-    return class_folders(find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class'))
+    folder = find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class, in folders of '
+                  'super-classes if there are any')
+    return class_folders(folder) if any(map(image_files, subfolders(folder))) else nested(folder)
+
+
+def nested(folder):
+    """
+    The table of folders of super-classes, of one level or more, that contain the folders of classes. The name of a
+    class or super-class is its path below `folder`. Raises UserError where classes are at different depths.
+    """
+    paths, classes = [], []
+    for path in sorted(Path(path) for path, _, _ in os.walk(folder, followlinks=True)):
+        files = image_files(path)
+        paths += files
+        classes += [path.relative_to(folder).as_posix()] * len(files)
+    depths = {name.count('/'): name for name in classes}
+    if len(depths) > 1:
+        one, other, *_ = depths.values()
+        raise UserError(f'{folder}: the classes must all be in the same number of folders of super-classes, unlike '
+                        f'{one} and {other}')
+    names = sorted(set(classes))
+    superclasses, *coarser = [{name: name.rsplit('/', level)[0] for name in names}
+                              for level in range(1, max(depths, default=0) + 1)] or [{}]
+    return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser)
 
 
 def listed(file, source_path):
-    """The images of a CSV file with columns path, label and, optionally, split; paths are relative to source_path."""
+    """
+    The images of a CSV file with columns path, label and, optionally, split; paths are relative to source_path. Columns
+    whose names begin with "superclass" give the super-class of each label, from the nearest level to the coarsest.
+    """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
             rows = list(csv.DictReader(opened))
@@ -33,5 +63,18 @@ def listed(file, source_path):
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
             raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
+    superclasses, *coarser = [level_of(file, rows, column) for column in columns
+                              if str(column).startswith('superclass')] or [{}]
     return ImageTable([source_path / row['path'] for row in rows], [row['label'] for row in rows],
-                      [row['split'] for row in rows] if 'split' in columns else None)
+                      [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser)
+
+
+def level_of(file, rows, column):
+    """{class: its super-class} of a CSV column. Raises UserError where it is empty, and where a class has two."""
+    level = {}
+    for number, row in enumerate(rows, start=2):
+        if not row[column] or level.setdefault(row['label'], row[column]) != row[column]:
+            raise UserError(f'--csv {file}, line {number}: {column} must be the same for all images of a label and not '
+                            f'empty; of {row["label"]} it is {row[column] or "empty"}'
+                            + (f' here and {level[row["label"]]} before' if row[column] else ''))
+    return level

@@ -63,6 +63,7 @@ def opt():
     """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
     def make(n_classes=10, **flags):
         namespace = parameters.build().parse_args([])
-        vars(namespace).update(flags, n_classes=n_classes, device=torch.device('cpu'))
+        superclasses = {'superclasses': [[label // 2] for label in range(n_classes)]}
+        vars(namespace).update(superclasses | flags, n_classes=n_classes, device=torch.device('cpu'))
         return namespace
     return make

@@ -58,11 +58,19 @@ def test_training_learns(quick, run, tmp_path):
     assert (folder_of(tmp_path) / 'checkpoint_test_map_at_r.pt').exists()
 
 
+def with_superclasses(tmp_path):
+    """The flags of a CSV file of the images of `quick`, with super-classes of two levels."""
+    rows = [f'images/class_{c:02d}/{i}.png,class_{c:02d},{c // 2},{c // 4}' for c in range(12) for i in range(6)]
+    (tmp_path / 'list.csv').write_text('\n'.join(['path,label,superclass,superclass_2', *rows]))
+    return ['--csv', str(tmp_path / 'list.csv')]
+
+
 @pytest.mark.parametrize('loss', [name for name in criteria.CRITERIA])
 def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
     miner = (criteria.CRITERIA[loss].ALLOWED_MINING_OPS or ['distance'])[0]
+    more = with_superclasses(tmp_path) if hasattr(criteria.CRITERIA[loss], 'REQUIRES_SUPERCLASSES') else []
     for _ in range(2):
-        assert run(*quick, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
+        assert run(*quick, *more, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
@@ -106,6 +114,7 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--loss', 'tripel'], '--loss tripel: unknown'), (['--batch_mining', 'x'], '--batch_mining x: unknown'),
     (['--data_sampler', 'x'], '--data_sampler x: unknown'),
     (['--data_sampler', 'hierarchical'], '--dataset folder has no super-classes'),
+    (['--loss', 'happier'], '--loss happier needs the super-classes of the training classes'),
     (['--arch', 'x'], '--arch x: unknown'), (['--loss', 'triplett'], '; did you mean triplet?'),
     (['--arch', 'conv4_normalise'], '_frozen and _normalize may be appended; did you mean conv4_normalize?'),
     (['--dataset', 'x'], '--dataset x: unknown'), (['--augmentation', 'x'], '--augmentation x: unknown'),

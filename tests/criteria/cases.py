@@ -24,6 +24,7 @@ VARIANTS = {
     'dr_proxynca': [{'gamma': 0.}, {'scale': 3.}, {'scale': .7, 'gamma': 2.}],
     'dr_triplet': [{'gamma': 0.}],
     'fastap': [{'nbins': 1}, {'nbins': 37}],
+    'happier': [{'lambda': 0., 'offset': 1.44}, {'lambda': 1.}, {'alpha': 2., 'tau': .1, 'rho': 5., 'delta': .2}],
     'histogram': [{'nbins': 11}, {'nbins': 2}],
     'hyperbolic': [{'c': 0., 'temperature': .1}, {'c': 1., 'clip_r': 0.}],
     'lifted': [{'l2': 0., 'neg_margin': 2.}],
@@ -32,6 +33,7 @@ VARIANTS = {
     'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
     'npair': [{'negatives': 'pairs'}, {'l2': 0.}],
     'ntxent': [{'temperature': .5}],
+    'pfml': [{'n_proxies': 1, 'alpha': 2., 'delta': .8}, {'n_proxies': 2, 'alpha': 1.}],
     'proxyanchor': [{'margin': .3, 'alpha': 8.}],
     'proxynca': [{'scale': 1.}],
     'proxynca_pp': [{'scale': 1.}],
@@ -47,6 +49,7 @@ VARIANTS = {
     'softtriplet': [{'n_centroids': 1}, {'n_centroids': 4, 'lambda': 20., 'gamma': .5, 'margin_delta': .1}],
     'subcenter_arcface': [{'n_centers': 1, 'angular_margin': 2.2, 'feature_scale': 16.}],
     'supcon': [{'temperature': .5}],
+    'tcm': [{'margin_neg': .6, 'weight_pos': .5, 'weight_neg': 2.}],
     'triplet': [{'power': 1.}, {'power': 1., 'active_only': True}, {'active_only': True, 'margin': .5}],
 }
 CASES = [(loss, flags) for loss in criteria.CRITERIA for flags in [{}, *VARIANTS.get(loss, [])]]

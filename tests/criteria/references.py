@@ -400,7 +400,56 @@ def hyperbolic(x, y, opt):
     return average(terms, x)
 
 
+def tcm(x, y, opt):
+    s, (pull, push) = cosines(x), all_pairs(y)
+    far = [opt.loss_tcm_margin_pos - s[i][j] for i, j in pull if s[i][j] <= opt.loss_tcm_margin_pos]
+    near = [s[i][j] - opt.loss_tcm_margin_neg for i, j in push if s[i][j] >= opt.loss_tcm_margin_neg]
+    return opt.loss_tcm_weight_pos * average(far, x) + opt.loss_tcm_weight_neg * average(near, x)
+
+
 # Losses of class weights
+
+def pfml(x, y, opt, w):
+    points = unit(x) + [proxy for proxies in w for proxy in unit(proxies)]
+    labels = y + [c for c, proxies in enumerate(w) for _ in proxies]
+    alpha, delta, total = opt.loss_pfml_alpha, opt.loss_pfml_delta, zero(x)
+    for i, j in itertools.permutations(range(len(points)), 2):
+        d = distance(points[i], points[j])
+        d = d if d > 1e-3 else 1e-3 + 0 * d
+        if labels[i] == labels[j]:
+            total = total - (d if d > delta else delta + 0 * d) ** -alpha
+        else:
+            total = total + (d if d < delta else delta + 0 * d) ** -alpha
+    return total
+
+
+def happier(x, y, opt, w):
+    s, tau, delta, terms = cosines(x), opt.loss_happier_tau, opt.loss_happier_delta, []
+    offset = opt.loss_happier_offset
+    offset = 1 / (1 + math.exp(-delta / tau)) + .5 if offset < 0 else offset
+    labels = [[label, *torch.as_tensor(opt.superclasses)[label].tolist()] for label in y]
+
+    def step(t):
+        if t > delta:
+            return opt.loss_happier_rho * (t - delta) + offset
+        return logistic(t / tau) + (.5 if t > 0 else 0)
+
+    for q in range(len(y)):
+        level = [sum(a == b for a, b in zip(labels[q], other, strict=True)) for other in labels]
+        if sum(value > 0 for value in level) == 1:
+            continue
+        relevance = [(value / len(labels[q])) ** opt.loss_happier_alpha / level.count(value) if value else 0
+                     for value in level]
+        total = zero(x)
+        for j in [j for j in range(len(y)) if level[j]]:
+            hrank = sum(min(relevance[j], relevance[k]) for k in range(len(y)) if k == j or s[q][k] >= s[q][j])
+            rank = 1 + sum(int(s[q][k] >= s[q][j]) for k in range(len(y)) if k != j and level[k] >= level[j])
+            total = total + hrank / (rank + sum(step(s[q][k] - s[q][j]) for k in range(len(y)) if level[k] < level[j]))
+        terms.append(1 - total / sum(relevance))
+    clustering = average([cross_entropy([value / opt.loss_happier_temperature for value in row], own)
+                          for row, own in zip(cosines(x, w), y, strict=True)], x)
+    return (1 - opt.loss_happier_lambda) * average(terms, x) + opt.loss_happier_lambda * clustering
+
 
 def softmax(x, y, opt, w):
     return average([cross_entropy([s / opt.loss_softmax_temperature for s in row], own)

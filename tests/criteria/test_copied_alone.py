@@ -80,7 +80,8 @@ def results(tmp_path_factory):
         (folder / 'copies' / name / source.name).write_text(source.read_text())
     defaults = vars(parameters.build().parse_args([]))
     flags = {flag: value for flag, value in defaults.items() if flag.startswith('loss_')}
-    (folder / 'flags.json').write_text(json.dumps(flags | {'n_classes': 3, 'embed_dim': 4, 'lr': .01}))
+    known = {'n_classes': 3, 'superclasses': [[0], [0], [1]], 'embed_dim': 4, 'lr': .01}
+    (folder / 'flags.json').write_text(json.dumps(flags | known))
     done = subprocess.run([sys.executable, '-I', '-c', SCRIPT], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {'output': done.stdout} | json.loads((folder / 'results.json').read_text())

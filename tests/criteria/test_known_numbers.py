@@ -78,6 +78,13 @@ NUMBERS = [
     ('roadmap', {'lambda': 1.}, UNIT, None, None, 0.720000),
     ('roadmap', {}, UNIT, None, None, 0.442923),
     ('hyperbolic', {}, RAW, None, None, 3.763481),
+    ('tcm', {}, UNIT, None, None, 0.781333),
+    ('tcm', {'margin_neg': .6}, UNIT, None, None, 0.720000),
+    ('pfml', {'alpha': 2., 'delta': .8}, UNIT, None, VECTORS[:, None], 64.003425),
+    ('pfml', {}, UNIT, None, VECTORS[:, None], 31801.528493),
+    ('happier', {'lambda': 0., 'offset': 1.44}, UNIT, None, VECTORS, 0.264054),
+    ('happier', {'lambda': 0.}, UNIT, None, VECTORS, 0.264078),
+    ('happier', {'offset': 1.44}, UNIT, None, VECTORS, 0.713352),
 ]
 
 
@@ -180,6 +187,7 @@ def theirs():
         'proxynca_pp': with_(losses.ProxyNCALoss(**sized, softmax_scale=9), proxies=VECTORS),
         'circle': losses.CircleLoss(.4, 80),
         'supcon': losses.SupConLoss(.1),
+        'tcm': losses.ThresholdConsistentMarginLoss(),
         'roadmap lambda=1.0': losses.ContrastiveLoss(pos_margin=.9, neg_margin=.6, distance=CosineSimilarity()),
     }
 
@@ -191,7 +199,7 @@ AGREEING = [
     ('lifted', {'l2': 0.}), ('liftedstructure', {}), ('histogram', {'nbins': 11}), ('histogram', {}), ('snr', {}),
     ('softmax', {}), ('softtriplet', {'reg_weight': 0.}), ('softtriplet', {}), ('arcface', {}), ('cosface', {}),
     ('subcenter_arcface', {'n_centers': 2}), ('ntxent', {}), ('fastap', {}), ('snr_contrastive', {'reg_lambda': .1}),
-    ('proxyanchor', {}), ('proxynca_pp', {}), ('circle', {}), ('supcon', {}), ('roadmap', {'lambda': 1.})]
+    ('proxyanchor', {}), ('proxynca_pp', {}), ('circle', {}), ('supcon', {}), ('roadmap', {'lambda': 1.}), ('tcm', {})]
 
 
 @pytest.mark.filterwarnings('ignore:Using a non-tuple sequence')

@@ -15,9 +15,9 @@ REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=N
                                suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 # They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
-NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'histogram', 'multisimilarity', 'ntxent',
-               'proxyanchor', 'proxynca', 'proxynca_pp', 'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet',
-               'subcenter_arcface', 'supcon']
+NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'happier', 'histogram',
+               'multisimilarity', 'ntxent', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp', 'recallatk', 'roadmap',
+               'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
 some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
 seeds = strategies.integers(0, 999)
 
@@ -72,7 +72,7 @@ def test_the_names_of_the_classes_do_not_matter(loss, opt, labels, seed, names):
     if others:                             # names are rows of the parameters, which move along
         names = torch.tensor(names).argsort().argsort()
         rows = names.argsort()
-        for parameter in criterion.parameters():
+        for parameter in (*criterion.parameters(), *criterion.buffers()):
             parameter.data = parameter.data[rows]
         all_equal(evaluate(criterion, batch, names[labels]), [value, gradient, *(other[rows] for other in others)])
     else:

@@ -143,6 +143,38 @@ def test_a_csv_file(opt, tmp_path):
         select(opt, tmp_path, 'folder', **flags)
 
 
+def test_a_csv_file_with_superclasses_of_several_levels(opt, tmp_path):
+    for i in range(8):
+        write(tmp_path / f'{i}.png')
+    (tmp_path / 'list.csv').write_text('superclass,path,label,superclass_above\n' + '\n'.join(
+        f's{i // 4},{i}.png,{"abcd"[i // 2]},all' for i in range(8)))
+    data = select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'), test_size=0)
+    assert data.train.superclasses == ['s0', 's0', 's1', 's1'] and data.train.levels[1] == ['all'] * 4
+    assert data.train.superclass_labels.tolist() == [[0, 0], [0, 0], [1, 0], [1, 0]]
+    for rows, sentence in (('0.png,a,x\n1.png,a,y', 'line 3: superclass must be .* of a it is y here and x before'),
+                           ('0.png,a,x\n1.png,b,', 'line 3: superclass must be .* of b it is empty')):
+        (tmp_path / 'list.csv').write_text(f'path,label,superclass\n{rows}')
+        with pytest.raises(UserError, match=sentence):
+            select(opt, tmp_path, 'folder', csv=str(tmp_path / 'list.csv'))
+
+
+def test_nested_folders_are_superclasses(opt, tmp_path):
+    for name in ('birds/owls/eagle_owl', 'birds/owls/tawny_owl', 'birds/gulls/herring_gull', 'mammals/cats/lynx'):
+        for i in range(2):
+            write(tmp_path / 'images' / name / f'{i}.png')
+    data = select(opt, tmp_path, 'folder', split_scheme='half', test_size=0)
+    assert data.train.class_names == ['birds/gulls/herring_gull', 'birds/owls/eagle_owl', 'birds/owls/tawny_owl',
+                                      'mammals/cats/lynx']
+    assert data.train.levels == [['birds/gulls', 'birds/owls', 'birds/owls', 'mammals/cats'],
+                                 ['birds', 'birds', 'birds', 'mammals']]
+    assert data.train.superclass_labels.tolist() == [[0, 0], [1, 0], [1, 0], [2, 1]]
+    write(tmp_path / 'images' / 'fish' / 'perch' / '0.png')
+    with pytest.raises(UserError, match='must all be in the same number of folders .* unlike'):
+        select(opt, tmp_path, 'folder')
+    write(tmp_path / 'images' / 'snake' / '0.png')                       # then only the folders in images/ are classes
+    assert select(opt, tmp_path, 'folder', split_scheme='half', test_size=0).train.superclass_labels is None
+
+
 @pytest.mark.parametrize('dataset', [name for name in datasets.DATASETS if name != 'glyphs'])
 def test_missing_data_name_the_expected_tree_and_where_to_get_them(dataset, opt, tmp_path):
     with pytest.raises(UserError) as caught:

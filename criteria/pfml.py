@@ -1,0 +1,99 @@
+"""
+Potential field of samples and proxies. Bhatnagar & Ahuja, Potential Field Based Deep Metric Learning, CVPR 2025,
+https://arxiv.org/abs/2405.18560.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+
+NEAREST = 1e-3                  # distance below which the potential is constant, since float32 cannot tell it from 0
+
+
+class SumOverRows(torch.autograd.Function):
+    """
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
+    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    """
+
+    @staticmethod
+    def forward(ctx, matrix, term, n_rows):
+        total, gradient = matrix.new_zeros(()), torch.zeros_like(matrix)
+        for rows in torch.arange(len(matrix), device=matrix.device).split(n_rows):
+            with torch.enable_grad():
+                part = matrix[rows].requires_grad_()
+                value = term(part, rows)
+                gradient[rows] = torch.autograd.grad(value, part)[0]
+            total += value.detach()
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        if torch.is_grad_enabled():                                # under create_graph=True
+            raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
+        return grad_output * ctx.saved_tensors[0], None, None
+
+
+def potential_energy(points, labels, alpha=4.0, delta=0.2):
+    """
+    The sum, over ordered pairs of different points [N, D] with labels [N], of −1 / max(d, δ)^α for two points of a
+    class and of 1 / min(d, δ)^α for two points of different classes, where d is their Euclidean distance.
+    """
+    centre = points.detach().mean(dim=0)                 # distances stay; smaller norms have smaller rounding errors
+    points = points - centre
+    others = points.detach()
+    norms = others.square().sum(dim=1)
+
+    def twice(part, rows):
+        squared = part.square().sum(dim=1, keepdim=True) + norms - 2 * part @ others.T
+        halves = 0.5 * squared.clamp(min=NEAREST ** 2).log()                               # log d
+        same = labels[rows, None] == labels
+        limit = halves.new_tensor(delta).log()
+        pull, push = -(-alpha * halves.maximum(limit)).exp(), (-alpha * halves.minimum(limit)).exp()
+        return 2 * torch.where(same, pull, push).scatter(1, rows[:, None], 0).sum()
+
+    # The gradient of a chunk is that of its own points only, half of what a pair contributes: the sum is symmetric.
+    total = SumOverRows.apply(points, twice, max(1, 2 ** 24 // len(points)))
+    return total - total.detach() / 2
+
+
+def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
+    """
+    Args:
+        batch:   [B, D] embeddings, normalised here.
+        labels:  [B] int64 below C.
+        proxies: [C, M, D], M per class, normalised here.
+        alpha:   α, the exponent with which the potentials fall off.
+        delta:   δ, the Euclidean distance below which points of a class do not attract each other, and above which
+                 points of different classes do not repel each other.
+
+    Returns: scalar, the potential energy of the samples and the proxies of all classes; see potential_energy. Distances
+    below 0.001 count as 0.001.
+
+    >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[[1., 0.]], [[0., 1.]]])
+    >>> pfml_loss(batch, torch.tensor([0, 1]), proxies, alpha=2., delta=1.)
+    tensor(5.)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        n_classes, n_proxies, dim = proxies.shape
+        points = torch.cat([F.normalize(batch, dim=1), F.normalize(proxies.to(batch.dtype), dim=2).view(-1, dim)])
+        classes = torch.arange(n_classes, device=labels.device).repeat_interleave(n_proxies)
+        return potential_energy(points, torch.cat([labels, classes]), alpha, delta)
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_pfml_n_proxies, _alpha, _delta, _lrmulti, lr, n_classes, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.alpha, self.delta = opt.loss_pfml_alpha, opt.loss_pfml_delta
+        self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.loss_pfml_n_proxies, opt.embed_dim))
+        self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_pfml_lrmulti}]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return pfml_loss(batch, labels, self.proxies, self.alpha, self.delta)
