@@ -229,6 +229,9 @@ def batch_mining_parameters(parser):
                            help='smaller distances are treated as equal to this one')
         group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
                            help='without effect; kept for compatibility with the public code')
+    group.add_argument('--miner_distance_positives', choices=['one', 'all'], default='one',
+                       help='positives of each anchor in distance-weighted mining; one: a random one, as in the public '
+                            'code of Roth et al.; all: every one, each with a negative of its own, as in Wu et al.')
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
                        help='probability that a triplet pushes a positive away from the anchor, in place of a negative')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,

@@ -6,7 +6,7 @@ import torch
 
 
 @torch.no_grad()
-def distance_triplets(batch, labels, lower_cutoff=0.5):
+def distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
     """
     For each anchor a random positive, and a negative n with probability in proportion to 1 / q(d_an), where q is the
     density of the distance between two random points of the unit sphere.
@@ -15,6 +15,8 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
         lower_cutoff: smaller distances have the weight of this one.
+        positives:    'one': a random positive for each anchor, as in the public code of Roth et al.; 'all': each of its
+                      positives, with a negative of its own, as in Wu et al.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
@@ -24,7 +26,12 @@ def distance_triplets(batch, labels, lower_cutoff=0.5):
             [1, 0, 2]])
     """
     same = labels.unsqueeze(1) == labels
-    negative = sample_weighted(negative_weights(batch, same, lower_cutoff))
+    weights = negative_weights(batch, same, lower_cutoff)
+    if positives == 'all':
+        has_negative = ~same.all(dim=1, keepdim=True)
+        anchor, positive = (same.fill_diagonal_(False) & has_negative).nonzero().T
+        return torch.stack([anchor, positive, sample_weighted(weights, len(weights))[anchor, positive]], dim=1)
+    negative = sample_weighted(weights)
     positive, n_positives = sample_uniform(same.fill_diagonal_(False))
     anchor = (n_positives * (len(labels) - 1 - n_positives)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
@@ -48,10 +55,10 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     return logs.masked_fill_(same, torch.finfo(logs.dtype).min).softmax(dim=1).mul_(squared.rsqrt_())
 
 
-def sample_weighted(weights):
+def sample_weighted(weights, n=1):
     """
-    A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
-    a row of zeros.
+    n random columns of each row of `weights` [B, N], with replacement and with probability in proportion to their
+    weights: [B, n]; any columns of a row of zeros.
 
     A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
     float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
@@ -59,7 +66,7 @@ def sample_weighted(weights):
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total).mul_(total)          # less than the total, so that a column with weight is above
+    threshold = torch.rand_like(total.expand(-1, n)).mul_(total)        # less than the total, to have a column above
     return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
 
 
@@ -77,11 +84,11 @@ def sample_uniform(mask, otherwise=None):
 
 
 class BatchMiner:
-    """opt: miner_distance_lower_cutoff."""
+    """opt: miner_distance_lower_cutoff, miner_distance_positives."""
 
     def __init__(self, opt):
-        self.lower_cutoff = opt.miner_distance_lower_cutoff
+        self.lower_cutoff, self.positives = opt.miner_distance_lower_cutoff, opt.miner_distance_positives
 
     def __call__(self, batch, labels):
         """batch [B, D] of norm 1, labels [B], on one device -> triplets [T, 3]."""
-        return distance_triplets(batch, labels, self.lower_cutoff)
+        return distance_triplets(batch, labels, self.lower_cutoff, self.positives)

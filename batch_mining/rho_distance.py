@@ -53,10 +53,10 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     return logs.masked_fill_(same, torch.finfo(logs.dtype).min).softmax(dim=1).mul_(squared.rsqrt_())
 
 
-def sample_weighted(weights):
+def sample_weighted(weights, n=1):
     """
-    A random column of each row of `weights` [B, N], with probability in proportion to its weight: [B, 1]; any column of
-    a row of zeros.
+    n random columns of each row of `weights` [B, N], with replacement and with probability in proportion to their
+    weights: [B, n]; any columns of a row of zeros.
 
     A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
     float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
@@ -64,7 +64,7 @@ def sample_weighted(weights):
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total).mul_(total)          # less than the total, so that a column with weight is above
+    threshold = torch.rand_like(total.expand(-1, n)).mul_(total)        # less than the total, to have a column above
     return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
 
 

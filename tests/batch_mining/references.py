@@ -83,6 +83,17 @@ def distance(batch, labels, lower_cutoff=.5):
     return found
 
 
+def distance_of_pairs(batch, labels, lower_cutoff=.5):
+    """{(anchor, positive): {negative: probability}}"""
+    found = {}
+    for a, chances in distance(batch, labels, lower_cutoff).items():
+        for (p, n), chance in chances.items():
+            pair = found.setdefault((a, p), {})
+            pair[n] = chance
+    return {pair: {n: chance / sum(chances.values()) for n, chance in chances.items()}
+            for pair, chances in found.items()}
+
+
 def rho_distance(batch, labels, lower_cutoff=.5, cp=.2):
     found = distance(batch, labels, lower_cutoff)
     for a, positives, _ in anchors(labels):

@@ -239,6 +239,9 @@ def test_flags_reach_the_miners(opt):
     everything = batch_mining.select(opt(batch_mining='multisimilarity', miner_multisimilarity_epsilon=2))
     assert mined(everything, batch, labels).equal(torch.stack(all_pairs.all_pairs(labels)))
     assert batch_mining.select(opt(batch_mining='distance', miner_distance_lower_cutoff=.9)).lower_cutoff == .9
+    for miner in ('distance', 'random_distance'):
+        every = batch_mining.select(opt(batch_mining=miner, miner_distance_positives='all'))
+        assert len(every(unit(8), torch.arange(2).repeat_interleave(4))) == 8 * 3
     paper = batch_mining.select(opt(batch_mining='npair', loss='npair', loss_npair_negatives='pairs'))
     assert (mined(paper, batch, labels).sum(dim=2) > 0).sum() == 2 * 8
     assert easyhard.BatchMiner(opt()).pos == 'easy'

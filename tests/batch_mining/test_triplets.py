@@ -175,6 +175,34 @@ def test_a_negative_of_no_weight_is_never_drawn():
     assert (distance.sample_weighted(weights) == 7).all()
 
 
+@pytest.mark.parametrize('make', [unit, grid])
+@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
+def test_each_positive_pair_has_a_negative_of_its_own(labels, make):
+    """Wu et al.: as many triplets as positive pairs, whose negatives are sampled independently of each other."""
+    batch = make(len(labels), seed=1)
+    chances = references.distance_of_pairs(batch, labels)
+    counts, n_draws = {pair: collections.Counter() for pair in chances}, 600
+    torch.manual_seed(0)
+    for _ in range(n_draws):
+        triplets = distance.distance_triplets(batch, labels, positives='all')
+        assert triplets.dtype == torch.int64 and triplets.shape == (len(chances), 3)
+        assert [tuple(pair) for pair in triplets[:, :2].tolist()] == sorted(chances)
+        for a, p, n in triplets.tolist():
+            counts[a, p][n] += 1
+    for pair, negatives in chances.items():
+        assert counts[pair].keys() <= negatives.keys()
+        assert agrees({n: counts[pair][n] for n in negatives}, negatives, n_draws)
+
+
+def test_negatives_of_one_anchor_are_independent():
+    labels, batch, n_equal = torch.tensor([0, 0, 0, 1, 2]), torch.eye(5), 0
+    torch.manual_seed(0)
+    for _ in range(600):
+        negatives = distance.distance_triplets(batch, labels, positives='all')[:2, 2]
+        n_equal += int(negatives[0] == negatives[1])
+    assert agrees({True: n_equal, False: 600 - n_equal}, {True: .5, False: .5}, 600)
+
+
 def test_functions_that_several_files_need_are_the_same_in_all():
     """Each file can be copied alone, so they are repeated; this keeps them equal."""
     import inspect
@@ -212,6 +240,11 @@ def test_random_distance_is_distance_mining_for_shuffled_labels():
         torch.manual_seed(seed)
         shuffled = labels[torch.randperm(10)]
         assert triplets.equal(distance.distance_triplets(batch, shuffled))
+        torch.manual_seed(seed)
+        triplets_of_all = random_distance.random_distance_triplets(batch, labels, positives='all')
+        torch.manual_seed(seed)
+        shuffled = labels[torch.randperm(10)]
+        assert triplets_of_all.equal(distance.distance_triplets(batch, shuffled, positives='all'))
         anchors_seen |= set(triplets[:, 0].tolist())
     assert anchors_seen == set(range(10))                  # whose class is alone changes
 
