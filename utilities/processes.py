@@ -17,6 +17,15 @@ def count():
     return dist.get_world_size() if connected() else 1
 
 
+def of_main(work, *arguments):
+    """The result of work(*arguments) in process 0, a picklable value, in all processes; the others do not call it."""
+    if not connected():
+        return work(*arguments)
+    values = [work(*arguments) if is_main() else None]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def is_main():
     """Whether this is the process that writes, prints and computes the loss: number 0."""
     return rank() == 0
