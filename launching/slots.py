@@ -4,7 +4,7 @@ import re
 
 from utilities.command_line import POSITIVE_INT
 from utilities.errors import UserError
-from utilities.loading import n_cores
+from utilities.processes import n_cores
 
 
 def add_flags(parser):
