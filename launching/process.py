@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from launching import fork_server, plan
+from launching import fork_server
+from utilities import run_records
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
@@ -40,7 +41,7 @@ def start(run, more=(), forked=True):
         except BlockingIOError:
             raise Busy from None
         folder = run.folder()
-        if folder and plan.is_finished(folder):
+        if folder and run_records.is_finished(folder):
             return None
         arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
         command = [sys.executable, str(MAIN), *arguments]

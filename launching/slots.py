@@ -28,7 +28,7 @@ def of_flags(opt):
             raise UserError(f'--gpus {opt.gpus}: expected numbers with commas, as 0,1')
         return [['--gpu', gpu] for _ in range(opt.per_gpu) for gpu in opt.gpus.split(',')]
     if opt.workers:
-        from utilities.loading import n_cores  # imports torch, which the flags do not need
+        from utilities.processes import n_cores  # imports torch, which the flags do not need
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // opt.workers)))
         return [['--device', 'cpu']] * opt.workers
     return [[]]

@@ -27,7 +27,7 @@ def on_signal(number, frame):
     if number == signal.SIGINT and again:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    elif number == signal.SIGINT:
+    elif number == signal.SIGINT and os.environ.get('RANK', '0') == '0':       # one of a run's processes says it
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
 
 
