@@ -1,8 +1,9 @@
 """
 Trains a tiny network by each case below, in one process and in groups of 2 and 3 that share every batch.
 
-python -m tests.shared_batches RANK FOLDER, for each RANK from 0 to 2 at once: process 0 computes the plain step, process 1
-the same in micro-batches; then 2 and 3 processes do so together. Writes FOLDER/<way>_<rank>.pt: {case: what came out}.
+python -m tests.shared_batches RANK FOLDER, for each RANK from 0 to 2 at once: process 0 computes the plain step,
+process 1 the same in micro-batches; then 2 and 3 processes do so together. Each writes FOLDER/<way>_<rank>.pt: {case:
+what came out}.
 """
 import argparse
 import shlex
