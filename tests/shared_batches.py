@@ -114,7 +114,7 @@ def build(flags, dtype=torch.float64, **of_network):
     opt.device, opt.n_classes = torch.device('cpu'), 6
     seed_everything(opt.seed)
     images, miner = Images(dtype), batch_mining.select(opt)
-    built = Parts(network(opt, **of_network).to(dtype), argparse.Namespace(
+    built = Parts(network(opt, **of_network).to(dtype, memory_format=torch.channels_last), argparse.Namespace(
         train=images, evaluation={'train': images, 'val': images}), criteria.select(opt, miner).to(dtype), miner)
     built.sampler = datasampler.select(opt, images)
     built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
