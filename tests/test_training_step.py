@@ -19,7 +19,7 @@ from architectures import batch_norm
 from architectures.embedding_network import EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from tests.helpers import assert_same_end, folder_of
-from tests.shared_batches import LOSSES, TRAINED, build, train
+from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
 from utilities import checkpoint
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
@@ -177,7 +177,8 @@ def test_the_generators_are_as_before_an_embedding():
 def test_the_memory_of_a_step_is_that_of_a_piece():
     memory = {}
     for micro_bs in (0, 16):
-        opt, built, _ = build(f'--bs 128 --micro_bs {micro_bs} --loss proxyanchor --batch_mining none')
+        opt, built, _ = build(f'--bs 128 --samples_per_class 64 --micro_bs {micro_bs} --loss proxyanchor '
+                             '--batch_mining none')
         images, labels = torch.rand(128, 3, 16, 16, dtype=torch.float64), torch.arange(128) % 6
         built.model.backbone = torch.nn.Sequential(*built.model.backbone[:4], torch.nn.AdaptiveAvgPool2d(2),
                                                    torch.nn.Flatten())
@@ -241,9 +242,9 @@ def test_features_reach_the_criterion_in_float32(monkeypatch):
 @pytest.mark.parametrize('flags', ['--clip_grad 0.05', '--clip_grad_value 0.003', '--clip_grad 0.05 --clip_grad_value '
                                    '0.003', '--clip_grad 0.05 --amp float16'])
 def test_gradients_are_clipped_after_they_are_unscaled_and_logged_as_they_were(flags):
-    amp = ' --amp float16' if 'amp' in flags else ''
-    results = {name: train(f'--loss proxyanchor --batch_mining none {more} --optim sgd --lr 0 --iterations_per_epoch 1 '
-                           '--n_epochs 1', torch.float32) for name, more in (('whole', amp), ('clipped', flags))}
+    common = ('--loss proxyanchor --batch_mining none --loss_weights 0.02 --optim sgd --lr 0 --iterations_per_epoch 1 '
+              f'--n_epochs 1 --amp {"float16" if "amp" in flags else "none"}')
+    results = {name: train(f'{common} {more}', torch.float32) for name, more in (('whole', ''), ('clipped', flags))}
     whole, clipped = (list(results[name]['gradients'].values()) for name in ('whole', 'clipped'))
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in whole))
     assert results['clipped']['logs'][0]['train_grad_norm'] == pytest.approx(norm, rel=1e-5) and norm > 0.06
@@ -389,14 +390,16 @@ def test_runs_on_a_gpu(flags, pieces, quick, run, tmp_path):
 
 @needs_gpu
 def test_a_gpu_computes_the_gradients_of_the_cpu_in_pieces():
-    results = []
-    for device in ('cpu', 'cuda'):
-        opt, built, loader = build('--micro_bs 3 --loss proxyanchor --batch_mining none', torch.float32)
-        images, labels, _ = next(iter(loader.epoch(1)))
-        opt.device = torch.device(device)
-        built.model.to(device).start_epoch(warming_up=False)
-        built.criterion.to(device)
-        built.optimizer, _ = optimization.select(opt, built.model, built.criterion)
-        training_step.TrainingStep(opt, built)(1, images, labels)
-        results.append({name: parameter.grad.cpu() for name, parameter in built.model.named_parameters()})
-    assert_near(*results, 1e-3)
+    flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --optim sgd --iterations_per_epoch 1 --n_epochs 1'
+    on_cpu, on_gpu = (train(flags, torch.float32, device)['gradients'] for device in ('cpu', 'cuda'))
+    assert_near(on_cpu, {name: gradient.cpu() for name, gradient in on_gpu.items()}, 1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two NVIDIA GPUs')
+def test_batch_norm_is_synchronised_on_two_gpus(tmp_path):
+    flags = '--loss proxyanchor --batch_mining none --optim sgd --lr 0.01 --iterations_per_epoch 5 --n_epochs 1'
+    for n in (1, 2):
+        torch.multiprocessing.spawn(train_on_gpus, (n, flags, tmp_path), n)
+    one, *two = (torch.load(tmp_path / name, map_location='cpu') for name in ('1_0.pt', '2_0.pt', '2_1.pt'))
+    assert_near(one['network'], two[0]['network'], 1e-3)
+    assert all(torch.equal(value, two[1]['network'][name]) for name, value in two[0]['network'].items())
