@@ -132,12 +132,12 @@ class TrainingStep:
         whole: embeddings and features of the batch, [B, D + F]. Returns the embeddings [B, D], the gradient [B, D + F]
         and the loss. Sets the gradients of the criterion's parameters and, where it calls f_embed, of that.
         """
-        whole = whole.clone().requires_grad_()
-        n_features = whole.shape[1] - self.opt.embed_dim
-        embeddings, features = whole.split([self.opt.embed_dim, n_features], dim=1)
-        loss = self.loss(embeddings, features, labels)
+        n_dimensions = self.opt.embed_dim
+        leaves = [part.contiguous().requires_grad_() for part in (whole[:, :n_dimensions], whole[:, n_dimensions:])]
+        loss = self.loss(*leaves, labels)
         self.scaled(loss).backward()
-        return embeddings.detach(), whole.grad, loss.detach().to(whole.dtype)
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        return leaves[0].detach(), torch.cat(gradients, dim=1), loss.detach().to(whole.dtype)
 
     def join(self, layers, fraction, loss, of_criterion):
         """
