@@ -4,7 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 import batch_mining
@@ -140,7 +139,7 @@ def evaluate_untrained(opt, built, folder):
 
 def train_epoch(opt, built, loader, epoch):
     """Trains one epoch; returns its scalars for the log. Raises RunFailed when a loss or gradient is not finite."""
-    model, criterion, optimizer = built.model, built.criterion, built.optimizer
+    model = built.model
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
@@ -150,16 +149,10 @@ def train_epoch(opt, built, loader, epoch):
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
-        images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
-        embeddings, features = model(images)
-        loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
-        optimizer.zero_grad()
-        loss.backward()
-        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group['params']
-                     if parameter.grad is not None]
-        trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
-        optimizer.step()
-        datasampler.update_storage(built.sampler, embeddings, indices)
+        embeddings, scalars = built.step(step, images, labels)
+        trace.add(**scalars)
+        if embeddings is not None:                           # the memory bank of a sampler is that of process 0
+            datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
     return trace.summary() | built.schedule.rates()

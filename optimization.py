@@ -13,10 +13,19 @@ def select(opt, model, criterion):
               for name, module, lr in (('backbone', model.backbone, opt.lr), ('embedding', model.f_embed, fc_lr))]
     groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
                for group in criteria.parameter_groups(criterion)]
-    optimizer = {'adam': lambda: torch.optim.Adam(groups), 'adamw': lambda: torch.optim.AdamW(groups),
-                 'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum),
+    fused = {'fused': True} if opt.device.type == 'cuda' else {}                 # one kernel for all parameters
+    optimizer = {'adam': lambda: torch.optim.Adam(groups, **fused), 'adamw': lambda: torch.optim.AdamW(groups, **fused),
+                 'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum, **fused),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
+    optimizer.register_load_state_dict_pre_hook(as_built)
     return optimizer, Schedule(opt, optimizer)
+
+
+def as_built(optimizer, state):
+    """The state with the optimizer's own `fused`, since a checkpoint may be of another kind of device."""
+    own = [{name: group[name] for name in ('fused',) if name in group} for group in optimizer.param_groups]
+    return state | {'param_groups': [saved | fused
+                                     for saved, fused in zip(state['param_groups'], own, strict=True)]}
 
 
 class Schedule:

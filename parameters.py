@@ -41,7 +41,7 @@ from utilities.errors import UserError
 SECRETS = {'wandb_key': 'WANDB_API_KEY'}
 # what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
-             'weights')
+             'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
 AFTERWARDS = ('n_training_folds', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
@@ -166,6 +166,20 @@ def training_parameters(parser):
     group.add_argument('--iterations_per_epoch', type=COUNT, default=0,
                        help='number of batches per epoch; 0 leaves it to the sampler, usually training images // --bs')
     group.add_argument('--bs', type=POSITIVE_INT, default=112, help='number of images per batch')
+    group.add_argument('--micro_bs', type=COUNT, default=0,
+                       help='largest number of images that a process embeds at once; the loss is that of the whole '
+                            'batch, and a batch of more images is embedded twice, in pieces, which takes the memory '
+                            'of one piece; 0 embeds the whole batch at once')
+    group.add_argument('--amp', choices=['none', 'bfloat16', 'float16'], default='none',
+                       help='mixed precision of the network in training; none: float32; losses are always computed in '
+                            'float32')
+    switch(group, '--compile', help='compile the network for training with torch.compile')
+    group.add_argument('--clip_grad', type=POSITIVE,
+                       help='norm to which larger gradients of all parameters together are scaled down; by default '
+                            'they are not')
+    group.add_argument('--clip_grad_value', type=POSITIVE,
+                       help='largest absolute value of an element of a gradient, to which larger ones are set, after '
+                            '--clip_grad; by default there is none')
     group.add_argument('--lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the network')
     group.add_argument('--fc_lr', type=REAL, default=-1.0,
                        help='learning rate of the embedding layer; a negative value means --lr')
@@ -674,7 +688,7 @@ def without_effect(opt):
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
         'image_cache_check': opt.image_cache,
-        'momentum': opt.optim in ('sgd', 'rmsprop'),
+        'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
         'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',

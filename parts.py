@@ -12,6 +12,7 @@ import datasampler
 import datasets
 import evaluation
 import optimization
+import training_step
 from utilities import backends, checkpoint, device, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -20,8 +21,8 @@ from utilities.randomness import seed_everything
 @dataclass
 class Parts:
     """
-    What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer and
-    schedule: None where nothing is trained.
+    What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
+    schedule and step: None where nothing is trained.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -30,10 +31,12 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
+    step: training_step.TrainingStep | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
-        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None)}
+        parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
+                              'scaler': getattr(self.step, 'scaler', None)}
         return {name: part for name, part in parts.items() if hasattr(part, 'state_dict')}
 
 
@@ -49,6 +52,7 @@ def build(opt):
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
     parts.sampler = datasampler.select(drawn, parts.data.train)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
+    parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
 
@@ -85,7 +89,7 @@ def prepare(opt):
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
-    if opt.device.type == 'cpu':
+    if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return Parts(model.to(opt.device), data)
 

@@ -3,7 +3,7 @@ import itertools
 
 import torch
 
-from utilities import processes, stopping
+from utilities import exchange, processes, stopping
 from utilities.errors import WorkerLost
 from utilities.processes import n_cores
 from utilities.randomness import derive
@@ -39,24 +39,41 @@ class TrainingLoader:
     All batches of an epoch are sampled here before its first image is loaded, so that a sampler and a miner that use
     the same random generator do not affect each other. Each sampled index has a seed for its augmentation, made of
     --seed, the epoch and the position in the epoch, so that an image that is sampled twice is augmented differently.
+    Where several processes share a batch, the first samples it, and each loads its part.
     """
 
     def __init__(self, opt, dataset, sampler):
-        self.opt, self.sampler, self.batches = opt, sampler, []
+        self.opt, self.dataset, self.sampler, self.batches, self.whole = opt, dataset, sampler, [], []
         n_workers = workers(opt)
         self.loader = Loader(
             dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
             pin_memory=opt.device.type == 'cuda', generator=torch.Generator())
 
     def epoch(self, epoch):
-        """Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch."""
+        """
+        Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch; where
+        several processes share a batch, only the images of this process's part, or the first image if that is empty.
+        """
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
         batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
-        self.batches[:] = [[(int(index), next(seeds)) for index in batch] for batch in batches]
-        return self.loader
+        batches = [[(int(index), next(seeds)) for index in batch] for batch in batches]
+        if processes.count() == 1:
+            self.batches[:] = batches
+            return self.loader
+        self.whole = processes.of_main(lambda: batches)            # a memory bank may have sampled them
+        self.batches[:] = [batch[exchange.part(len(batch))] or batch[:1] for batch in self.whole]
+        return self
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch, (images, _, _) in zip(self.whole, self.loader, strict=True):
+            indices = torch.tensor([index for index, _ in batch])
+            yield images, torch.from_numpy(self.dataset.labels)[indices], indices
 
 
 def evaluation_batches(opt, dataset):

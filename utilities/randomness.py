@@ -24,6 +24,24 @@ def seed_everything(seed):
 
 
 @contextmanager
+def seeded(seed, device):
+    """Seeds torch's generators of the CPU and of `device` for the block, and restores their states afterwards."""
+    generators = [torch.default_generator]
+    if device.type == 'cuda':
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == 'mps':
+        generators.append(torch.mps._get_default_mps_generator())
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
 def preserved():
     """Restores the states of the global generators of Python, numpy and torch after the block."""
     states = random.getstate(), np.random.get_state()

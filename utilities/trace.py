@@ -21,16 +21,25 @@ class Trace:
             self.copy_to_cpu()
 
     def copy_to_cpu(self):
-        """Copies the pending scalars to the CPU. Raises RunFailed for the first step that is not finite."""
+        """
+        Copies the pending scalars to the CPU. Raises RunFailed for the first step that is not finite, unless it was
+        skipped, and where all of COPY_EVERY steps were skipped.
+        """
         if not self.pending:
             return
         columns = {name: torch.stack([step[name] for step in self.pending]).cpu().tolist() for name in self.pending[0]}
         n_before = len(self.values.get('loss', []))
-        pairs = zip(columns['loss'], columns['grad_norm'], strict=True)
-        for step, (loss, grad_norm) in enumerate(pairs, start=n_before + 1):
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        skipped = columns.get('skipped_steps', [False] * len(columns['loss']))
+        steps = zip(columns['loss'], columns['grad_norm'], skipped, strict=True)
+        for step, (loss, grad_norm, is_skipped) in enumerate(steps, start=n_before + 1):
+            if not (math.isfinite(loss) and (math.isfinite(grad_norm) or is_skipped)):
                 raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient norm {grad_norm}.'
                                 ' A lower --lr or other parameters of the loss may help.')
+        if sum(skipped) >= self.COPY_EVERY:
+            raise RunFailed(f'Epoch {self.epoch}: in {len(skipped)} steps one after the other, a gradient in float16 '
+                            'was not finite, whatever the loss was multiplied by. --amp bfloat16 may help.')
+        columns['grad_norm'] = [norm for norm, is_skipped in zip(columns['grad_norm'], skipped, strict=True)
+                                if not is_skipped]
         for name, column in columns.items():
             self.values.setdefault(name, []).extend(column)
         self.pending = []
@@ -43,9 +52,14 @@ class Trace:
         return sum(self.values[name])
 
     def summary(self):
-        """{'train_<name>': mean over the steps}, with the fraction of active tuples where these are counted."""
+        """
+        {'train_<name>': mean over the steps}, with the fraction of active tuples where these are counted. With
+        skipped_steps, their number, and the mean of grad_norm is that of the other steps.
+        """
         self.copy_to_cpu()
-        means = {f'train_{name}': self.mean(name) for name in self.values}
+        means = {f'train_{name}': self.mean(name) for name in self.values if self.values[name]}
+        if 'skipped_steps' in self.values:
+            means['train_skipped_steps'] = self.total('skipped_steps')
         if 'active_tuples' in self.values:
             means['train_active_share'] = self.total('active_tuples') / max(1, self.total('tuples'))
         return means

@@ -1,0 +1,192 @@
+"""
+Trains a tiny network by each case below, in one process and in groups of 2 and 3 that share every batch.
+
+python -m tests.shared_batches RANK FOLDER, for each RANK from 0 to 2 at once: process 0 computes the plain step,
+process 1 the same in micro-batches; then 2 and 3 processes do so together. Each writes FOLDER/<way>_<rank>.pt: {case:
+what came out}.
+"""
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import batch_mining
+import criteria
+import datasampler
+import main
+import optimization
+import parameters
+import training_step
+from architectures.embedding_network import Backbone, EmbeddingNetwork
+from parts import Parts
+from utilities import processes
+from utilities.loading import TrainingLoader
+from utilities.randomness import seed_everything
+
+COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 10 '
+          '--n_epochs 5 --data_batchmatch_bigbs 20 --decay 0.001')
+MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
+
+
+def miner_of(loss):
+    allowed = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None)
+    needed = criteria.CRITERIA[loss].REQUIRES_BATCHMINER
+    return (allowed[0] if allowed else 'random') if needed else 'none'
+
+
+def loss_of(miner):
+    return next((loss for loss, module in criteria.CRITERIA.items() if module.REQUIRES_BATCHMINER
+                 and miner in (module.ALLOWED_MINING_OPS or [])), 'triplet')
+
+
+LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}' for loss in criteria.CRITERIA}
+TRAINED = LOSSES | {
+    f'mined by {miner}': f'--loss {loss_of(miner)} --batch_mining {miner}' for miner in MINERS
+} | {
+    f'sampled by {sampler}': f'--data_sampler {sampler} --data_hierarchical_superclasses 3'
+    for sampler in datasampler.SAMPLERS
+} | {
+    'sum': '--loss margin+proxyanchor+multisimilarity --batch_mining distance+none+none --loss_weights 1 0.5 2',
+    'memory': '--loss contrastive --batch_mining all --xbm_size 25 --xbm_start 3',
+    'memory of a sum': '--loss supcon+softmax --batch_mining none --xbm_size 33',
+    'direction': '--loss triplet --batch_mining semihard --dr_weight 0.3',
+    'moments of the memory bank': '--data_sampler d2_coreset --data_mb_mom 0.5 --data_idx_full_prec',
+    'pml': '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1',
+    'pml with a miner': '--loss pml:TripletMarginLoss --batch_mining pml:TripletMarginMiner',
+    'features and layer': '--loss features_and_layer --batch_mining none',
+    'SiMix': '--loss recallatk --batch_mining none --loss_recallatk_simix',
+    'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
+    'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
+    'of two images': '--bs 2 --samples_per_class 1 --loss proxyanchor --batch_mining none',
+    'clipped': '--loss proxyanchor --batch_mining none --clip_grad 0.5 --clip_grad_value 0.2',
+    'warm-up': '--warmup 2 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
+}
+ONE_STEP = ' --optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
+
+
+class FeaturesAndLayer(torch.nn.Module):
+    """Uses all that a criterion is given, and a parameter of its own."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.lr = 0.1
+        self.factor = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, batch, labels, batch_features, f_embed):
+        other = torch.nn.functional.normalize(f_embed(batch_features.roll(1, dims=0)), dim=1)
+        return (self.factor * (batch * other).sum(dim=1)).exp().mean() + batch_features.tanh().square().mean()
+
+
+class Images(torch.utils.data.Dataset):
+    """Six classes of six random images in memory, with what samplers and evaluation ask of an ImageSet."""
+
+    def __init__(self, dtype):
+        generator = torch.Generator().manual_seed(0)
+        self.labels, self.n_classes, self.is_query = np.arange(6).repeat(6), 6, None
+        centres = torch.rand(6, 3, 4, 4, generator=generator, dtype=torch.float64)
+        noise = torch.rand(36, 3, 4, 4, generator=generator, dtype=torch.float64)
+        self.images = (.5 * centres[self.labels] + .5 * noise).to(dtype)
+        self.superclasses, self.paths = ['a', 'a', 'b', 'b', 'c', 'c'], list(map(str, range(36)))
+        self.image_list = list(zip(self.paths, self.labels.tolist(), strict=True))
+        self.image_dict = {c: [(str(6 * c + i), 6 * c + i) for i in range(6)] for c in range(6)}
+
+    def __len__(self):
+        return 36
+
+    def __getitem__(self, item):
+        index = item[0] if isinstance(item, tuple) else item
+        return self.images[index], int(self.labels[index]), index
+
+
+def network(opt, frozen=True, dropout=0.0):
+    layers = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Tanh(), torch.nn.Dropout(dropout),
+              torch.nn.AvgPool2d(2), torch.nn.Flatten()]
+    return EmbeddingNetwork(opt, Backbone(torch.nn.Sequential(*layers), 4, n_features=24), frozen, normalize=True)
+
+
+def build(flags, dtype=torch.float64, **of_network):
+    """(opt, Parts, TrainingLoader) of the tiny network and images."""
+    opt = parameters.parse(shlex.split(f'{COMMON} {flags}'))
+    opt.device, opt.n_classes = torch.device('cpu'), 6
+    seed_everything(opt.seed)
+    images, miner = Images(dtype), batch_mining.select(opt)
+    built = Parts(network(opt, **of_network).to(dtype), argparse.Namespace(
+        train=images, evaluation={'train': images, 'val': images}), criteria.select(opt, miner).to(dtype), miner)
+    built.sampler = datasampler.select(opt, images)
+    built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
+    built.step = training_step.TrainingStep(opt, built)
+    return opt, built, TrainingLoader(opt, images, built.sampler)
+
+
+def tensors_of(state):
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def train(flags, dtype=torch.float64, **of_network):
+    """Trains all epochs by main.train_epoch. Returns {'network', 'criterion', 'gradients', 'losses'}."""
+    opt, built, loader = build(flags, dtype, **of_network)
+    step, losses = built.step, []
+
+    def recorded(*arguments):
+        embeddings, scalars = step(*arguments)
+        losses.append(scalars['loss'].detach())
+        return embeddings, scalars
+
+    built.step, logs = recorded, []
+    for epoch in range(1, opt.n_epochs + 1):
+        logs.append(main.train_epoch(opt, built, loader, epoch))
+    modules = {'network': built.model, 'criterion': built.criterion}
+    return {name: tensors_of(module.state_dict()) for name, module in modules.items()} | {
+        'gradients': {f'{part} {name}': parameter.grad for part, module in modules.items()
+                      for name, parameter in module.named_parameters() if parameter.grad is not None},
+        'losses': {'losses': torch.stack(losses)}, 'logs': logs}
+
+
+def train_all(way, rank, folder, more=''):
+    results = {name: train(f'{flags} {more}') for name, flags in TRAINED.items()}
+    results |= {f'{loss} in float32': train(f'{flags} {more} {ONE_STEP}', torch.float32)
+                for loss, flags in LOSSES.items()}
+    for dtype in ('float16', 'bfloat16'):
+        results[dtype] = train(f'--loss overflows --batch_mining none --amp {dtype} {more}', torch.float32)
+    results['statistics'] = train(f'--lr 0 {more}', frozen=False)
+    torch.save(results, folder / f'{way}_{rank}.pt')
+
+
+class Overflows(FeaturesAndLayer):
+    """In the fourth step, the gradient of its own parameter is not finite, though the loss and all others are."""
+
+    def __init__(self, opt):
+        super().__init__(opt)
+        self.amp, self.steps = opt.amp, 0
+
+    def forward(self, batch, **kwargs):
+        self.steps += 1
+        factor = self.factor if self.steps == 4 and self.amp == 'float16' else self.factor.detach()
+        infinite = factor.clone()
+        infinite.register_hook(lambda gradient: gradient * torch.inf) if infinite.requires_grad else None
+        return super().forward(batch, **kwargs) + 0.1 * infinite
+
+
+def work(rank, folder):
+    for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows)):
+        criteria.CRITERIA[name] = argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False,
+                                                     REQUIRES_OPTIM=True)
+    if rank < 2:
+        train_all('alone' if rank == 0 else 'in pieces', rank, folder, '--micro_bs 3' if rank else '')
+    for n in (2, 3):
+        if rank < n:
+            dist.init_process_group('gloo', f'file://{folder}/group_of_{n}', rank=rank, world_size=n)
+            assert processes.count() == n
+            train_all(f'{n} processes', rank, folder)
+            if n == 2:
+                torch.save(train('--bs 10 --micro_bs 2', dropout=0.5), folder / f'dropout_{rank}.pt')
+            dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    torch.set_num_threads(1)
+    work(int(sys.argv[1]), Path(sys.argv[2]))

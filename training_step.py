@@ -1,0 +1,225 @@
+"""
+A training step: from a batch to the optimizer's step.
+
+One process that embeds the whole batch at once computes the plain step: forward, backward, step. Otherwise, where
+--micro_bs or several processes share the batch, the gradient is cached (Gao et al., Scaling Deep Contrastive Learning
+Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
+
+1. Each process embeds its part of the batch in pieces, without keeping the graph.
+2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features.
+3. Each process embeds its pieces again, with the same random numbers, and continues the gradient through them.
+4. The gradients of the network are added up over the processes, and every process takes the same step.
+
+A process with a single piece keeps the graph of 1, so that 3 embeds nothing again. The criterion, its parameters and
+state, and the miner are used in process 0 only.
+"""
+import contextlib
+import itertools
+import warnings
+
+import torch
+
+from architectures import batch_norm
+from utilities import exchange, processes
+from utilities.errors import UserError
+from utilities.randomness import derive, seeded
+
+
+class TrainingStep:
+    """
+    opt: micro_bs, amp, compile, clip_grad, clip_grad_value, seed, device. parts: their model, criterion and optimizer.
+
+    scaler: of the loss, with --amp float16; else None.
+    """
+
+    def __init__(self, opt, parts):
+        self.opt, self.model, self.criterion, self.optimizer = opt, parts.model, parts.criterion, parts.optimizer
+        share_batch_norm(opt, self.model)
+        self.of_network = [*self.model.parameters()]
+        of_network = {*self.of_network}
+        self.of_criterion = [parameter for group in self.optimizer.param_groups for parameter in group['params']
+                             if parameter not in of_network]
+        if opt.compile:
+            check_compiler(opt.device)
+        # apart from the model, whose state dict and evaluation stay those of the network as it is written; a graph is
+        # compiled for each size of a piece, so that a resumed run computes with the same graphs
+        self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
+        self.dtype = None if opt.amp == 'none' else getattr(torch, opt.amp)
+        if self.dtype:
+            check_precision(opt)
+        self.scaler = torch.amp.GradScaler(opt.device.type) if opt.amp == 'float16' else None
+        self.connected = False
+
+    def __call__(self, number, images, labels):
+        """
+        number: of the step in the run. images: [b, 3, H, W], the part of this process (exchange.part), or one image of
+        the batch where that is empty. labels: [B], of the whole batch.
+
+        Returns the embeddings of the whole batch, [B, D], in process 0 (None elsewhere), and {name: scalar} for the
+        log.
+        """
+        self.optimizer.zero_grad()
+        labels = labels.to(self.opt.device, non_blocking=True)
+        n_pieces = -(-len(images) // (self.opt.micro_bs or len(images)))
+        if processes.count() == 1 and n_pieces == 1:
+            embeddings, features = self.embed(images)
+            loss = self.loss(embeddings, features, labels)
+            self.scaled(loss).backward()
+            norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
+        else:
+            embeddings, loss, norm = self.in_pieces(number, images.tensor_split(n_pieces), labels)
+        scalars = {'loss': loss, **getattr(self.criterion, 'log', {})}
+        return embeddings, scalars | self.update(norm)
+
+    def embed(self, images):
+        """images [b, 3, H, W] on any device -> embeddings [b, D], features [b, F], in at least float32."""
+        images = images.to(self.opt.device, non_blocking=True)
+        with torch.autocast(self.opt.device.type, self.dtype, enabled=self.dtype is not None):
+            outputs = self.network(images)
+        return [output.to(torch.promote_types(output.dtype, torch.float32)) for output in outputs]
+
+    def loss(self, embeddings, features, labels):
+        return self.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=self.model.f_embed)
+
+    def scaled(self, value):
+        return self.scaler.scale(value) if self.scaler else value
+
+    def in_pieces(self, number, pieces, labels):
+        """
+        Sets the gradients of all parameters. Returns the embeddings [B, D] of the whole batch in process 0, the loss,
+        and the norm of the gradients, multiplied as the loss by the scaler.
+        """
+        if processes.count() > 1 and not self.connected:
+            exchange.copy_from_main(self.model.state_dict().values())
+            self.connected = True
+        own = range(len(labels))[exchange.part(len(labels))]
+        sizes = [len(piece) for piece in pieces]
+        seeds = [derive(self.opt.seed, 'piece', number, own.start + start)
+                 for start in itertools.accumulate(sizes[:-1], initial=0)]
+        keep = len(pieces) == 1
+        layers = batch_norm.training_layers(self.model)
+        with torch.set_grad_enabled(keep):
+            outputs = [self.piece(piece, seed) for piece, seed in zip(pieces, seeds, strict=True)]
+        rows = torch.cat(outputs).detach()[:len(own)]
+        whole = exchange.gathered(rows, len(labels))
+        if processes.is_main():
+            embeddings, gradient, loss = self.gradient_of_loss(whole, labels)
+        else:
+            embeddings, gradient, loss = None, None, rows.new_zeros(())
+            self.scaled(loss)                                       # a scaler must have seen a loss before it unscales
+        of_criterion = norm_of(self.of_criterion, rows)
+        rows = torch.nn.functional.pad(exchange.returned(gradient, rows, len(labels)),
+                                       (0, 0, 0, sum(sizes) - len(own)))       # 0 for an image that is not of its part
+        for piece, seed, towards in zip(pieces, seeds, rows.split(sizes), strict=True):
+            with contextlib.nullcontext() if keep else batch_norm.without_tracking(layers):
+                output = outputs[0] if keep else self.piece(piece, seed)
+            if output.requires_grad:
+                output.backward(towards)
+        if processes.count() > 1:
+            self.join(layers, len(own) / len(labels), loss, of_criterion)
+        return embeddings, loss, norm_of(self.of_network, rows).hypot(of_criterion)
+
+    def piece(self, images, seed):
+        """
+        Embeddings and features of the images in one tensor, [b, D + F]. The random numbers of the network are those
+        of `seed`, and the global generators stay as they are, so that a miner samples as it does in the plain step.
+        """
+        with seeded(seed, self.opt.device):
+            return torch.cat(self.embed(images), dim=1)
+
+    def gradient_of_loss(self, whole, labels):
+        """
+        whole: embeddings and features of the batch, [B, D + F]. Returns the embeddings [B, D], the gradient [B, D + F]
+        and the loss. Sets the gradients of the criterion's parameters and, where it calls f_embed, of that.
+        """
+        whole = whole.clone().requires_grad_()
+        n_features = whole.shape[1] - self.opt.embed_dim
+        embeddings, features = whole.split([self.opt.embed_dim, n_features], dim=1)
+        loss = self.loss(embeddings, features, labels)
+        self.scaled(loss).backward()
+        return embeddings.detach(), whole.grad, loss.detach().to(whole.dtype)
+
+    def join(self, layers, fraction, loss, of_criterion):
+        """
+        Adds up over the processes: the gradients of the network; its running statistics, weighted by the fraction of
+        the batch that each process embeds; and loss and norm, which are 0 but in process 0.
+        """
+        gradients = gradients_of(self.of_network)
+        statistics = [statistic for layer in layers if not isinstance(layer, torch.nn.SyncBatchNorm)
+                      for statistic in (layer.running_mean, layer.running_var)]
+        for statistic in statistics:
+            statistic.mul_(fraction)
+        exchange.add_up([*gradients, *statistics, loss, of_criterion])
+        if self.scaler:                        # what is not finite in process 0 alone makes all processes skip the step
+            gradients[0].add_(of_criterion * 0)
+
+    def update(self, norm):
+        """
+        Clips the gradients and takes the optimizer's step. Returns {'grad_norm': the norm before clipping, and with
+        --amp float16 'skipped_steps': whether the step was left out because a gradient is not finite}.
+        """
+        if self.scaler:
+            norm = norm / self.scaler.scale(torch.ones_like(norm))
+            self.scaler.unscale_(self.optimizer)
+        parameters = self.of_network + self.of_criterion
+        if self.opt.clip_grad:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.opt.clip_grad, norm)
+        if self.opt.clip_grad_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.opt.clip_grad_value)
+        if not self.scaler:
+            self.optimizer.step()
+            return {'grad_norm': norm}
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {'grad_norm': norm, 'skipped_steps': ~norm.isfinite()}
+
+
+def gradients_of(parameters):
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def norm_of(parameters, like):
+    """The norm of the gradients of the parameters, of the type of `like`; 0 where there are none."""
+    gradients = gradients_of(parameters)
+    return torch.nn.utils.get_total_norm(gradients).to(like) if gradients else like.new_zeros(())
+
+
+def share_batch_norm(opt, model):
+    """
+    Where a batch is embedded in several parts, and BatchNorm layers are not frozen: makes their statistics those of the
+    whole batch if that can be, on GPUs with one part per process, else says that they are not.
+    """
+    largest = -(-opt.bs // processes.count())
+    in_pieces = 0 < opt.micro_bs < largest
+    if model.frozen or not batch_norm.has_any(model.backbone) or not (in_pieces or processes.count() > 1):
+        return
+    if opt.device.type == 'cuda' and not in_pieces:
+        if opt.bs < processes.count():
+            raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs an image for each of the '
+                            f'{processes.count()} processes; give a larger batch, or fewer processes')
+        batch_norm.synchronise(model.backbone)
+    elif processes.is_main():
+        print(f'Note: the statistics of BatchNorm are those of {min(opt.micro_bs or largest, largest)} images or fewer '
+              f'at a time, not of the whole batch of {opt.bs}; --arch {opt.arch}_frozen keeps them fixed')
+
+
+def check_precision(opt):
+    """Raises UserError where the device does not compute in --amp."""
+    try:
+        with warnings.catch_warnings(action='ignore'), torch.autocast(opt.device.type, getattr(torch, opt.amp)):
+            supported = torch.is_autocast_enabled(opt.device.type)
+    except RuntimeError:
+        supported = False
+    if not supported:
+        raise UserError(f'--amp {opt.amp}: not available on this device ({opt.device}); leave the flag out or choose '
+                        'the other type')
+
+
+def check_compiler(device):
+    """Raises UserError where torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+    except Exception as error:                       # of the compiler, of Triton or of torch: there is no common class
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '
+                        '(g++ or clang), on a GPU also Triton, or leave the flag out') from None

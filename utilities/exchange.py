@@ -1,0 +1,61 @@
+"""What the processes of a run send each other in a training step: rows of a batch, their gradients, and sums."""
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from utilities import processes
+
+
+def bounds(n):
+    """Where the parts of a batch of n images begin and end, count() + 1 numbers; the first part is the largest."""
+    size, larger = divmod(n, processes.count())
+    return [size * rank + min(rank, larger) for rank in range(processes.count() + 1)]
+
+
+def part(n):
+    """The slice of a batch of n images that this process embeds; it may be empty, but not in process 0."""
+    return slice(*bounds(n)[processes.rank():][:2])
+
+
+def gathered(own, n):
+    """own: the rows of this process's part, [part of n, W]. Returns all rows, [n, W], in process 0; None elsewhere."""
+    if processes.count() == 1:
+        return own
+    ends = bounds(n)
+    padded = F.pad(own, (0, 0, 0, ends[1] - len(own)))            # collectives take tensors of one size
+    parts = [torch.empty_like(padded) for _ in ends[1:]] if processes.is_main() else None
+    dist.gather(padded, parts)
+    if processes.is_main():
+        return torch.cat([rows[:end - start] for rows, start, end in zip(parts, ends[:-1], ends[1:], strict=True)])
+
+
+def returned(whole, own, n):
+    """The inverse of gathered: the rows of `whole`, [n, W] in process 0, that belong to this process, shaped as own."""
+    if processes.count() == 1:
+        return whole
+    ends = bounds(n)
+    padded = own.new_empty(ends[1], own.shape[1])
+    parts = None
+    if processes.is_main():
+        parts = [F.pad(whole[start:end], (0, 0, 0, ends[1] - (end - start)))
+                 for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    dist.scatter(padded, parts)
+    return padded[:len(own)]
+
+
+def add_up(tensors):
+    """
+    Replaces each tensor by its sum over the processes. They are added in one process and sent to the others, so that
+    all of them get the same bits.
+    """
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.reduce(flat, dst=0)
+    dist.broadcast(flat, src=0)
+    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
+def copy_from_main(tensors):
+    """Replaces the values of the tensors by those of process 0."""
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
