@@ -6,7 +6,6 @@ The process outlives the launcher. It holds the lock of the log as long as it li
 import fcntl
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -25,11 +24,12 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=(), forked=True):
+def start(run, more=(), python=(), forked=True):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
     more:   arguments after its own.
+    python: arguments of Python before main.py, as of torchrun.
     forked: whether to fork it from a process that has imported its packages, where the system allows it.
 
     Raises Busy.
@@ -43,13 +43,25 @@ def start(run, more=(), forked=True):
         folder = run.folder()
         if folder and run_records.is_finished(folder):
             return None
-        arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
-        command = [sys.executable, str(MAIN), *arguments]
+        found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
+        command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
-        if forked and (started := fork_server.start(command, log, run.environment)):
+        if forked and not python and (started := fork_server.start(command, log, run.environment)):
             return started
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
+        return opened(command, run, log)
+
+
+def join(run, more, python):
+    """As start(), on the other machines of a run that several machines train: without the log and its lock."""
+    folder = run.folder()
+    if folder and run_records.is_finished(folder):
+        return None
+    return opened([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
+
+
+def opened(command, run, log):
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                            env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
 
 
 def is_running(run):
@@ -74,7 +86,7 @@ def stop(running):
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        note_exit(run, STOPPED if code in (-signal.SIGTERM, -signal.SIGKILL) else code)
+        note_exit(run, code and STOPPED)
 
 
 def note_exit(run, code):

@@ -6,7 +6,6 @@ ends early, for whatever reason, ends all: it notes its exit code in the store t
 for it.
 """
 import contextlib
-import itertools
 import multiprocessing
 import os
 import pickle
@@ -25,11 +24,10 @@ from utilities import stopping
 from utilities.errors import RunFailed, UserError
 
 TIMEOUT = timedelta(minutes=30)          # of a collective operation, the last resort: watch() notices other failures
-PAUSE = 0.02                             # seconds between two looks for a result of process 0
+LONGEST_PAUSE = 0.05                     # seconds between two looks for a result of another process
 GRACE = 10                               # seconds in which a process ends by itself once another has ended
 ENDED = 'ended'                          # the key of '<rank> <exit code>' of the first process that has ended early
 CODES = {KeyboardInterrupt: 130, UserError: 2, RunFailed: 1}
-numbers = itertools.count()              # of the calls of of_main()
 
 
 def connected():
@@ -73,30 +71,40 @@ def of_main(work, *arguments):
     """
     if not connected():
         return work(*arguments)
-    key = f'of_main/{next(numbers)}'
+    key = f'of_main/{n_calls("of_main")}'
     if is_main():
         result = work(*arguments)
         store().set(key, pickle.dumps(result))
         return result
-    while not store().check([key]):
-        stopping.check()
-        time.sleep(PAUSE)
-    return pickle.loads(store().get(key))
+    return pickle.loads(awaited(key))
 
 
 def one_first(work):
     """Calls work(), which may download or cache something, in one process of each machine before the others there."""
     if not connected():
         return work()
-    key = f'one_first/{os.environ.get("GROUP_RANK", 0)}/{next(numbers)}'
+    key = f'one_first/{os.environ.get("GROUP_RANK", 0)}/{n_calls("one_first")}'
+    if local_rank() > 0:
+        awaited(key)
+    result = work()
     if local_rank() == 0:
-        result = work()
         store().set(key, '')
-        return result
+    return result
+
+
+def n_calls(function):
+    """How often this process has called the function, with this call."""
+    return store().add(f'{function}/calls of {rank()}', 1)
+
+
+def awaited(key):
+    """The value of the key in the store, once it is there."""
+    pause = 0.001
     while not store().check([key]):
         stopping.check()
-        time.sleep(PAUSE)
-    return work()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return store().get(key)
 
 
 def together(work):
