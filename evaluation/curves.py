@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.pictures import write
 from utilities import columns
 from utilities.columns import Column
 from utilities.files import atomic
@@ -21,7 +22,7 @@ def plot(rows, folder):
         if (column := columns.parse(name)) and not columns.is_interval(name):
             families.setdefault(column.at_split.partition('@')[0], {})[name] = column
     for family, members in families.items():
-        figure = Figure(figsize=(6, 4), layout='constrained')
+        figure = Figure(figsize=(6, 4), dpi=120, layout='constrained')
         axes = figure.add_subplot(xlabel='epoch', ylabel=family, title=family)
         styles = {}
         for name, column in members.items():
@@ -33,7 +34,7 @@ def plot(rows, folder):
         axes.grid(alpha=0.3)
         axes.legend(fontsize='small')
         with atomic(folder / f'{family}.png') as temporary:
-            figure.savefig(temporary, dpi=120)
+            write(figure, temporary)
 
 
 def points(rows, *names):

@@ -83,7 +83,7 @@ def write(figure, file):
         figure.savefig(file, metadata={'Date': None})
         return
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    canvas.draw()                                          # once; savefig draws twice where it has a layout to find
     Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
 
 

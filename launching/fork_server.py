@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -19,9 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+from utilities import stopping
+
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 1 << 20                                                 # bytes of a request
-PATIENCE = 120                                                    # seconds for the server's imports
+PATIENCE = 120                                                    # seconds for a fork, on a machine that is very busy
 ADOPT = 36                                                        # PR_SET_CHILD_SUBREAPER of Linux' prctl
 
 
@@ -67,11 +70,11 @@ def start(command, log, secrets):
         return None
     request = {'command': command[1:], 'folder': os.getcwd(), 'environment': secrets}
     try:
-        connection = server(tuple(os.environ.items()))
+        connection, _ = server(tuple(os.environ.items()))
         adopt(True)
         socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
         answer = connection.recv(64)
-    except OSError:                                               # such as no memory for a server, or the server's end
+    except OSError:                                               # no server, or it has ended
         answer = b''
     finally:
         adopt(False)
@@ -88,20 +91,35 @@ def adopt(is_adopting):
 
 @functools.lru_cache(maxsize=1)
 def server(environment):
-    """The connection to a server with this environment, ((variable, value), ...). The server ends when it is closed."""
+    """
+    (the connection to a server, its process), once it has imported the packages. It ends when the connection is closed.
+
+    environment: of the server, ((variable, value), ...); packages read some variables when they are imported.
+
+    Raises OSError where the server ends, or a stop is requested before it is ready.
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(PATIENCE)
     with its:
-        subprocess.Popen([sys.executable, '-m', 'launching.fork_server', str(its.fileno())], cwd=ROOT,
-                         env=dict(environment), pass_fds=[its.fileno()], start_new_session=True,
-                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return ours
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'launching.fork_server', str(its.fileno())], cwd=ROOT, env=dict(environment),
+            pass_fds=[its.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+    ours.settimeout(PATIENCE)
+    while not stopping.requested:
+        if select.select([ours], [], [], stopping.POLL)[0]:
+            if not ours.recv(1):
+                break
+            return ours, process
+    ours.close()
+    process.kill()
+    process.wait()
+    raise ConnectionError('no server')
 
 
 def import_packages():
     """What most runs import, also where they use it only."""
     for name in ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
-                 'matplotlib.figure', 'matplotlib.backends.backend_agg'):
+                 'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard'):
         try:
             __import__(name)
         except ImportError:                                       # runs do without it, or tell what is missing
@@ -109,7 +127,11 @@ def import_packages():
 
 
 def serve(connection):
-    """Answers requests until the connection is closed, then returns None; in the process of a run, its request."""
+    """
+    Answers requests until the connection is closed, then returns None. Returns also in each run's process: its request
+    and its log.
+    """
+    connection.send(b'.')                                         # ready
     while True:
         message, files, *_ = socket.recv_fds(connection, LONGEST, 1)
         if not message:

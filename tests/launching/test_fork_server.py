@@ -1,0 +1,141 @@
+"""launching/fork_server.py: a forked run is what `python main.py ...` would be, without the imports."""
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from launching import fork_server, plan, process
+from tests.helpers import wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='a fork server needs Linux')
+# takes the place of main.py; it does not import torch itself
+STUB = '''
+import json, os, pathlib, sys
+import numpy as np
+torch = sys.modules.get('torch')
+print(json.dumps({
+    'arguments': sys.argv[1:], 'main': sys.argv[0] == __file__ and __name__,
+    'session': os.getsid(0) == os.getpid(), 'folder': os.getcwd(), 'key': os.environ.get('KEY'),
+    'path': sys.path[0], 'input': os.path.samestat(os.fstat(0), os.stat(os.devnull)), 'random': np.random.rand(),
+    'threads': len(os.listdir('/proc/self/task')), 'files': sorted(os.listdir('/proc/self/fd'), key=int),
+    'imported': torch is not None, 'of_torch': torch and torch.get_num_threads(),
+    'cuda': torch and torch.cuda.is_initialized()}), flush=True)
+if 'raise' in sys.argv:
+    raise RuntimeError('on purpose')
+if 'wait' in sys.argv:
+    os.read(os.open(pathlib.Path(__file__).with_name('pipe'), os.O_RDONLY), 1)
+sys.exit(int(sys.argv[-1]))
+'''
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """start(arguments): the run with them that the stub is, started as launchers do, and its process."""
+    (tmp_path / 'main.py').write_text(STUB)
+    os.mkfifo(tmp_path / 'pipe')
+    monkeypatch.setattr(process, 'MAIN', tmp_path / 'main.py')
+
+    def begin(*arguments, name='a', forked=True, **environment):
+        run = plan.Planned(list(arguments), {}, tmp_path, name, environment)
+        return run, process.start(run, forked=forked)
+    return begin
+
+
+def told(run):
+    """What the stub has printed to the run's log."""
+    return json.loads(next(line for line in reversed(process.lines_of_log(run)) if line.startswith('{')))
+
+
+def test_a_forked_run_is_as_one_that_was_started(start, tmp_path):
+    found = {}
+    for name, forked in (('forked', True), ('started', False), ('forked again', True)):
+        run, begun = start('--group', name, '3', name=name, forked=forked, KEY='secret')
+        assert begun.wait(timeout=60) == 3 == begun.returncode == begun.poll()
+        assert isinstance(begun, fork_server.Run) == forked
+        found[name] = told(run)
+        assert 'secret' not in process.lines_of_log(run)[1] and 'main.py --group' in process.lines_of_log(run)[1]
+    assert found['forked'].pop('random') != found['forked again'].pop('random')
+    assert found['forked'].pop('imported') and not found['started'].pop('imported')
+    assert found['forked'].pop('of_torch') and found['forked'].pop('cuda') is False
+    differing = {'arguments', 'random', 'of_torch', 'cuda', 'threads'}
+    assert {name: value for name, value in found['started'].items() if name not in differing} == {
+        name: value for name, value in found['forked'].items() if name not in differing}
+    assert found['forked']['arguments'] == ['--group', 'forked', '3'] and found['forked']['threads'] == 1
+    assert found['forked']['session'] and found['forked']['input'] and found['forked']['key'] == 'secret'
+
+
+def test_a_traceback_and_a_signal_are_told_by_the_exit_code(start):
+    run, begun = start('raise')
+    assert begun.wait(timeout=60) == 1 and 'RuntimeError: on purpose' in process.last_lines(run)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        run, begun = start('wait', '0')
+        wait_for(lambda: begun.poll() is not None or '"arguments"' in process.last_lines(run))     # noqa: B023
+        {signal.SIGTERM: begun.terminate, signal.SIGKILL: begun.kill}[number]()
+        assert begun.wait(timeout=60) == -number
+        begun.terminate()                                         # of a process that has ended: nothing
+    with pytest.raises(subprocess.TimeoutExpired):
+        run, begun = start('wait', '0')
+        begun.wait(timeout=0.1)
+    begun.kill()
+    begun.wait()
+
+
+def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tmp_path):
+    run, begun = start('wait', '0')
+    assert process.is_running(run)
+    with pytest.raises(process.Busy):
+        process.start(run)
+    connection, server = fork_server.server(tuple(os.environ.items()))
+    server.kill()
+    server.wait()
+    assert process.is_running(run) and begun.poll() is None
+    other, started = start('0', name='b')                         # the server has gone: it is started the long way
+    assert isinstance(started, subprocess.Popen) and started.wait(timeout=60) == 0
+    (tmp_path / 'pipe').write_text('x')
+    assert begun.wait(timeout=60) == 0 and not process.is_running(run)
+    with open(run.log) as log:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    another, forked = start('0', name='c')                        # by a new server
+    assert isinstance(forked, fork_server.Run) and forked.wait(timeout=60) == 0
+
+
+def test_another_environment_needs_another_server(start, monkeypatch):
+    _, before = fork_server.server(tuple(os.environ.items()))
+    n_threads = 1 if torch.get_num_threads() > 1 else 2
+    monkeypatch.setenv('OMP_NUM_THREADS', str(n_threads))         # read when torch is imported
+    run, begun = start('0')
+    assert begun.wait(timeout=60) == 0 and told(run)['of_torch'] == n_threads
+    before.wait(timeout=60)                                       # nothing is connected to the first one
+
+
+def test_a_child_is_adopted_only_while_it_is_started(start):
+    run, begun = start('0')
+    assert begun.wait(timeout=60) == 0
+    code = 'import os, time; child = os.fork(); print(child, flush=True) if child else time.sleep(30)'
+    orphan = int(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True).stdout)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(orphan, os.WNOHANG)
+    os.kill(orphan, signal.SIGKILL)
+
+
+def test_no_server_after_a_stop_was_requested(start, monkeypatch):
+    monkeypatch.setenv('ANY', 'x')
+    monkeypatch.setattr(fork_server.stopping, 'requested', True)
+    run, begun = start('0')
+    assert isinstance(begun, subprocess.Popen) and begun.wait(timeout=60) == 0
+
+
+def test_the_random_numbers_of_runs_do_not_depend_on_the_server(quick, tmp_path, run):
+    """A run's records are those of main.py called here, to the last bit."""
+    from tests.helpers import folder_of, rows_of
+    planned = plan.of_line([*quick, '--n_epochs', '1'])
+    assert process.start(planned).wait(timeout=120) == 0
+    assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
+    assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))
+    assert np.isfinite(float(rows_of(folder_of(tmp_path))[-1]['train_loss']))
