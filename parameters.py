@@ -456,6 +456,20 @@ def loss_parameters(parser):
         help='cosine similarity from which on negative pairs add to the loss')
     add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
     add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
+    add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
+    add('--loss_hier_k', type=POSITIVE_INT, default=20,
+        help='number of nearest neighbours; points that are among those of each other are related; must be less than '
+             '--bs')
+    add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
+    add('--loss_hier_temperature', type=POSITIVE, default=0.1,
+        help='temperature of the choice of the nearest common ancestor; distances are divided by it')
+    add('--loss_hier_c', type=POSITIVE, default=0.1, help='curvature of the hyperbolic space')
+    add('--loss_hier_clip_r', type=NOT_NEGATIVE, default=2.3,
+        help='norm to which longer embeddings and proxies are clipped; 0 means no clipping')
+    add('--loss_hier_n_triplets', type=POSITIVE_INT, default=50,
+        help='number of triplets that are sampled for each anchor')
+    add('--loss_hier_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
     add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0, help='exponent with which the potentials fall off')
     add('--loss_pfml_delta', type=POSITIVE, default=0.2,

@@ -10,6 +10,7 @@ from criteria import (
     dr_triplet,
     fastap,
     happier,
+    hier,
     histogram,
     hyperbolic,
     lifted,
@@ -71,6 +72,7 @@ CRITERIA = {
     # later papers
     'circle': circle,
     'happier': happier,
+    'hier': hier,
     'hyperbolic': hyperbolic,
     'pfml': pfml,
     'proxyanchor': proxyanchor,

@@ -407,6 +407,45 @@ def tcm(x, y, opt):
     return opt.loss_tcm_weight_pos * average(far, x) + opt.loss_tcm_weight_neg * average(near, x)
 
 
+def hier(x, y, opt, drawn, w):
+    """drawn: of the samples and of the proxies, the triplets and two lists of the Gumbel noise of each proxy."""
+    c, tau, m, points = opt.loss_hier_c, opt.loss_hier_temperature, opt.loss_hier_margin, []
+    for row in [*x, *w]:
+        point = to_ball(row, c, opt.loss_hier_clip_r)
+        factor = ((1 - c * dot(point, point)) ** 2 / 4).detach()                     # of the Riemannian gradient
+        points.append(factor * point + ((1 - factor) * point).detach())
+    samples, proxies = points[:len(y)], points[len(y):]
+
+    def safe(z, w):
+        return ball_distance(z, w, c) if squared(z, w) > 0 else zero(z)
+
+    def larger(a, b):
+        return (a + b) / 2 if a == b else max(a, b)                # of equals, each has half of the gradient
+
+    def ancestor(d, noise):
+        """The one of the largest logit, and the weights of all: 1 or 0 with the gradient of the softmax."""
+        logits = [g - value / tau for g, value in zip(noise, d, strict=True)]
+        chosen = max(range(len(d)), key=lambda p: logits[p])
+        soft = [EXP(value - log_sum_exp(logits)) for value in logits]
+        return chosen, [(p == chosen) + value - value.detach() for p, value in enumerate(soft)]
+
+    def weighted(d, weights):
+        return sum(value * weight for value, weight in zip(d, weights, strict=True))
+
+    total = zero(x)
+    for part, (triplets, pair_noise, triple_noise) in zip((samples, proxies), drawn, strict=True):
+        d, terms = table(safe, part, proxies), []
+        for (i, j, k), pair, triple in zip(triplets, pair_noise, triple_noise, strict=True):
+            both = [larger(a, b) for a, b in zip(d[i], d[j], strict=True)]
+            one, of_pair = ancestor(both, pair)
+            other, of_triple = ancestor([larger(a, b) for a, b in zip(both, d[k], strict=True)], triple)
+            terms.append(0 * zero(x) if one == other else hinge(weighted(d[i], of_pair) - weighted(d[i], of_triple) + m)
+                         + hinge(weighted(d[j], of_pair) - weighted(d[j], of_triple) + m)
+                         + hinge(weighted(d[k], of_triple) - weighted(d[k], of_pair) + m))
+        total = total + average(terms, x)
+    return total
+
+
 # Losses of class weights
 
 def pfml(x, y, opt, w):

@@ -99,7 +99,7 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    assert {row[0] for row in NUMBERS} | {'quadruplet'} == set(criteria.CRITERIA)
+    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier'} == set(criteria.CRITERIA)
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
@@ -111,6 +111,16 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     value, slow = criteria.arcface.arcface_loss(beyond, torch.tensor([0]), VECTORS), references.arcface(
         beyond, [0], opt(), VECTORS)
     assert float(value) == pytest.approx(28.246371, abs=5.1e-7) and float(slow) == pytest.approx(28.246371, abs=5.1e-7)
+    proxies = torch.tensor([(.9, .3, 0), (0, 1.2, .2), (.1, 0, .8), (-.5, .5, .5)], dtype=cases.F64)
+    distances = criteria.hier.ball_distances(criteria.hier.to_ball(torch.cat([RAW, proxies])))
+    silence = torch.zeros(2, 6, 4, dtype=cases.F64)
+    assert float(distances[0, 1]) == pytest.approx(1.961816, abs=5.1e-7)
+    for margin, value in ((1., .717273), (.1, .017198)):
+        violations = criteria.hier.ancestor_violations(distances[:6, 6:], torch.tensor(TRIPLETS), silence, margin)
+        slow = references.hier(RAW, LABELS.tolist(), opt(loss_hier_margin=margin), [
+            (TRIPLETS, *silence.tolist()), ([], [], [])], proxies)
+        assert float(violations.mean()) == pytest.approx(value, abs=5.1e-7)
+        assert float(slow) == pytest.approx(value, abs=5.1e-7)
     masks = masks_of_all()
     assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
