@@ -51,8 +51,8 @@ def sample_columns(mask, n):
 
 def sample_triplets(similarities, k=20, n=50):
     """
-    n triplets (i, j, k) for each anchor i of the similarities [N, N]: [N n, 3]; and which of them are valid, bool [N n].
-    Two points are related if each is among the k most similar points of the other; i and j are related, i and k are
+    n triplets (i, j, k) for each anchor i of the similarities [N, N]: [N n, 3]; and which of them are valid, [N n]. Two
+    points are related if each is among the k most similar points of the other; i and j are related, i and k are
     not. An anchor with fewer than two related points, or without an unrelated one, has no valid triplet.
     """
     nearest = similarities.topk(min(k, len(similarities))).indices

@@ -32,8 +32,12 @@ VARIANTS = {
     'liftedstructure': [{'l2': .1, 'neg_margin': .5}],
     'margin': [{'nu': .01}, {'beta_shared': True, 'nu': .1}, {'beta_constant': True}, {'margin': .05, 'beta': .6}],
     'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
+    'nir': [{'noise': .5, 'w_align': 1., 'nf_cblocks': 3}, *(
+        {'nf_cond_mode': mode} for mode in ('dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start',
+                                            'mid', 'end'))],
     'npair': [{'negatives': 'pairs'}, {'l2': 0.}],
     'ntxent': [{'temperature': .5}],
+    'oproxy': [{'mode': 'nca'}, {'pos_alpha': 4., 'neg_alpha': 8., 'pos_delta': .3, 'neg_delta': .2}],
     'pfml': [{'n_proxies': 1, 'alpha': 2., 'delta': .8}, {'n_proxies': 2, 'alpha': 1.}],
     'proxyanchor': [{'margin': .3, 'alpha': 8.}],
     'proxynca': [{'scale': 1.}],
@@ -56,6 +60,7 @@ VARIANTS = {
 # Sizes that the references' loops can afford
 SMALL = {
     'hier': {'n_proxies': 5, 'n_triplets': 3, 'k': 3},
+    'nir': {'nf_fc_width': 5, 'nf_fc_depth': 3, 'nf_cblocks': 2},
 }
 CASES = [(loss, flags) for loss in criteria.CRITERIA for flags in [{}, *VARIANTS.get(loss, [])]]
 
@@ -113,6 +118,9 @@ def slow(criterion, recorder, namespace, batch, labels):
     if namespace.loss == 'recallatk' and namespace.loss_recallatk_simix:
         torch.manual_seed(0)
         more.append(torch.rand(len(references.all_pairs(labels)[0]) // 2, dtype=F64).tolist())
+    if namespace.loss == 'nir':
+        torch.manual_seed(0)
+        more.append((criterion.flow.orders.tolist(), torch.rand_like(batch)))
     if namespace.loss == 'hier':
         more.append(drawn_by_hier(batch, labels, namespace, *criterion.parameters()))
     return function(batch, labels, namespace, *more, *criterion.parameters())

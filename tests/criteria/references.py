@@ -448,6 +448,70 @@ def hier(x, y, opt, drawn, w):
 
 # Losses of class weights
 
+def oproxy(x, y, opt, w):
+    s, terms, prefix = cosines(x, w), [], 'loss_oproxy_'
+    pos_alpha, neg_alpha, pos_delta, neg_delta = (
+        getattr(opt, prefix + name) for name in ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta'))
+    if getattr(opt, f'{prefix}mode') == 'nca' and opt.loss == 'oproxy':
+        for i in range(len(y)):
+            pull = torch.log1p(y.count(y[i]) * EXP(-pos_alpha * (s[i][y[i]] - pos_delta)))
+            push = [EXP(neg_alpha * (s[i][c] - neg_delta)) for c in range(len(w)) if c != y[i]]
+            terms.append(pull + torch.log1p(sum(push, zero(x))))
+        return average(terms, x)
+    for j in range(len(y)):
+        terms.append(torch.log1p(sum(EXP(-pos_alpha * (s[i][y[j]] - pos_delta)) for i in range(len(y))
+                                     if y[i] == y[j])))
+    push = [torch.log1p(sum([EXP(neg_alpha * (s[i][c] - neg_delta)) for i in range(len(y)) if y[i] != c], zero(x)))
+            for c in range(len(w))]
+    return average(terms, x) + average(push, x)
+
+
+def nir(x, y, opt, drawn, w, *layers):
+    """drawn: the permutations of the blocks, and the noise. layers: the weights and biases of the flow's MLPs."""
+    mode, depth, n_blocks = opt.loss_nir_nf_cond_mode, opt.loss_nir_nf_fc_depth, opt.loss_nir_nf_cblocks
+    layers, (orders, noise) = iter(layers), drawn
+
+    def mlp(depth):
+        own = [next(layers) for _ in range(2 * depth)]
+
+        def apply(row):
+            for place in range(depth):
+                weight, bias = own[2 * place:2 * place + 2]
+                row = torch.stack([dot(line, row) + b for line, b in zip(weight, bias, strict=True)])
+                row = row if place == depth - 1 else hinge(row)
+            return row
+        return apply
+
+    nets = [(mlp(depth), mlp(depth)) for _ in range(n_blocks)]
+    embedders = [mlp(2) for _ in range({'dense': 0, 'dense_embed': 1}.get(mode, n_blocks * ('dense' in mode)))]
+    only = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(mode)
+    terms = []
+    for i, row in enumerate(x):
+        proxy, total, stacked = unit(w)[y[i]], zero(x), unit(w)[y[i]]
+        if opt.loss_nir_noise:
+            row = unit([row + opt.loss_nir_noise * noise[i]])[0]
+        for k, (second, first) in enumerate(nets):
+            given = proxy
+            if mode == 'dense_embed':
+                given = embedders[0](proxy)
+            elif mode == 'dense_embed_multi':
+                given = embedders[k](proxy)
+            elif mode == 'dense_embed_multi_stacked':
+                given = stacked = embedders[k](stacked)
+            condition = [given] if only in (None, k) else []
+            row = torch.stack([row[place] for place in orders[k]])
+            half = round(len(row) / 2)
+            a, b = row[:half], row[half:]
+            for net in (second, first):                              # the second time with the halves swapped
+                out = net(torch.cat([b, *condition]))
+                s = .636 * opt.loss_nir_nf_clamp_alpha * torch.atan(out[:len(a)])
+                a, b, total = b, EXP(s) * a + out[len(a):], total + s.sum()
+            row = torch.cat([a, b])
+        n = dot(row, row) / 2 - total
+        terms.append(EXP(n) if n <= 20 else math.exp(20) * (n - 19))
+    return average(terms, x) + opt.loss_nir_w_align * oproxy(x, y, opt, w)
+
+
 def pfml(x, y, opt, w):
     points = unit(x) + [proxy for proxies in w for proxy in unit(proxies)]
     labels = y + [c for c, proxies in enumerate(w) for _ in proxies]

@@ -78,6 +78,8 @@ NUMBERS = [
     ('roadmap', {'lambda': 1.}, UNIT, None, None, 0.720000),
     ('roadmap', {}, UNIT, None, None, 0.442923),
     ('hyperbolic', {}, RAW, None, None, 3.763481),
+    ('oproxy', {}, UNIT, None, VECTORS, 32.594533),
+    ('oproxy', {'mode': 'nca'}, UNIT, None, VECTORS, 23.673549),
     ('tcm', {}, UNIT, None, None, 0.781333),
     ('tcm', {'margin_neg': .6}, UNIT, None, None, 0.720000),
     ('pfml', {'alpha': 2., 'delta': .8}, UNIT, None, VECTORS[:, None], 64.003425),
@@ -99,7 +101,7 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier'} == set(criteria.CRITERIA)
+    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier', 'nir'} == set(criteria.CRITERIA)
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
@@ -125,6 +127,28 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
     assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
+
+
+def test_known_numbers_of_nir(opt):
+    """With two blocks, permutations and weights of their own."""
+    namespace = cases.flags_of(opt, 'nir', {'nf_fc_depth': 2}, n_classes=3, embed_dim=3)
+    criterion, _ = cases.build(namespace)
+    criterion.proxies.data, flow = VECTORS.clone(), criterion.flow
+    flow.orders = torch.tensor([[2, 1, 0], [0, 2, 1]])
+    for k, nets in enumerate(flow.nets):
+        for h, net, shape in ((2, nets[0], (4, 4)), (1, nets[1], (2, 5))):
+            r, q = torch.meshgrid(*(torch.arange(n, dtype=cases.F64) for n in shape), indexing='ij')
+            net[0] = torch.nn.Linear(*shape[::-1], bias=False)
+            net[0].weight.data = .5 * torch.sin(1 + k + h + r + 2 * q)
+            del net[2], net[1]
+    points, log_determinant = flow(UNIT, torch.nn.functional.normalize(VECTORS, dim=1)[LABELS])
+    surprise = points.square().sum(dim=1) / 2 - log_determinant
+    assert surprise.tolist() == pytest.approx([3.127117, .362391, -.507979, -.807761, .443270, 5.770923], abs=5.1e-7)
+    for weight, value in ((.01, 58.273295), (.0075, 58.191809)):
+        found = criteria.nir.nir_loss(UNIT, LABELS, VECTORS, flow, weight)
+        assert found.item() == pytest.approx(value, abs=5.1e-7)
+    unbalanced = torch.tensor([0, 0, 1, 1, 1, 2])
+    assert float(criteria.oproxy.oproxy_loss(UNIT, unbalanced, VECTORS)) == pytest.approx(31.981003, abs=5.1e-7)
 
 
 def masks_of_all():

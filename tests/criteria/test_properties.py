@@ -16,8 +16,8 @@ REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=N
 # They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
 NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'happier', 'histogram',
-               'multisimilarity', 'ntxent', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp', 'recallatk', 'roadmap',
-               'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
+               'multisimilarity', 'ntxent', 'oproxy', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp',
+               'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
 # Parameters and buffers with a row for each class; those of hier are not of classes
 OF_CLASSES = ['weights', 'proxies', 'centers', 'centroids', 'beta', 'superclasses']
 some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
