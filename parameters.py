@@ -479,6 +479,57 @@ def loss_parameters(parser):
         help='cosine similarity from which on negative pairs add to the loss')
     add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
     add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
+    add('--loss_oproxy_mode', choices=['anchor', 'nca'], default='anchor',
+        help='anchor: the sums are over the samples of the batch, as in proxyanchor; nca: over the proxies, as in '
+             'proxynca_pp')
+    add('--loss_oproxy_pos_alpha', type=POSITIVE, default=32.0,
+        help='sharpness of the pull on positive pairs; also for nir')
+    add('--loss_oproxy_neg_alpha', type=POSITIVE, default=32.0,
+        help='sharpness of the push on negative pairs; also for nir')
+    add('--loss_oproxy_pos_delta', type=REAL, default=0.1,
+        help='cosine similarity that positives should have at least; also for nir')
+    add('--loss_oproxy_neg_delta', type=REAL, default=-0.1,
+        help='cosine similarity that negatives should have at most; also for nir')
+    add('--loss_oproxy_lrmulti', type=NOT_NEGATIVE, default=2000.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_nir_w_align', type=NOT_NEGATIVE, default=0.01,
+        help='weight of the proxy loss; that of the non-isotropy regularisation is 1')
+    add('--loss_nir_proxy_lrmulti', type=NOT_NEGATIVE, default=4000.0,
+        help='learning rate of the proxies, as a multiple of --lr')
+    add('--loss_nir_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the normalising flow, as a multiple of --lr')
+    add('--loss_nir_noise', type=NOT_NEGATIVE, default=0.0,
+        help='factor of the uniform noise that is added to the embeddings for the flow; 0 means none')
+    add('--loss_nir_nf_cond_mode', default='dense', choices=[
+        'dense', 'dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start', 'mid', 'end'],
+        help='which blocks of the flow get the proxy; dense: all; dense_embed: all, through an MLP; dense_embed_multi: '
+             'each through an MLP of its own; dense_embed_multi_stacked: each through the MLPs of the blocks up to it; '
+             'start, mid, end: one block')
+    add('--loss_nir_nf_fc_depth', type=number(int, 2), default=8, help='number of linear layers in an MLP of the flow')
+    add('--loss_nir_nf_fc_width', type=POSITIVE_INT, default=128, help='width of the MLPs of the flow')
+    add('--loss_nir_nf_cblocks', type=POSITIVE_INT, default=5, help='number of blocks of the flow')
+    add('--loss_nir_nf_clamp_alpha', type=POSITIVE, default=2.0,
+        help='limit of the logarithm of the scales in the flow')
+    add('--loss_nir_nf_fc_init', choices=['none', 'xavier'], default='none',
+        help="initial weights of the MLPs; none: torch's; xavier: Xavier's, but for their first layers")
+    for name, default in (('logmatch', 1.0), ('pos_alpha', 1.0), ('neg_alpha', 1.0), ('margin', 0.1), ('delta', 0.2),
+                          ('pair_perc', 1.0), ('nf_fc_dropout', 0.0)):
+        add(f'--loss_nir_{name}', type=REAL, default=default,
+            help='without effect; kept for compatibility with the public code')
+    add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
+    add('--loss_hier_k', type=POSITIVE_INT, default=20,
+        help='number of nearest neighbours; points that are among those of each other are related; must be less than '
+             '--bs')
+    add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
+    add('--loss_hier_temperature', type=POSITIVE, default=0.1,
+        help='temperature of the choice of the nearest common ancestor; distances are divided by it')
+    add('--loss_hier_c', type=POSITIVE, default=0.1, help='curvature of the hyperbolic space')
+    add('--loss_hier_clip_r', type=NOT_NEGATIVE, default=2.3,
+        help='norm to which longer embeddings and proxies are clipped; 0 means no clipping')
+    add('--loss_hier_n_triplets', type=POSITIVE_INT, default=50,
+        help='number of triplets that are sampled for each anchor')
+    add('--loss_hier_lrmulti', type=NOT_NEGATIVE, default=50.0,
+        help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
     add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0, help='exponent with which the potentials fall off')
     add('--loss_pfml_delta', type=POSITIVE, default=0.2,

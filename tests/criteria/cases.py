@@ -25,14 +25,19 @@ VARIANTS = {
     'dr_triplet': [{'gamma': 0.}],
     'fastap': [{'nbins': 1}, {'nbins': 37}],
     'happier': [{'lambda': 0., 'offset': 1.44}, {'lambda': 1.}, {'alpha': 2., 'tau': .1, 'rho': 5., 'delta': .2}],
+    'hier': [{'margin': 1.}, {'clip_r': 0., 'c': .3, 'temperature': 1.}],
     'histogram': [{'nbins': 11}, {'nbins': 2}],
     'hyperbolic': [{'c': 0., 'temperature': .1}, {'c': 1., 'clip_r': 0.}],
     'lifted': [{'l2': 0., 'neg_margin': 2.}],
     'liftedstructure': [{'l2': .1, 'neg_margin': .5}],
     'margin': [{'nu': .01}, {'beta_shared': True, 'nu': .1}, {'beta_constant': True}, {'margin': .05, 'beta': .6}],
     'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
+    'nir': [{'noise': .5, 'w_align': 1., 'nf_cblocks': 3}, *(
+        {'nf_cond_mode': mode} for mode in ('dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start',
+                                            'mid', 'end'))],
     'npair': [{'negatives': 'pairs'}, {'l2': 0.}],
     'ntxent': [{'temperature': .5}],
+    'oproxy': [{'mode': 'nca'}, {'pos_alpha': 4., 'neg_alpha': 8., 'pos_delta': .3, 'neg_delta': .2}],
     'pfml': [{'n_proxies': 1, 'alpha': 2., 'delta': .8}, {'n_proxies': 2, 'alpha': 1.}],
     'proxyanchor': [{'margin': .3, 'alpha': 8.}],
     'proxynca': [{'scale': 1.}],
@@ -52,6 +57,11 @@ VARIANTS = {
     'tcm': [{'margin_neg': .6, 'weight_pos': .5, 'weight_neg': 2.}],
     'triplet': [{'power': 1.}, {'power': 1., 'active_only': True}, {'active_only': True, 'margin': .5}],
 }
+# Sizes that the references' loops can afford
+SMALL = {
+    'hier': {'n_proxies': 5, 'n_triplets': 3, 'k': 3},
+    'nir': {'nf_fc_width': 5, 'nf_fc_depth': 3, 'nf_cblocks': 2},
+}
 CASES = [(loss, flags) for loss in criteria.CRITERIA for flags in [{}, *VARIANTS.get(loss, [])]]
 
 
@@ -62,7 +72,7 @@ def named(case):
 
 def flags_of(opt, loss, flags, **more):
     """The namespace of the loss with some of its flags changed, and its miner: its only one, or `all`."""
-    allowed = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None)
+    allowed, flags = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None), SMALL.get(loss, {}) | flags
     given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
     return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
 
@@ -108,7 +118,26 @@ def slow(criterion, recorder, namespace, batch, labels):
     if namespace.loss == 'recallatk' and namespace.loss_recallatk_simix:
         torch.manual_seed(0)
         more.append(torch.rand(len(references.all_pairs(labels)[0]) // 2, dtype=F64).tolist())
+    if namespace.loss == 'nir':
+        torch.manual_seed(0)
+        more.append((criterion.flow.orders.tolist(), torch.rand_like(batch)))
+    if namespace.loss == 'hier':
+        more.append(drawn_by_hier(batch, labels, namespace, *criterion.parameters()))
     return function(batch, labels, namespace, *more, *criterion.parameters())
+
+
+def drawn_by_hier(batch, labels, namespace, proxies):
+    """What references.hier takes: the triplets and the noise that the loss samples with the seed 0."""
+    torch.manual_seed(0)
+    module, c, drawn, labels = criteria.hier, namespace.loss_hier_c, [], torch.tensor(labels)
+    for rows, same in ((batch, labels[:, None] == labels), (proxies, 0)):
+        points = [references.to_ball(row, c, namespace.loss_hier_clip_r) for row in rows.detach()]
+        distances = references.table(lambda z, w: float(references.ball_distance(z, w, c)) * (not z.equal(w)), points)
+        similarities = (-torch.tensor(distances, dtype=F64)).exp() + same
+        triplets, is_valid = module.sample_triplets(similarities, namespace.loss_hier_k, namespace.loss_hier_n_triplets)
+        noise = [module.gumbel(len(triplets), len(proxies), like=batch) for _ in range(2)]
+        drawn.append((triplets[is_valid].tolist(), *(part[is_valid].tolist() for part in noise)))
+    return drawn
 
 
 def fast(criterion, batch, labels, **kwargs):

@@ -407,7 +407,110 @@ def tcm(x, y, opt):
     return opt.loss_tcm_weight_pos * average(far, x) + opt.loss_tcm_weight_neg * average(near, x)
 
 
+def hier(x, y, opt, drawn, w):
+    """drawn: of the samples and of the proxies, the triplets and two lists of the Gumbel noise of each proxy."""
+    c, tau, m, points = opt.loss_hier_c, opt.loss_hier_temperature, opt.loss_hier_margin, []
+    for row in [*x, *w]:
+        point = to_ball(row, c, opt.loss_hier_clip_r)
+        factor = ((1 - c * dot(point, point)) ** 2 / 4).detach()                     # of the Riemannian gradient
+        points.append(factor * point + ((1 - factor) * point).detach())
+    samples, proxies = points[:len(y)], points[len(y):]
+
+    def safe(z, w):
+        return ball_distance(z, w, c) if squared(z, w) > 0 else zero(z)
+
+    def larger(a, b):
+        return (a + b) / 2 if a == b else max(a, b)                # of equals, each has half of the gradient
+
+    def ancestor(d, noise):
+        """The one of the largest logit, and the weights of all: 1 or 0 with the gradient of the softmax."""
+        logits = [g - value / tau for g, value in zip(noise, d, strict=True)]
+        chosen = max(range(len(d)), key=lambda p: logits[p])
+        soft = [EXP(value - log_sum_exp(logits)) for value in logits]
+        return chosen, [(p == chosen) + value - value.detach() for p, value in enumerate(soft)]
+
+    def weighted(d, weights):
+        return sum(value * weight for value, weight in zip(d, weights, strict=True))
+
+    total = zero(x)
+    for part, (triplets, pair_noise, triple_noise) in zip((samples, proxies), drawn, strict=True):
+        d, terms = table(safe, part, proxies), []
+        for (i, j, k), pair, triple in zip(triplets, pair_noise, triple_noise, strict=True):
+            both = [larger(a, b) for a, b in zip(d[i], d[j], strict=True)]
+            one, of_pair = ancestor(both, pair)
+            other, of_triple = ancestor([larger(a, b) for a, b in zip(both, d[k], strict=True)], triple)
+            terms.append(0 * zero(x) if one == other else hinge(weighted(d[i], of_pair) - weighted(d[i], of_triple) + m)
+                         + hinge(weighted(d[j], of_pair) - weighted(d[j], of_triple) + m)
+                         + hinge(weighted(d[k], of_triple) - weighted(d[k], of_pair) + m))
+        total = total + average(terms, x)
+    return total
+
+
 # Losses of class weights
+
+def oproxy(x, y, opt, w):
+    s, terms, prefix = cosines(x, w), [], 'loss_oproxy_'
+    pos_alpha, neg_alpha, pos_delta, neg_delta = (
+        getattr(opt, prefix + name) for name in ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta'))
+    if getattr(opt, f'{prefix}mode') == 'nca' and opt.loss == 'oproxy':
+        for i in range(len(y)):
+            pull = torch.log1p(y.count(y[i]) * EXP(-pos_alpha * (s[i][y[i]] - pos_delta)))
+            push = [EXP(neg_alpha * (s[i][c] - neg_delta)) for c in range(len(w)) if c != y[i]]
+            terms.append(pull + torch.log1p(sum(push, zero(x))))
+        return average(terms, x)
+    for j in range(len(y)):
+        terms.append(torch.log1p(sum(EXP(-pos_alpha * (s[i][y[j]] - pos_delta)) for i in range(len(y))
+                                     if y[i] == y[j])))
+    push = [torch.log1p(sum([EXP(neg_alpha * (s[i][c] - neg_delta)) for i in range(len(y)) if y[i] != c], zero(x)))
+            for c in range(len(w))]
+    return average(terms, x) + average(push, x)
+
+
+def nir(x, y, opt, drawn, w, *layers):
+    """drawn: the permutations of the blocks, and the noise. layers: the weights and biases of the flow's MLPs."""
+    mode, depth, n_blocks = opt.loss_nir_nf_cond_mode, opt.loss_nir_nf_fc_depth, opt.loss_nir_nf_cblocks
+    layers, (orders, noise) = iter(layers), drawn
+
+    def mlp(depth):
+        own = [next(layers) for _ in range(2 * depth)]
+
+        def apply(row):
+            for place in range(depth):
+                weight, bias = own[2 * place:2 * place + 2]
+                row = torch.stack([dot(line, row) + b for line, b in zip(weight, bias, strict=True)])
+                row = row if place == depth - 1 else hinge(row)
+            return row
+        return apply
+
+    nets = [(mlp(depth), mlp(depth)) for _ in range(n_blocks)]
+    embedders = [mlp(2) for _ in range({'dense': 0, 'dense_embed': 1}.get(mode, n_blocks * ('dense' in mode)))]
+    only = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(mode)
+    terms = []
+    for i, row in enumerate(x):
+        proxy, total, stacked = unit(w)[y[i]], zero(x), unit(w)[y[i]]
+        if opt.loss_nir_noise:
+            row = unit([row + opt.loss_nir_noise * noise[i]])[0]
+        for k, (second, first) in enumerate(nets):
+            given = proxy
+            if mode == 'dense_embed':
+                given = embedders[0](proxy)
+            elif mode == 'dense_embed_multi':
+                given = embedders[k](proxy)
+            elif mode == 'dense_embed_multi_stacked':
+                given = stacked = embedders[k](stacked)
+            condition = [given] if only in (None, k) else []
+            row = torch.stack([row[place] for place in orders[k]])
+            half = round(len(row) / 2)
+            a, b = row[:half], row[half:]
+            for net in (second, first):                              # the second time with the halves swapped
+                out = net(torch.cat([b, *condition]))
+                s = .636 * opt.loss_nir_nf_clamp_alpha * torch.atan(out[:len(a)])
+                a, b, total = b, EXP(s) * a + out[len(a):], total + s.sum()
+            row = torch.cat([a, b])
+        n = dot(row, row) / 2 - total
+        terms.append(EXP(n) if n <= 20 else math.exp(20) * (n - 19))
+    return average(terms, x) + opt.loss_nir_w_align * oproxy(x, y, opt, w)
+
 
 def pfml(x, y, opt, w):
     points = unit(x) + [proxy for proxies in w for proxy in unit(proxies)]

@@ -129,8 +129,8 @@ def test_second_derivatives_are_right_or_refused(loss, opt):
             gradient, = torch.autograd.grad(value, batch, create_graph=True)
             torch.autograd.grad(gradient.square().sum(), batch)
         return
-    if loss == 'circle':
-        return                                             # whose weights are constants by definition
+    if loss in ('circle', 'hier'):
+        return                     # circle's weights are constants by definition; hier scales its gradient
     direction = torch.randn(batch.shape, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
     gradient, = torch.autograd.grad(value, batch, create_graph=True)
     found = torch.zeros_like(batch)
@@ -151,7 +151,7 @@ def test_a_loss_with_a_margin_declares_its_unit(loss, opt):
     names = [flag for flag in vars(opt()) if flag.startswith(own) and 'margin' in flag.removeprefix(own)]
     unit = getattr(criteria.CRITERIA[loss], 'MARGIN_UNIT', None)
     assert (unit is not None) == bool(names)
-    assert unit in (None, 'distance', 'distance^power', 'variance ratio', 'cosine', 'radian')
+    assert unit in (None, 'distance', 'distance^power', 'variance ratio', 'cosine', 'radian', 'hyperbolic distance')
 
 
 @pytest.mark.parametrize('loss, flags, scaled, power', [

@@ -78,6 +78,8 @@ NUMBERS = [
     ('roadmap', {'lambda': 1.}, UNIT, None, None, 0.720000),
     ('roadmap', {}, UNIT, None, None, 0.442923),
     ('hyperbolic', {}, RAW, None, None, 3.763481),
+    ('oproxy', {}, UNIT, None, VECTORS, 32.594533),
+    ('oproxy', {'mode': 'nca'}, UNIT, None, VECTORS, 23.673549),
     ('tcm', {}, UNIT, None, None, 0.781333),
     ('tcm', {'margin_neg': .6}, UNIT, None, None, 0.720000),
     ('pfml', {'alpha': 2., 'delta': .8}, UNIT, None, VECTORS[:, None], 64.003425),
@@ -99,7 +101,7 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    assert {row[0] for row in NUMBERS} | {'quadruplet'} == set(criteria.CRITERIA)
+    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier', 'nir'} == set(criteria.CRITERIA)
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
@@ -111,10 +113,42 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     value, slow = criteria.arcface.arcface_loss(beyond, torch.tensor([0]), VECTORS), references.arcface(
         beyond, [0], opt(), VECTORS)
     assert float(value) == pytest.approx(28.246371, abs=5.1e-7) and float(slow) == pytest.approx(28.246371, abs=5.1e-7)
+    proxies = torch.tensor([(.9, .3, 0), (0, 1.2, .2), (.1, 0, .8), (-.5, .5, .5)], dtype=cases.F64)
+    distances = criteria.hier.ball_distances(criteria.hier.to_ball(torch.cat([RAW, proxies])))
+    silence = torch.zeros(2, 6, 4, dtype=cases.F64)
+    assert float(distances[0, 1]) == pytest.approx(1.961816, abs=5.1e-7)
+    for margin, value in ((1., .717273), (.1, .017198)):
+        violations = criteria.hier.ancestor_violations(distances[:6, 6:], torch.tensor(TRIPLETS), silence, margin)
+        slow = references.hier(RAW, LABELS.tolist(), opt(loss_hier_margin=margin), [
+            (TRIPLETS, *silence.tolist()), ([], [], [])], proxies)
+        assert float(violations.mean()) == pytest.approx(value, abs=5.1e-7)
+        assert float(slow) == pytest.approx(value, abs=5.1e-7)
     masks = masks_of_all()
     assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
     assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
+
+
+def test_known_numbers_of_nir(opt):
+    """With two blocks, permutations and weights of their own."""
+    namespace = cases.flags_of(opt, 'nir', {'nf_fc_depth': 2}, n_classes=3, embed_dim=3)
+    criterion, _ = cases.build(namespace)
+    criterion.proxies.data, flow = VECTORS.clone(), criterion.flow
+    flow.orders = torch.tensor([[2, 1, 0], [0, 2, 1]])
+    for k, nets in enumerate(flow.nets):
+        for h, net, shape in ((2, nets[0], (4, 4)), (1, nets[1], (2, 5))):
+            r, q = torch.meshgrid(*(torch.arange(n, dtype=cases.F64) for n in shape), indexing='ij')
+            net[0] = torch.nn.Linear(*shape[::-1], bias=False)
+            net[0].weight.data = .5 * torch.sin(1 + k + h + r + 2 * q)
+            del net[2], net[1]
+    points, log_determinant = flow(UNIT, torch.nn.functional.normalize(VECTORS, dim=1)[LABELS])
+    surprise = points.square().sum(dim=1) / 2 - log_determinant
+    assert surprise.tolist() == pytest.approx([3.127117, .362391, -.507979, -.807761, .443270, 5.770923], abs=5.1e-7)
+    for weight, value in ((.01, 58.273295), (.0075, 58.191809)):
+        found = criteria.nir.nir_loss(UNIT, LABELS, VECTORS, flow, weight)
+        assert found.item() == pytest.approx(value, abs=5.1e-7)
+    unbalanced = torch.tensor([0, 0, 1, 1, 1, 2])
+    assert float(criteria.oproxy.oproxy_loss(UNIT, unbalanced, VECTORS)) == pytest.approx(31.981003, abs=5.1e-7)
 
 
 def masks_of_all():

@@ -84,7 +84,7 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
 RATES = {
     'arcface': .0005, 'cosface': .0005, 'subcenter_arcface': .0005, 'softmax': 1e-5, 'margin': .0005,
     'proxynca': 50e-4, 'proxynca_pp': 50e-4, 'dr_proxynca': 50e-4, 'proxyanchor': 100e-4, 'softtriplet': 1e-4,
-    'pfml': 100e-4, 'happier': 2e-5,
+    'pfml': 100e-4, 'happier': 2e-5, 'hier': 50e-4, 'oproxy': 2000e-4, 'nir': [4000e-4, 50e-4],
 }
 
 
@@ -94,9 +94,10 @@ def test_parameters_train_at_their_own_rate(loss, opt):
     criterion = select(opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all'))
     groups = criteria.parameter_groups(criterion)
     assert criteria.CRITERIA[loss].REQUIRES_OPTIM == (loss in RATES)
-    assert [group['lr'] for group in groups] == ([pytest.approx(RATES[loss])] if loss in RATES else [])
+    rates = RATES.get(loss, [])
+    assert [group['lr'] for group in groups] == pytest.approx(rates if isinstance(rates, list) else [rates])
     assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
-    assert all(len(parameter) == 8 for parameter in criterion.parameters())
+    assert loss in ('hier', 'nir') or all(len(parameter) == 8 for parameter in criterion.parameters())
 
 
 def test_parameters_without_a_rate_are_refused(opt):

@@ -1,0 +1,153 @@
+"""
+HIER: hierarchical proxies in hyperbolic space, a regulariser beside any loss. Kim et al., HIER: Metric Learning Beyond
+Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+MARGIN_UNIT = 'hyperbolic distance'
+
+
+def to_ball(batch, c=0.1, clip_r=2.3):
+    """
+    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, slightly inside it: [B, D].
+    Embeddings with a norm above clip_r are first scaled to norm clip_r; 0 means no scaling.
+    """
+    norms = torch.linalg.vector_norm(batch, dim=1, keepdim=True).clamp(min=torch.finfo(batch.dtype).tiny)
+    clipped = norms.clamp(max=clip_r) if clip_r else norms
+    radius = (torch.tanh(c ** 0.5 * clipped) / c ** 0.5).clamp(max=(1 - 1e-3) / c ** 0.5)
+    return batch * (radius / norms)
+
+
+def ball_distances(points, c=0.1):
+    """D = (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
+    room = 1 - c * points.square().sum(dim=1)
+    points = points - points.detach().mean(dim=0)        # distances stay; smaller norms have smaller rounding errors
+    gram = points @ points.T
+    norms = gram.diagonal()
+    squared = norms[:, None] + norms - 2 * gram
+    apart = squared > 8 * torch.finfo(points.dtype).eps * norms
+    squared = squared.where(apart, 1)
+    # ‖−z ⊕ w‖² = ‖z − w‖² / ((1 − c ‖z‖²) (1 − c ‖w‖²) + c ‖z − w‖²)
+    ratio = squared / torch.addcmul(c * squared, room[:, None], room)
+    return 2 / c ** 0.5 * torch.atanh((c * ratio).sqrt().clamp(max=1 - 1e-5)) * apart
+
+
+def with_riemannian_gradient(points, c=0.1):
+    """The points [N, D] of the ball; their gradient is multiplied by (1 − c ‖z‖²)² / 4."""
+    factor = (1 - c * points.detach().square().sum(dim=1, keepdim=True)).square() / 4
+    return factor * points + ((1 - factor) * points).detach()
+
+
+def sample_columns(mask, n):
+    """n columns of each row of the mask [N, N], uniform, with replacement: [N, n]; arbitrary in an empty row."""
+    count = mask.cumsum(dim=1, dtype=torch.int32)
+    rank = (torch.rand(len(mask), n, device=mask.device) * count[:, -1:]).int()
+    return torch.searchsorted(count, rank, right=True).clamp(max=len(mask) - 1)
+
+
+def sample_triplets(similarities, k=20, n=50):
+    """
+    n triplets (i, j, k) for each anchor i of the similarities [N, N]: [N n, 3]; and which of them are valid, [N n]. Two
+    points are related if each is among the k most similar points of the other; i and j are related, i and k are
+    not. An anchor with fewer than two related points, or without an unrelated one, has no valid triplet.
+    """
+    nearest = similarities.topk(min(k, len(similarities))).indices
+    related = torch.zeros_like(similarities, dtype=torch.bool).scatter_(1, nearest, True)
+    related = (related & related.T).fill_diagonal_(False)
+    unrelated = (~related).fill_diagonal_(False)
+    anchors = torch.arange(len(similarities), device=similarities.device)[:, None].expand(-1, n)
+    triplets = torch.stack([anchors, sample_columns(related, n), sample_columns(unrelated, n)], dim=2).flatten(0, 1)
+    return triplets, ((related.sum(dim=1) > 1) & unrelated.any(dim=1)).repeat_interleave(n)
+
+
+def gumbel(*shape, like):
+    """Gumbel noise, with the type and device of a tensor."""
+    return -torch.empty(shape, dtype=like.dtype, device=like.device).exponential_().log()
+
+
+def nearest_ancestors(distances, noise, temperature=0.1):
+    """
+    The proxy p of each row of distances [T, P] that maximises noise_p − d_p / temperature: one-hot [T, P], with the
+    gradient of the softmax over p; and its index [T].
+    """
+    soft = (noise - distances / temperature).softmax(dim=1)
+    index = soft.argmax(dim=1)
+    return soft - soft.detach().scatter_add(1, index[:, None], -torch.ones_like(soft[:, :1])), index
+
+
+def ancestor_violations(distances, triplets, noise, margin=0.1, temperature=0.1):
+    """
+    [ D_i,ij − D_i,ijk + m ]₊ + [ D_j,ij − D_j,ijk + m ]₊ + [ D_k,ijk − D_k,ij + m ]₊ of each triplet (i, j, k): [T]; 0
+    where both ancestors are the same proxy. D_i,ij is the distance between point i and the nearest common ancestor of i
+    and j, a proxy.
+
+    Args:
+        distances:   [N, P] between points and proxies.
+        triplets:    [T, 3] int64.
+        noise:       two [T, P], which are added to the logits of the choice of the ancestors of ij and of ijk.
+        margin:      m, a hyperbolic distance.
+        temperature: τ, which divides the distances in the choice of the ancestors.
+    """
+    i, j, k = (distances[points] for points in triplets.T)
+    of_pair = torch.maximum(i, j)
+    pair, pair_index = nearest_ancestors(of_pair, noise[0], temperature)
+    triple, triple_index = nearest_ancestors(torch.maximum(of_pair, k), noise[1], temperature)
+    i, j, k = ((point * (pair - triple)).sum(dim=1) for point in (i, j, k))
+    return (F.relu(i + margin) + F.relu(j + margin) + F.relu(margin - k)) * (pair_index != triple_index)
+
+
+def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, clip_r=2.3, n_triplets=50):
+    """
+    Args:
+        batch:       [B, D] embeddings, not normalised.
+        labels:      [B] int64.
+        proxies:     [P, D], the possible common ancestors.
+        k:           number of nearest neighbours that make points related; see sample_triplets.
+        margin:      m, a hyperbolic distance.
+        temperature: τ, which divides the distances in the choice of the ancestors.
+        c:           the ball has curvature −c.
+        clip_r:      norm to which longer embeddings and proxies are scaled before they are mapped to the ball; 0: no
+                     limit.
+        n_triplets:  number of triplets that are sampled for each anchor.
+
+    Returns: scalar, the mean of ancestor_violations over sampled triplets of the batch, where samples of a class come
+    before all others in similarity, plus that over sampled triplets of the proxies. A differentiable zero where no
+    anchor has two related points and an unrelated one.
+
+    >>> batch = torch.tensor([[1., 0.], [.9, 0.], [.8, 0.], [0., 1.]])
+    >>> value = hier_loss(batch, torch.tensor([0, 0, 0, 1]), torch.tensor([[.5, 0.], [0., 0.]]), k=3, margin=5.)
+    >>> bool(value > 0)
+    True
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        points = to_ball(torch.cat([batch, proxies.to(batch.dtype)]), c, clip_r)
+        distances = ball_distances(with_riemannian_gradient(points, c), c)
+        similarities = (-distances.detach()).exp()
+        n, total = len(batch), 0
+        for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
+            triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
+            noise = [gumbel(len(triplets), len(proxies), like=distances) for _ in range(2)]
+            violations = ancestor_violations(distances[part, n:], triplets, noise, margin, temperature)
+            total = total + violations.where(is_valid, 0).sum() / is_valid.sum().clamp(min=1)
+        return total
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_hier_n_proxies, _k, _margin, _temperature, _c, _clip_r, _n_triplets, _lrmulti, lr, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        names = ('k', 'margin', 'temperature', 'c', 'clip_r', 'n_triplets')
+        self.arguments = [getattr(opt, f'loss_hier_{name}') for name in names]
+        spread = 0.9 * (opt.loss_hier_clip_r or 2.3) / opt.embed_dim ** 0.5
+        self.proxies = torch.nn.Parameter(torch.randn(opt.loss_hier_n_proxies, opt.embed_dim) * spread)
+        self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_hier_lrmulti}]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, not normalised, labels [B] int64, on one device -> scalar."""
+        return hier_loss(batch, labels, self.proxies, *self.arguments)

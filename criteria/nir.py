@@ -1,0 +1,150 @@
+"""
+NIR: non-isotropy regularisation of a proxy loss by a normalising flow that is conditioned on the proxies. Roth et al.,
+Non-isotropy Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+MARGIN_UNIT = 'cosine'          # of loss_nir_margin, which has no effect
+
+LARGEST = 20.0                  # negative log-likelihood above which its exponential is continued as a line
+
+
+def log_one_plus_sum_exp(exponents, mask):
+    """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
+    exponents = exponents.masked_fill(~mask, -torch.inf)
+    # ten times faster on the CPU than logsumexp, which is slow where exponentials underflow
+    return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
+
+
+def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1, neg_delta=-0.1):
+    """
+    Of the cosines [C, B] of proxies and samples: the mean, over the samples, of log(1 + Σ e^{−α⁺ (s − δ⁺)}) over the
+    samples of the own class with the own proxy, plus the mean, over all classes, of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the
+    samples of other classes.
+    """
+    own = torch.arange(len(cosines), device=labels.device)[:, None] == labels
+    pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
+    return pull + log_one_plus_sum_exp(neg_alpha * (cosines - neg_delta), ~own).mean()
+
+
+def mlp(n_in, n_out, width, depth):
+    """`depth` linear layers, with ReLU between them."""
+    widths = [n_in, *[width] * (depth - 1), n_out]
+    layers = [torch.nn.Linear(*pair) for pair in zip(widths, widths[1:], strict=False)]
+    return torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
+
+
+class Flow(torch.nn.Module):
+    """
+    An invertible map of points [B, D] with conditions [B, D]: points' [B, D] and the logarithm of the Jacobian's
+    determinant, [B]. Each block permutes the coordinates, splits them into two halves, and scales and shifts each half
+    by functions of the other half and of the block's condition.
+
+    cond_mode: which blocks have the condition. dense: all; dense_embed: all, through one MLP; dense_embed_multi: all,
+               each through an MLP of its own; dense_embed_multi_stacked: all, through the MLPs of the blocks up to it;
+               start, mid, end: one block.
+    init:      none: that of torch; xavier: of all but the first layers, with biases 0.
+    """
+
+    def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0, cond_mode='dense', init='none'):
+        super().__init__()
+        self.clamp, self.cond_mode, self.n_first = clamp, cond_mode, round(dim / 2)
+        one = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(cond_mode)
+        self.is_conditional = [one in (None, block) for block in range(n_blocks)]
+        orders = [torch.randperm(dim, generator=torch.Generator().manual_seed(block)) for block in range(n_blocks)]
+        self.register_buffer('orders', torch.stack(orders))
+        sizes = (dim - self.n_first, self.n_first), (self.n_first, dim - self.n_first)
+        self.nets = torch.nn.ModuleList([
+            torch.nn.ModuleList([mlp(n_in + dim * conditional, 2 * n_out, width, depth) for n_in, n_out in sizes])
+            for conditional in self.is_conditional])
+        if init == 'xavier':
+            for net in (net for nets in self.nets for net in nets):
+                for layer in list(net)[2::2]:
+                    torch.nn.init.xavier_uniform_(layer.weight)
+                    torch.nn.init.zeros_(layer.bias)
+        n_embedders = {'dense_embed': 1}.get(cond_mode, n_blocks if cond_mode.startswith('dense_embed') else 0)
+        self.embedders = torch.nn.ModuleList([mlp(dim, dim, dim, 2) for _ in range(n_embedders)])
+
+    def conditions(self, condition):
+        """The condition of each block, before it is known whether the block has one."""
+        if len(self.embedders) < len(self.nets):                                # none, or one for all blocks
+            for embedder in self.embedders:
+                condition = embedder(condition)
+            return [condition] * len(self.nets)
+        if self.cond_mode != 'dense_embed_multi_stacked':
+            return [embedder(condition) for embedder in self.embedders]
+        found = [condition]
+        for embedder in self.embedders:
+            found.append(embedder(found[-1]))
+        return found[1:]
+
+    def forward(self, points, condition):
+        log_determinant = 0
+        for order, nets, conditional, given in zip(self.orders, self.nets, self.is_conditional,
+                                                   self.conditions(condition), strict=True):
+            given = [given] if conditional else []
+            halves = list(points[:, order].split([self.n_first, len(order) - self.n_first], dim=1))
+            for changed, net in zip((0, 1), nets, strict=True):
+                scale, shift = net(torch.cat([halves[1 - changed], *given], dim=1)).chunk(2, dim=1)
+                scale = 0.636 * self.clamp * scale.atan()
+                halves[changed] = scale.exp() * halves[changed] + shift
+                log_determinant = log_determinant + scale.sum(dim=1)
+            points = torch.cat(halves, dim=1)
+        return points, log_determinant
+
+
+def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1,
+             neg_delta=-0.1):
+    """
+    Args:
+        batch:   [B, D] embeddings, as the network gives them.
+        labels:  [B] int64 below C.
+        proxies: [C, D], one per class, normalised here.
+        flow:    (points [B, D], conditions [B, D]) -> latent points [B, D], log-determinants of the Jacobian [B].
+        w_align: ω, weight of the proxy loss.
+        noise:   factor of uniform noise in [0, 1) that is added to the points of the flow, which are then normalised.
+        pos_alpha, neg_alpha, pos_delta, neg_delta: of the proxy loss; see proxy_alignment.
+
+    Returns: scalar, the mean of e^n plus ω times the proxy loss, where n = ‖z‖² / 2 − log |det J| of a sample with the
+    flow's latent point z, conditioned on the proxy of its class. Above n = 20, e^n is continued as a line.
+
+    >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
+    >>> nir_loss(batch, torch.tensor([0, 1]), proxies, lambda points, conditions: (points - conditions, 0.), w_align=0.)
+    tensor(1.1107)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        proxies = F.normalize(proxies.to(batch.dtype), dim=1)
+        alignment = proxy_alignment(proxies @ F.normalize(batch, dim=1).T, labels, pos_alpha, neg_alpha, pos_delta,
+                                    neg_delta)
+        points = F.normalize(batch + noise * torch.rand_like(batch), dim=1) if noise else batch
+        latent, log_determinant = flow(points, proxies[labels])
+        surprise = latent.square().sum(dim=1) / 2 - log_determinant
+        within = surprise.clamp(max=LARGEST)
+        return (within.exp() * (1 + surprise - within)).mean() + w_align * alignment
+
+
+class Criterion(torch.nn.Module):
+    """
+    opt: loss_nir_w_align, _noise, _proxy_lrmulti, _lrmulti, _nf_cblocks, _nf_fc_width, _nf_fc_depth, _nf_clamp_alpha,
+    _nf_cond_mode, _nf_fc_init, loss_oproxy_pos_alpha, _neg_alpha, _pos_delta, _neg_delta, lr, n_classes, embed_dim.
+    """
+
+    def __init__(self, opt):
+        super().__init__()
+        names = ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta')
+        self.arguments = [opt.loss_nir_w_align, opt.loss_nir_noise]
+        self.arguments += [getattr(opt, f'loss_oproxy_{name}') for name in names]
+        self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.embed_dim) / 8)
+        names = ('nf_cblocks', 'nf_fc_width', 'nf_fc_depth', 'nf_clamp_alpha', 'nf_cond_mode', 'nf_fc_init')
+        self.flow = Flow(opt.embed_dim, *(getattr(opt, f'loss_nir_{name}') for name in names))
+        self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_nir_proxy_lrmulti},
+                                {'params': list(self.flow.parameters()), 'lr': opt.lr * opt.loss_nir_lrmulti}]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return nir_loss(batch, labels, self.proxies, self.flow, *self.arguments)

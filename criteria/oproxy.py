@@ -1,0 +1,73 @@
+"""
+Proxy losses with separate parameters for positives and negatives, the baselines of NIR. Roth et al., Non-isotropy
+Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.
+"""
+import torch
+import torch.nn.functional as F
+
+ALLOWED_MINING_OPS = None
+REQUIRES_BATCHMINER = False
+REQUIRES_OPTIM = True
+
+
+def log_one_plus_sum_exp(exponents, mask):
+    """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
+    exponents = exponents.masked_fill(~mask, -torch.inf)
+    # ten times faster on the CPU than logsumexp, which is slow where exponentials underflow
+    return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
+
+
+def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1, neg_delta=-0.1):
+    """
+    Of the cosines [C, B] of proxies and samples: the mean, over the samples, of log(1 + Σ e^{−α⁺ (s − δ⁺)}) over the
+    samples of the own class with the own proxy, plus the mean, over all classes, of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the
+    samples of other classes.
+    """
+    own = torch.arange(len(cosines), device=labels.device)[:, None] == labels
+    pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
+    return pull + log_one_plus_sum_exp(neg_alpha * (cosines - neg_delta), ~own).mean()
+
+
+def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1, neg_delta=-0.1):
+    """
+    Args:
+        batch:     [B, D] embeddings, normalised here.
+        labels:    [B] int64 below C.
+        proxies:   [C, D], one per class, normalised here.
+        mode:      anchor: sums over samples, see proxy_alignment; nca: sums over proxies.
+        pos_alpha, neg_alpha: α⁺, α⁻, the sharpness of pull and push.
+        pos_delta, neg_delta: δ⁺, δ⁻, the cosines that positives should have at least and negatives at most.
+
+    Returns: scalar; in mode nca the mean over the samples of log(1 + m e^{−α⁺ (s_own − δ⁺)}), with m samples of the own
+    class in the batch, plus that of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the proxies of other classes.
+
+    >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
+    >>> oproxy_loss(batch, torch.tensor([0, 1]), proxies, pos_alpha=2., neg_alpha=2.)
+    tensor(1.3960)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        cosines = F.normalize(proxies.to(batch.dtype), dim=1) @ F.normalize(batch, dim=1).T      # [C, B]
+        if mode == 'anchor':
+            return proxy_alignment(cosines, labels, pos_alpha, neg_alpha, pos_delta, neg_delta)
+        own = torch.arange(len(cosines), device=labels.device) == labels[:, None]                # [B, C]
+        n_own = (labels[:, None] == labels).sum(dim=1).to(batch.dtype)
+        exponents = n_own.log() - pos_alpha * (cosines.gather(0, labels[None])[0] - pos_delta)
+        push = log_one_plus_sum_exp(neg_alpha * (cosines.T - neg_delta), ~own)
+        # above the default threshold, 20, softplus is the identity, which float64 would show
+        return (F.softplus(exponents, threshold=40) + push).mean()
+
+
+class Criterion(torch.nn.Module):
+    """opt: loss_oproxy_mode, _pos_alpha, _neg_alpha, _pos_delta, _neg_delta, _lrmulti, lr, n_classes, embed_dim."""
+
+    def __init__(self, opt):
+        super().__init__()
+        names = ('mode', 'pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta')
+        self.arguments = [getattr(opt, f'loss_oproxy_{name}') for name in names]
+        self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.embed_dim) / 8)
+        self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_oproxy_lrmulti}]
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return oproxy_loss(batch, labels, self.proxies, *self.arguments)
