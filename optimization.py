@@ -9,8 +9,10 @@ import criteria
 def select(opt, model, criterion):
     """The optimizer --optim over backbone, embedding layer and criterion, and the Schedule of its rates."""
     fc_lr = opt.lr if opt.fc_lr < 0 else opt.fc_lr
-    groups = [{'name': name, 'params': list(module.parameters()), 'lr': lr, 'weight_decay': opt.decay}
-              for name, module, lr in (('backbone', model.backbone, opt.lr), ('embedding', model.f_embed, fc_lr))]
+    head = [parameter for name, parameter in model.named_parameters() if not name.startswith('backbone.')]
+    groups = [{'name': name, 'params': parameters, 'lr': lr, 'weight_decay': opt.decay}
+              for name, parameters, lr in (('backbone', list(model.backbone.parameters()), opt.lr),
+                                           ('embedding', head, fc_lr))]
     groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
                for group in criteria.parameter_groups(criterion)]
     optimizer = {'adam': lambda: torch.optim.Adam(groups), 'adamw': lambda: torch.optim.AdamW(groups),

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import evaluation
-from architectures import ARCHITECTURES, PREFIXES
+from architectures import ARCHITECTURES, PREFIXES, embedding_layer, pooling
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
@@ -137,6 +137,24 @@ def network_parameters(parser):
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
+    group.add_argument('--pool', choices=pooling.POOLINGS,
+                       help='how the last maps or tokens of the backbone become one vector; avg, max, avg_max, gem: '
+                            'mean, maximum, their sum, or generalised mean with a trainable exponent of convolutional '
+                            'maps; token, patches, token_patches: class token, mean of the patch tokens, or both of a '
+                            'ViT; by default as the network does')
+    group.add_argument('--embed_norm', choices=['none', *embedding_layer.NORMS], default='none',
+                       help='norm of the pooled features in front of the embedding layer; layer: LayerNorm; batch: '
+                            'BatchNorm, which is trained also in a _frozen network')
+    switch(group, '--embed_norm_affine', help='--embed_norm: with a trainable scale and shift')
+    switch(group, '--embed_bias', default=True,
+           help='whether the embedding layer has a bias; --embed_bias false leaves it out')
+    group.add_argument('--embed_init', choices=['default', 'orthogonal', *embedding_layer.FITTED], default='default',
+                       help="how the embedding layer starts; default: at random, as torch does; orthogonal: at random "
+                            'with orthogonal rows and no bias; pca, lda: as the principal components or the linear '
+                            "discriminants of the training images' features; with --n_epochs 0 this is the baseline "
+                            'of linear adaptation')
+    group.add_argument('--embed_lda_shrinkage', type=FRACTION, default=0.1,
+                       help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     switch(group, '--not_pretrained', help='start from random instead of pretrained weights')
     group.add_argument('--weights', metavar='FILE',
                        help='file with pretrained weights of the backbone, a state dict; by default they are '
@@ -629,6 +647,8 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
+    if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
+        raise UserError(f'--embed_init {opt.embed_init} fits one linear layer: leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -658,6 +678,7 @@ def without_effect(opt):
         'image_cache_check': opt.image_cache,
         'momentum': opt.optim in ('sgd', 'rmsprop'),
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
+        'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
         'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',
         'data_hierarchical_superclasses': sampler == 'hierarchical',

@@ -12,6 +12,7 @@ import datasampler
 import datasets
 import evaluation
 import optimization
+from architectures import embedding_layer
 from utilities import backends, checkpoint, device
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -42,6 +43,10 @@ def build(opt):
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
+    if opt.embed_init in embedding_layer.FITTED and not has_checkpoint(opt):
+        train = parts.data.evaluation['train']
+        features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
+        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
     parts.miner = batch_mining.select(opt)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
@@ -78,7 +83,7 @@ def prepare(opt):
     device.set_arithmetic(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
+    if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
     data = datasets.select(opt, backbone.size)
@@ -88,6 +93,11 @@ def prepare(opt):
     if opt.device.type == 'cpu':
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return Parts(model.to(opt.device), data)
+
+
+def has_checkpoint(opt):
+    """Whether the run of --resume has a checkpoint, so that its weights need not be found in another way."""
+    return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
 
 
 def restore(opt, source):

@@ -1,4 +1,5 @@
 """Any classification network of torchvision by name, as in --arch torchvision:convnext_tiny_normalize."""
+import torch
 import torchvision
 
 from architectures.embedding_network import Backbone, remove_classifier
@@ -21,6 +22,15 @@ def names():
     return torchvision.models.list_models(torchvision.models)
 
 
+def maps(network, images):
+    """The last maps: what the network's parts give one after the other, up to the pooling or the classifier."""
+    for name, part in network.named_children():
+        if name in ('avgpool', 'classifier', 'fc'):
+            break
+        images = part(images)
+    return torch.relu(images) if isinstance(network, torchvision.models.DenseNet) else images
+
+
 def backbone(opt, name, weights='DEFAULT', size=None):
     """`name` without its classifier; weights: which of torchvision's pretrained sets; size: instead of their own."""
     entry = getattr(torchvision.models.get_model_weights(name), weights)
@@ -35,4 +45,5 @@ def backbone(opt, name, weights='DEFAULT', size=None):
     network = torchvision.models.get_model(name, weights=None, **arguments)
     head = remove_classifier(network, f'torchvision:{name}')
     return Backbone(network, opt.input_size or size or preset.crop_size[0], **input_format,
-                    head=(f'{head}.', *AUXILIARY), download=Download(entry))
+                    head=(f'{head}.', *AUXILIARY), download=Download(entry),
+                    maps=None if name.startswith(('vit_', 'maxvit_')) else maps)
