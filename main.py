@@ -12,7 +12,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from utilities import errors, run_folder, run_lock, run_records, stopping
+from utilities import columns, errors, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
@@ -50,7 +50,7 @@ def train(opt, built, state, first):
                 break
             trained, evaluated = train_epoch(opt, built, loader, epoch), None
             if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                evaluated, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
+                evaluated, embedded = evaluate(opt, built, epoch)
             record(records, state, epoch, trained, evaluated)
         finish(opt, built, embedded, records, state)
 
@@ -100,10 +100,19 @@ def explained_stop(opt, state):
         raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
 
 
+def evaluate(opt, built, epoch):
+    """As evaluation.evaluate; with --ema, the metrics of the averaged weights have columns of their own."""
+    row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
+    if built.ema:
+        averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
+        row |= {columns.of_average(name): value for name, value in averaged.items() if isinstance(value, float)}
+    return row, embedded
+
+
 def evaluate_untrained(opt, built, folder):
     """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
     if not opt.untrained:
-        return evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch=0)
+        return evaluate(opt, built, epoch=0)
     return untrained(opt.untrained, folder, parameters.of_the_untrained()), {}
 
 
@@ -113,12 +122,12 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    built.schedule.start(epoch)
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
+        built.schedule.at(step)
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
@@ -128,6 +137,8 @@ def train_epoch(opt, built, loader, epoch):
                      if parameter.grad is not None]
         trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
         optimizer.step()
+        if built.ema:
+            built.ema.update()
         datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))

@@ -22,7 +22,7 @@ from utilities.randomness import seed_everything
 class Parts:
     """
     What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer and
-    schedule: None where nothing is trained.
+    schedule: None where nothing is trained. ema: None without --ema.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -31,6 +31,7 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
+    ema: optimization.MovingAverage | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
@@ -53,7 +54,9 @@ def build(opt):
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
     parts.sampler = datasampler.select(drawn, parts.data.train)
-    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
+    n_steps = opt.iterations_per_epoch or len(parts.sampler)
+    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
+    parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
     return parts
 
 
@@ -104,8 +107,11 @@ def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
     parts = prepare(opt)
+    part = 'ema' if opt.eval_ema else 'model'
+    if part not in states:
+        raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
     try:
-        parts.model.load_state_dict(states['model'])
+        parts.model.load_state_dict(states[part])
     except RuntimeError as error:
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
     if criteria.ranks(opt):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from architectures import pooling
+from architectures import depth, low_rank, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 
@@ -91,6 +91,9 @@ class EmbeddingNetwork(torch.nn.Module):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
         self.f_embed = embedding_layer(opt, backbone.n_features)
+        self.kept = depth.freeze(opt, self.backbone)            # modules that stay in evaluation mode
+        if opt.lora_rank:
+            low_rank.adapt(opt, self.backbone)
 
     def start_epoch(self, warming_up):
         """
@@ -101,7 +104,10 @@ class EmbeddingNetwork(torch.nn.Module):
         self.train()
 
     def train(self, mode=True):
-        """As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights."""
+        """
+        As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights, and
+        what --freeze names stays in evaluation mode.
+        """
         super().train(mode)
         if self.warming_up:
             self.backbone.eval()
@@ -109,6 +115,8 @@ class EmbeddingNetwork(torch.nn.Module):
             for module in self.backbone.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
+        for module in self.kept:
+            module.eval()
         return self
 
     def forward(self, images):
