@@ -11,7 +11,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from utilities import errors, processes, run_folder, run_lock, run_records, stopping
+from utilities import columns, errors, processes, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
@@ -49,7 +49,7 @@ def train(opt, built, state, first):
                 break
             trained, evaluated = train_epoch(opt, built, loader, epoch), None
             if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                evaluated, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
+                evaluated, embedded = evaluate(opt, built, epoch)
             processes.of_main(record, records, state, epoch, trained, evaluated)
         split = evaluation.split_of_pictures(opt, built.data)
         if split not in embedded:
@@ -130,10 +130,19 @@ def explained_stop(opt, state):
         raise RunFailed(f'{reason}{kept if state.last.exists() else ""}') from None
 
 
+def evaluate(opt, built, epoch):
+    """As evaluation.evaluate; with --ema, the metrics of the averaged weights have columns of their own."""
+    row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
+    if built.ema:
+        averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
+        row |= {columns.of_average(name): value for name, value in averaged.items() if isinstance(value, float)}
+    return row, embedded
+
+
 def evaluate_untrained(opt, built, folder):
     """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
     if not opt.untrained:
-        return evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch=0)
+        return evaluate(opt, built, epoch=0)
     return processes.of_main(untrained, opt.untrained, folder, parameters.of_the_untrained()), {}
 
 
@@ -143,14 +152,16 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    built.schedule.start(epoch)
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
+        built.schedule.at(step)
         embeddings, scalars = built.step(step, images, labels)
         trace.add(**scalars)
+        if built.ema:
+            built.ema.update()
         if embeddings is not None:                           # the memory bank of a sampler is that of process 0
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),

@@ -1,24 +1,63 @@
-"""The optimizer of a run, and its learning rates as a function of the flags and the epoch."""
+"""The optimizer of a run, its learning rates as a function of flags and step, and the moving average of the weights."""
+import copy
 import math
 
 import torch
 
 import criteria
+from architectures import depth
+
+ONE_CYCLE_START = 1 / 25                # the rates of --scheduler onecycle begin with this fraction, as in torch
 
 
-def select(opt, model, criterion):
-    """The optimizer --optim over backbone, embedding layer and criterion, and the Schedule of its rates."""
-    fc_lr = opt.lr if opt.fc_lr < 0 else opt.fc_lr
-    groups = [{'name': name, 'params': list(module.parameters()), 'lr': lr, 'weight_decay': opt.decay}
-              for name, module, lr in (('backbone', model.backbone, opt.lr), ('embedding', model.f_embed, fc_lr))]
+def select(opt, model, criterion, n_steps=1):
+    """
+    The optimizer --optim over backbone, head and criterion, and the Schedule of its rates. n_steps: per epoch.
+    """
+    groups = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
                for group in criteria.parameter_groups(criterion)]
     fused = {'fused': True} if opt.device.type == 'cuda' else {}                 # one kernel for all parameters
-    optimizer = {'adam': lambda: torch.optim.Adam(groups, **fused), 'adamw': lambda: torch.optim.AdamW(groups, **fused),
+    adam = {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)} | fused
+    optimizer = {'adam': lambda: torch.optim.Adam(groups, **adam), 'adamw': lambda: torch.optim.AdamW(groups, **adam),
                  'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum, **fused),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
     optimizer.register_load_state_dict_pre_hook(as_built)
-    return optimizer, Schedule(opt, optimizer)
+    return optimizer, Schedule(opt, optimizer, n_steps)
+
+
+def network_groups(opt, model):
+    """
+    The groups `backbone`, with --layer_decay one per block and the last block's first, and `embedding`, which is all
+    else; those parameters of each that --decay_exclude names are in a group of their own.
+    """
+    backbone = dict(model.backbone.named_parameters(prefix='backbone'))
+    head = {name: parameter for name, parameter in model.named_parameters() if name not in backbone}
+    fc_lr = opt.lr if opt.fc_lr < 0 else opt.fc_lr
+    if opt.layer_decay == 1:
+        parts = [('backbone', backbone, opt.lr)]
+    else:
+        places = depth.depths(model.backbone)
+        last = max(places.values())
+        parts = [('backbone' if place == last else f'backbone_{place}',
+                  {f'backbone.{name}': backbone[f'backbone.{name}'] for name in places if places[name] == place},
+                  opt.lr * opt.layer_decay ** (last - place)) for place in range(last, -1, -1)]
+    excluded = without_decay(opt, model)
+    groups = []
+    for group, named, lr in [*parts, ('embedding', head, fc_lr)]:
+        rest = [parameter for name, parameter in named.items() if name not in excluded]
+        groups += [{'name': group, 'params': rest, 'lr': lr}]
+        if found := [parameter for name, parameter in named.items() if name in excluded]:
+            groups += [{'name': f'{group}_no_decay', 'params': found, 'lr': lr, 'weight_decay': 0.0}]
+    return groups
+
+
+def without_decay(opt, model):
+    """The names of the parameters of --decay_exclude."""
+    norms = {f'{name}.{parameter}' for name, module in model.named_modules() if 'Norm' in type(module).__name__
+             for parameter, _ in module.named_parameters(recurse=False)}
+    biases = {name for name, _ in model.named_parameters() if name.endswith('bias')}
+    return set().union(*({'norms': norms, 'biases': biases}[kind] for kind in opt.decay_exclude))
 
 
 def as_built(optimizer, state):
@@ -30,29 +69,79 @@ def as_built(optimizer, state):
 
 class Schedule:
     """
-    Sets the learning rates and weight decays of an optimizer's groups before each epoch. They depend on the flags and
-    the epoch alone, so that a resumed run has the rates that its flags ask for, whatever its checkpoint was saved with.
+    Sets the learning rates and weight decays of an optimizer's groups before each step. They depend on the flags and
+    the number of the step alone, so that a resumed run has the rates that its flags ask for, whatever its checkpoint
+    was saved with.
+
+    n_steps: per epoch.
     """
 
-    def __init__(self, opt, optimizer):
-        self.opt, self.optimizer = opt, optimizer
+    def __init__(self, opt, optimizer, n_steps=1):
+        self.opt, self.optimizer, self.n_steps = opt, optimizer, n_steps
         self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in optimizer.param_groups]
 
     def start(self, epoch):
-        """epoch: the one that begins, from 1."""
-        factor = self.factor(epoch - 1)
+        """Sets the rates of the first step of an epoch, which is counted from 1."""
+        self.at((epoch - 1) * self.n_steps + 1)
+
+    def at(self, step):
+        """step: the one that begins, from 1, counted over all epochs."""
+        factor = self.factor(step)
         for group, initial in zip(self.optimizer.param_groups, self.initial, strict=True):
             group.update(initial, lr=initial['lr'] * factor)
 
-    def factor(self, n_trained):
-        """What --scheduler multiplies all learning rates with after n_trained epochs."""
-        if self.opt.scheduler == 'step':
-            return self.opt.gamma ** sum(n_trained >= epoch for epoch in self.opt.tau)
-        if self.opt.scheduler == 'cosine':
-            return (1 + math.cos(math.pi * min(1, n_trained / self.opt.n_epochs))) / 2 if n_trained else 1
+    def factor(self, step):
+        """What --scheduler and --lr_warmup multiply all learning rates with in a step."""
+        n_warmup = self.opt.lr_warmup * (self.n_steps if self.opt.lr_warmup_unit == 'epochs' else 1)
+        return self.scheduled(step) * (step / n_warmup if step < n_warmup else 1)
+
+    def scheduled(self, step):
+        """The factor of --scheduler; step and cosine change after whole epochs, onecycle in each step."""
+        opt, n_trained = self.opt, (step - 1) // self.n_steps
+        if opt.scheduler == 'step':
+            return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
+        if opt.scheduler == 'cosine':
+            return between(1, opt.lr_floor, min(1, n_trained / opt.n_epochs)) if n_trained else 1
+        if opt.scheduler == 'onecycle':
+            last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
+            peak = opt.onecycle_peak * (last + 1) - 1
+            if step - 1 < peak:
+                return between(ONE_CYCLE_START, 1, (step - 1) / peak)
+            return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)) if last > peak else 1)
         return 1
 
     def rates(self):
         """{'lr': of the backbone, 'lr/<group>': of each group}, as in force."""
         groups = self.optimizer.param_groups
         return {'lr': groups[0]['lr']} | {f'lr/{group["name"]}': group['lr'] for group in groups}
+
+
+def between(first, last, progress):
+    """From first to last along half a cosine, for progress from 0 to 1."""
+    return last + (first - last) * ((1 + math.cos(math.pi * progress)) / 2)
+
+
+class MovingAverage:
+    """
+    A copy of the network whose weights, and statistics of BatchNorm, are the exponential moving average of those of
+    the network: after each step, average = decay * average + (1 − decay) * weight.
+    """
+
+    def __init__(self, network, decay):
+        self.network, self.decay = network, decay
+        self.average = copy.deepcopy(network).requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self):
+        """After a step of the optimizer."""
+        for mean, value in zip(self.average.state_dict().values(), self.network.state_dict().values(), strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(value, 1 - self.decay)
+            else:
+                mean.copy_(value)
+
+    def state_dict(self):
+        return self.average.state_dict()
+
+    def load_state_dict(self, state):
+        self.average.load_state_dict(state)

@@ -4,12 +4,13 @@ Every flag of main.py, grouped; the only place with defaults.
 A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, --miner_<miner>_<parameter>,
 --data_<sampler>_<parameter>. Every part of the program gets the whole namespace.
 """
+import argparse
 import re
 from pathlib import Path
 
 import datasampler
 import evaluation
-from architectures import ARCHITECTURES, PREFIXES
+from architectures import ARCHITECTURES, PREFIXES, embedding_layer, pooling
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
@@ -41,7 +42,8 @@ from utilities.errors import UserError
 SECRETS = {'wandb_key': 'WANDB_API_KEY'}
 # what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
-             'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value')
+             'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value', 'lr_floor', 'lr_warmup',
+             'lr_warmup_unit', 'onecycle_peak')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
 AFTERWARDS = ('n_training_folds', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
@@ -134,6 +136,13 @@ def data_parameters(parser):
                             'Musgrave et al.; characters: small affine changes')
 
 
+def frozen_part(text):
+    """An argparse type: none, backbone, stem or a number of blocks, as text."""
+    if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'expected none, backbone, stem or a number of blocks, not {text}')
+    return text
+
+
 def network_parameters(parser):
     group = parser.add_argument_group('network')
     group.add_argument('--arch', default='resnet50_frozen_normalize',
@@ -143,6 +152,30 @@ def network_parameters(parser):
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
+    group.add_argument('--pool', choices=pooling.POOLINGS,
+                       help='how the last maps or tokens of the backbone become one vector; avg, max, avg_max, gem: '
+                            'mean, maximum, their sum, or generalised mean with a trainable exponent of convolutional '
+                            'maps; token, patches, token_patches: class token, mean of the patch tokens, or both of a '
+                            'ViT; by default as the network does')
+    group.add_argument('--embed_norm', choices=['none', *embedding_layer.NORMS], default='none',
+                       help='norm of the pooled features in front of the embedding layer; layer: LayerNorm; batch: '
+                            'BatchNorm, which is trained also in a _frozen network')
+    switch(group, '--embed_norm_affine', help='--embed_norm: with a trainable scale and shift')
+    switch(group, '--embed_bias', default=True,
+           help='whether the embedding layer has a bias; --embed_bias false leaves it out')
+    group.add_argument('--embed_init', choices=['default', 'orthogonal', *embedding_layer.FITTED], default='default',
+                       help="how the embedding layer starts; default: at random, as torch does; orthogonal: at random "
+                            'with orthogonal rows and no bias; pca, lda: as the principal components or the linear '
+                            "discriminants of the training images' features; with --n_epochs 0 this is the baseline "
+                            'of linear adaptation')
+    group.add_argument('--embed_lda_shrinkage', type=FRACTION, default=0.1,
+                       help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
+    group.add_argument('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
+                       help='part of the backbone that is not trained, with its BatchNorm statistics and without '
+                            'dropout; stem: its first layer or patch embedding; N: the stem and the first N blocks')
+    group.add_argument('--lora_rank', type=COUNT, default=0,
+                       help='rank of the adapters (LoRA) of the attention of a ViT, which are trained in place of its '
+                            'backbone; 0 means none')
     switch(group, '--not_pretrained', help='start from random instead of pretrained weights')
     group.add_argument('--weights', metavar='FILE',
                        help='file with pretrained weights of the backbone, a state dict; by default they are '
@@ -184,13 +217,36 @@ def training_parameters(parser):
     group.add_argument('--fc_lr', type=REAL, default=-1.0,
                        help='learning rate of the embedding layer; a negative value means --lr')
     group.add_argument('--decay', type=NOT_NEGATIVE, default=0.0004, help='weight decay of the network')
+    group.add_argument('--layer_decay', type=FRACTION, default=1.0,
+                       help='factor of the learning rate from each block of the backbone to the block before it; the '
+                            'last block has --lr; 1 gives all blocks the same rate')
+    group.add_argument('--decay_exclude', nargs='*', choices=['norms', 'biases'], default=[],
+                       help='parameters of the network without weight decay; norms: those of norm layers; biases: all '
+                            'biases; by default all have --decay')
     group.add_argument('--loss_decay', type=NOT_NEGATIVE, default=0.0,
                        help='weight decay of the parameters of the loss')
     group.add_argument('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
+    group.add_argument('--adam_eps', type=POSITIVE, default=1e-8,
+                       help='added to the denominator in the optimizers adam and adamw')
+    group.add_argument('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
+                       help='decays of the moving averages of gradients and squared gradients in the optimizers adam '
+                            'and adamw')
     group.add_argument('--momentum', type=FRACTION, default=0.9, help='momentum of the optimizers sgd and rmsprop')
-    group.add_argument('--scheduler', choices=['none', 'step', 'cosine'], default='step',
+    group.add_argument('--scheduler', choices=['none', 'step', 'cosine', 'onecycle'], default='step',
                        help='schedule of all learning rates; step: multiplied by --gamma after each epoch in --tau; '
-                            'cosine: annealed to 0 over --n_epochs')
+                            'cosine: annealed to --lr_floor over --n_epochs, epoch by epoch; onecycle: raised from a '
+                            '25th along half a cosine up to --onecycle_peak, then annealed to --lr_floor, step by step')
+    group.add_argument('--lr_floor', type=FRACTION, default=0.0,
+                       help='cosine and onecycle: fraction of the learning rates that they are annealed to')
+    group.add_argument('--onecycle_peak', type=FRACTION, default=0.3,
+                       help='onecycle: fraction of all steps at which the learning rates are highest')
+    group.add_argument('--lr_warmup', type=COUNT, default=0,
+                       help='number of epochs or steps at the start in which all learning rates are raised in '
+                            'proportion to the step, in addition to --scheduler; 0 means none')
+    group.add_argument('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', help='unit of --lr_warmup')
+    group.add_argument('--ema', type=FRACTION, metavar='DECAY',
+                       help='decay of an exponential moving average of the weights, per step, which is evaluated and '
+                            'saved beside the weights; by default there is no average')
     group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3,
                        help='factor of the learning rates in the step schedule')
     group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000],
@@ -581,6 +637,8 @@ def evaluation_parameters(parser):
     switch(group, '--knn_approx',
            help='rank by an approximate nearest neighbour search, if exact ranking takes too long')
     switch(group, '--eval_normalize', help='L2-normalise the embeddings before evaluation')
+    switch(group, '--eval_ema',
+           help='with --evaluate, --embed and --draw: evaluate the moving average of the weights (--ema)')
     switch(group, '--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
     group.add_argument('--pca', metavar='D', type=COUNT, default=0,
                        help='number of principal components of the embeddings to evaluate; 0 means the embeddings '
@@ -741,6 +799,8 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
+    if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
+        raise UserError(f'--embed_init {opt.embed_init} fits one linear layer: leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -769,7 +829,11 @@ def without_effect(opt):
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
         'image_cache_check': opt.image_cache,
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
+        'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
+        'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
+        'lr_warmup_unit': opt.lr_warmup, 'eval_ema': False,
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
+        'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
         'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',
         'data_hierarchical_superclasses': sampler == 'hierarchical',

@@ -13,6 +13,7 @@ import datasets
 import evaluation
 import optimization
 import training_step
+from architectures import embedding_layer
 from utilities import backends, checkpoint, device, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -22,7 +23,7 @@ from utilities.randomness import seed_everything
 class Parts:
     """
     What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
-    schedule and step: None where nothing is trained.
+    schedule and step: None where nothing is trained. ema: None without --ema.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -32,6 +33,7 @@ class Parts:
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
     step: training_step.TrainingStep | None = None
+    ema: optimization.MovingAverage | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
@@ -45,13 +47,19 @@ def build(opt):
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
+    if opt.embed_init in embedding_layer.FITTED and not has_checkpoint(opt):
+        train = parts.data.evaluation['train']
+        features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
+        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
     parts.miner = batch_mining.select(opt)
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
     parts.sampler = datasampler.select(drawn, parts.data.train)
-    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion)
+    n_steps = opt.iterations_per_epoch or len(parts.sampler)
+    parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
+    parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
@@ -85,7 +93,7 @@ def prepare(opt):
     device.set_arithmetic(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
+    if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
@@ -97,12 +105,20 @@ def prepare(opt):
     return Parts(model.to(opt.device), data)
 
 
+def has_checkpoint(opt):
+    """Whether the run of --resume has a checkpoint, so that its weights need not be found in another way."""
+    return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
+
+
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
     parts = prepare(opt)
+    part = 'ema' if opt.eval_ema else 'model'
+    if part not in states:
+        raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
     try:
-        parts.model.load_state_dict(states['model'])
+        parts.model.load_state_dict(states[part])
     except RuntimeError as error:
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
     if criteria.ranks(opt):

@@ -6,6 +6,7 @@ from architectures import (
     conv4,
     googlenet,
     mobilenet_v2,
+    pooling,
     pretrainedmodels_models,
     resnet50,
     timm_models,
@@ -79,7 +80,8 @@ def select_backbone(opt):
             setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
-    backbone.n_features = count_features(backbone, opt.arch)
+    backbone.pool = pooling.select(opt, backbone)
+    backbone.n_features = count_features(backbone, opt)
     return backbone
 
 

@@ -10,6 +10,10 @@ def block(n_in):
 
 
 def backbone(opt):
-    """The 64 maps of the last block are not pooled: images of 32 pixels give 64 x 2 x 2 = 256 features."""
+    """
+    The 64 maps of the last block are not pooled, unless --pool asks for it: images of 32 pixels give 64 x 2 x 2 = 256
+    features.
+    """
     network = torch.nn.Sequential(block(3), block(64), block(64), block(64), torch.nn.Flatten())
-    return Backbone(network, opt.input_size or 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    return Backbone(network, opt.input_size or 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5),
+                    maps=lambda network, images: network[:-1](images))

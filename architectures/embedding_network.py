@@ -1,22 +1,16 @@
 """The network that is trained: a backbone, its input format, and the embedding layer on its pooled features."""
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
+from architectures import depth, low_rank, pooling
+from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 
 N_CLASSES = 1000                        # of ImageNet
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def embedding_layer(widths):
-    """A linear layer for two widths, an MLP with ReLU between its linear layers for more."""
-    layers = [torch.nn.Linear(n_in, n_out) for n_in, n_out in itertools.pairwise(widths)]
-    between = [part for layer in layers for part in (torch.nn.ReLU(), layer)][1:]
-    return layers[0] if len(layers) == 1 else torch.nn.Sequential(*between)
 
 
 def remove_classifier(network, arch):
@@ -45,6 +39,10 @@ class Backbone:
     head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
     download: () -> the pretrained state dict; None where there is none.
+    maps:     (network, images) -> what is pooled: the last maps [B, C, H, W], or the tokens [B, T, C] of a ViT; None
+              where this is not known.
+    n_prefix: the number of tokens in front of those of the patches; the first of them is the class token.
+    pool:     that of --pool; None for the network's own. select_backbone sets it.
     n_features: F; select_backbone finds it.
     """
     network: torch.nn.Module
@@ -55,23 +53,30 @@ class Backbone:
     head: tuple = ()
     renamed: dict = field(default_factory=dict)
     download: Callable | None = None
+    maps: Callable | None = None
+    n_prefix: int = 0
+    pool: Callable | None = None
     n_features: int | None = None
 
 
 @torch.no_grad()
-def count_features(backbone, arch):
+def count_features(backbone, opt):
     """
-    F, from one black image. Raises UserError where the network takes no images of its --input_size, and where it gives
-    anything but one vector per image.
+    F, from one black image. Raises UserError where the network takes no images of its --input_size, where it gives
+    anything but one vector per image, and where --pool does not suit it.
     """
+    take = backbone.maps if backbone.pool else torch.nn.Module.__call__
     try:
-        output = backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
+        output = take(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'--input_size {backbone.size}: the network cannot process images of this size ({error})'
                         ) from None
+    if backbone.pool:
+        pooling.check(opt, output)
+        output = backbone.pool(output)
     shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if not isinstance(shape, list) or shape[1:] != [output.numel(), *[1] * (len(shape) - 2)]:
-        raise UserError(f'--arch {arch}: its output for one image is {shape}; expected pooled features [1, F]')
+        raise UserError(f'--arch {opt.arch}: its output for one image is {shape}; expected pooled features [1, F]')
     return output.numel()
 
 
@@ -84,7 +89,11 @@ class EmbeddingNetwork(torch.nn.Module):
         self.bgr, self.warming_up = backbone.bgr, False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
-        self.f_embed = embedding_layer([backbone.n_features, *opt.embed_layers, opt.embed_dim])
+        self.maps, self.pool = backbone.maps, backbone.pool
+        self.f_embed = embedding_layer(opt, backbone.n_features)
+        self.kept = depth.freeze(opt, self.backbone)            # modules that stay in evaluation mode
+        if opt.lora_rank:
+            low_rank.adapt(opt, self.backbone)
 
     def start_epoch(self, warming_up):
         """
@@ -95,7 +104,10 @@ class EmbeddingNetwork(torch.nn.Module):
         self.train()
 
     def train(self, mode=True):
-        """As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights."""
+        """
+        As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights, and
+        what --freeze names stays in evaluation mode.
+        """
         super().train(mode)
         if self.warming_up:
             self.backbone.eval()
@@ -103,12 +115,17 @@ class EmbeddingNetwork(torch.nn.Module):
             for module in self.backbone.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
+        for module in self.kept:
+            module.eval()
         return self
 
     def forward(self, images):
         if self.bgr:
             images = images.flip(1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
-            features = self.backbone((images - self.mean) / self.std).flatten(1)
+            images = (images - self.mean) / self.std
+            features = self.maps(self.backbone, images) if self.pool else self.backbone(images).flatten(1)
+        if self.pool:                                   # outside, since a pooling with parameters is trained as a head
+            features = self.pool(features)
         embeddings = self.f_embed(features)
         return (F.normalize(embeddings, dim=1) if self.normalize else embeddings), features

@@ -32,6 +32,11 @@ def names():
     return list(library().pretrained_settings)
 
 
+def maps(network, images):
+    """The last maps; those of DenseNet, Xception and NASNet lack their ReLU, which changes nothing in the others."""
+    return torch.relu(network.features(images))
+
+
 def backbone(opt, name, size=None):
     """`name` without its classifier; size: of the input images, where it is not the library's own."""
     settings = next(iter(library().pretrained_settings[name].values()))      # of several sets, the first is ImageNet's
@@ -44,4 +49,4 @@ def backbone(opt, name, size=None):
     return Backbone(network, opt.input_size or size or settings['input_size'][1],
                     tuple(value / top for value in settings['mean']), tuple(value / top for value in settings['std']),
                     bgr=settings['input_space'] == 'BGR', head=HEADS, renamed=renamed,
-                    download=Download(settings['url']))
+                    download=Download(settings['url']), maps=maps)

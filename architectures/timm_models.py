@@ -19,6 +19,15 @@ def names():
     return timm.list_models() + timm.list_models(include_tags=True)
 
 
+def maps(network, images):
+    """The last maps [B, C, H, W], or the tokens [B, T, C] behind the network's last norm."""
+    found = network.forward_features(images)
+    if getattr(network, 'output_fmt', None) == 'NHWC':
+        return found.permute(0, 3, 1, 2)
+    # some ViTs that pool by a mean have their last norm behind it
+    return network.fc_norm(found) if getattr(network, 'fc_norm', None) else found
+
+
 def backbone(opt, name):
     """`name` without its classifier, with timm's own pooling."""
     timm = library()
@@ -32,4 +41,5 @@ def backbone(opt, name):
 
     head = network.pretrained_cfg['classifier'] or ()
     return Backbone(network, opt.input_size or config['input_size'][1], tuple(config['mean']), tuple(config['std']),
-                    head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download)
+                    head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download,
+                    maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0)

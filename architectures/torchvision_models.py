@@ -1,4 +1,6 @@
 """Any classification network of torchvision by name, as in --arch torchvision:convnext_tiny_normalize."""
+import torch
+
 from architectures.embedding_network import Backbone, remove_classifier
 
 NAMES = 'torchvision.models.list_models()'
@@ -20,6 +22,15 @@ def names():
     return models.list_models(models)
 
 
+def maps(network, images):
+    """The last maps: what the network's parts give one after the other, up to the pooling or the classifier."""
+    for name, part in network.named_children():
+        if name in ('avgpool', 'classifier', 'fc'):
+            break
+        images = part(images)
+    return torch.relu(images) if type(network).__name__ == 'DenseNet' else images
+
+
 def backbone(opt, name, weights='DEFAULT', size=None):
     """`name` without its classifier; weights: which of torchvision's pretrained sets; size: instead of their own."""
     from torchvision import models  # as slow to import as torch itself
@@ -35,4 +46,5 @@ def backbone(opt, name, weights='DEFAULT', size=None):
     network = models.get_model(name, weights=None, **arguments)
     head = remove_classifier(network, f'torchvision:{name}')
     return Backbone(network, opt.input_size or size or preset.crop_size[0], **input_format,
-                    head=(f'{head}.', *AUXILIARY), download=Download(entry))
+                    head=(f'{head}.', *AUXILIARY), download=Download(entry),
+                    maps=None if name.startswith(('vit_', 'maxvit_')) else maps)

@@ -122,7 +122,8 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1 --loss_pml_args "{softmax_scale: 2}"',
     '--loss triplet --batch_mining pml:MultiSimilarityMiner --dr_weight 0.3',
     '--warmup 2 --optim adamw', '--warmup 1 --optim adamw',
-], ids=['sum', 'memory', 'library', 'direction', 'in the warm-up', 'after the warm-up'])
+    '--pool gem --embed_norm batch --embed_norm_affine --embed_init pca --warmup 1',
+], ids=['sum', 'memory', 'library', 'direction', 'in the warm-up', 'after the warm-up', 'head'])
 def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     if 'pml' in flags:
         pytest.importorskip('pytorch_metric_learning')

@@ -17,8 +17,8 @@ class Checkpoint:
     folder:   of the run.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    {name: part} of the parts with a state: model, criterion, optimizer, and miner, sampler and memory bank
-              (storage) if they have one.
+    parts:    {name: part} of the parts with a state: model, criterion, optimizer, and miner, sampler, memory bank
+              (storage) and moving average of the weights (ema) if there is one.
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  what Records.contents() returned at the last save; None of a new run.
@@ -43,7 +43,7 @@ class Checkpoint:
             value = row.get(name, math.nan)
             if value > self.best.get(name, {name: -math.inf})[name]:
                 self.best[name] = row
-                network = {part: states[part] for part in ('model', 'criterion')}
+                network = {part: states[part] for part in ('model', 'criterion', 'ema') if part in states}
                 self.write(f'checkpoint_{name}.pt', common | network)
         self.trained, self.records = epoch > 0, records
         self.write(LAST, common | states | {'best': self.best, 'row': self.row, 'records': records})

@@ -1,7 +1,8 @@
 """
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
-`sem_<split>_<metric>` is the standard error of the mean over folds.
+`sem_<split>_<metric>` is the standard error of the mean over folds. In those of a run, `ema_<split>_<metric>` is the
+metric of the moving average of the weights (--ema).
 """
 import re
 from typing import NamedTuple
@@ -10,6 +11,7 @@ SPLITS = ('train', 'val', 'test')
 LEVELS = ('class', 'parent', 'within')
 LOSS = 'train_loss'
 SEM = 'sem_'
+EMA = 'ema_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
 
@@ -86,6 +88,16 @@ def sem(name):
     return SEM + name
 
 
+def of_average(name):
+    """
+    The column of a metric of the moving average of the weights; as for sem(), parse() takes names without EMA.
+
+    >>> of_average('test_nmi'), parse(of_average('test_nmi'))
+    ('ema_test_nmi', None)
+    """
+    return EMA + name
+
+
 def interval(name):
     """The columns of the lower and the upper end of a metric's bootstrap interval."""
     return f'{name}_low', f'{name}_high'
@@ -102,8 +114,9 @@ def at_backend(name):
     >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi')
     ('test/e_recall@1', 'lr', 'test/nmi/sem')
     """
-    if name.startswith(SEM):
-        return f'{at_backend(name.removeprefix(SEM))}/sem'
+    for prefix in (SEM, EMA):
+        if name.startswith(prefix):
+            return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'
     split, _, rest = name.partition('_')
     return f'{split}/{rest}' if split in SPLITS and rest else name
 

@@ -1,0 +1,63 @@
+"""What a backbone is made of, from its first layer to its last: what --freeze and --layer_decay count."""
+import re
+
+import torch
+
+from utilities.errors import UserError
+
+CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
+STAGES = ('blocks', 'layers')                       # the names of the blocks of a stage, in ConvNeXt or Swin
+INCEPTION = re.compile(r'inception_\d\w')           # the layers of a block of BN-Inception stand side by side
+
+
+def blocks(network):
+    """
+    A list of lists of module names: the stem, which is the first layer or the patch embedding, then block by block. A
+    norm belongs to the block before it.
+    """
+    found = []
+    for name in units(network):
+        module, block = network.get_submodule(name), INCEPTION.match(name)
+        is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
+        if found and (is_norm or block and found[-1][0].startswith(block[0])):
+            found[-1].append(name)
+        else:
+            found.append([name])
+    return found
+
+
+def units(network, prefix=''):
+    """The names of the modules with parameters, in order; lists of modules and stages stand for what they contain."""
+    for name, module in network.named_children():
+        nested = type(module) in CONTAINERS and any(True for part in module.children() for _ in part.children())
+        if nested or any(hasattr(module, stage) for stage in STAGES):
+            yield from units(module, f'{prefix}{name}.')
+        elif any(True for _ in module.parameters()):
+            yield prefix + name
+
+
+def depths(network):
+    """{name of each parameter: the index of its block}; 0 is the stem, which has all parameters outside of blocks."""
+    places = {name: depth for depth, names in enumerate(blocks(network)) for name in names}
+    return {parameter: next((depth for name, depth in places.items() if parameter.startswith(f'{name}.')), 0)
+            for parameter, _ in network.named_parameters()}
+
+
+def freeze(opt, network):
+    """
+    Makes the parameters of --freeze require no gradients; returns the list of their modules, which must stay in
+    evaluation mode. Raises UserError where there are fewer blocks.
+    """
+    if opt.freeze == 'none':
+        return []
+    found = blocks(network)
+    if opt.freeze == 'backbone':
+        network.requires_grad_(False)
+        return [network]
+    last = 0 if opt.freeze == 'stem' else int(opt.freeze)
+    if last >= len(found):
+        raise UserError(f'--freeze {opt.freeze}: --arch {opt.arch} has {len(found) - 1} blocks behind its stem')
+    for name, depth in depths(network).items():
+        if depth <= last:
+            network.get_parameter(name).requires_grad_(False)
+    return [network.get_submodule(name) for names in found[:last + 1] for name in names]

@@ -1,0 +1,67 @@
+"""How the last maps of a convolutional network, or the tokens of a ViT, become one vector per image: --pool."""
+import functools
+
+import torch
+
+from utilities.errors import UserError
+
+
+class Gem(torch.nn.Module):
+    """Generalised mean (mean of x^p)^(1/p) with trainable p. Radenovic et al., PAMI 2019, arXiv:1711.02512, Eq. 2."""
+
+    def __init__(self, p=3.0, eps=1e-6):
+        super().__init__()
+        self.p, self.eps = torch.nn.Parameter(torch.tensor(p)), eps
+
+    def forward(self, maps):
+        """[B, C, H, W] -> [B, C]; values below eps count as eps."""
+        return maps.clamp(min=self.eps).pow(self.p).mean(dim=(2, 3)).pow(1 / self.p)
+
+
+def average(maps):
+    return maps.mean(dim=(2, 3))
+
+
+def maximum(maps):
+    return maps.flatten(2).max(dim=2).values
+
+
+def class_token(tokens, n_prefix):
+    return tokens[:, 0]
+
+
+def mean_of_patches(tokens, n_prefix):
+    return tokens[:, n_prefix:].mean(dim=1)
+
+
+OF_MAPS = {'avg': average, 'max': maximum, 'avg_max': lambda maps: average(maps) + maximum(maps), 'gem': Gem}
+OF_TOKENS = {'token': class_token, 'patches': mean_of_patches, 'token_patches': lambda tokens, n_prefix: torch.cat(
+    [class_token(tokens, n_prefix), mean_of_patches(tokens, n_prefix)], dim=1)}
+POOLINGS = [*OF_MAPS, *OF_TOKENS]
+
+
+def select(opt, backbone):
+    """
+    The function or module of --pool, from maps [B, C, H, W] or tokens [B, T, C] to features [B, F]; None for the
+    network's own pooling. Raises UserError where the network has nothing of the kind.
+    """
+    if opt.pool is None:
+        return None
+    if backbone.maps is None:
+        raise UserError(f'--pool {opt.pool}: of --arch {opt.arch} only the pooled features are known; leave the flag '
+                        'out, or take a network of timm')
+    if opt.pool.startswith('token') and not backbone.n_prefix:
+        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} has no class token')
+    if opt.pool == 'gem':
+        return Gem()
+    pool = OF_MAPS.get(opt.pool)
+    return pool or functools.partial(OF_TOKENS[opt.pool], n_prefix=backbone.n_prefix)
+
+
+def check(opt, maps):
+    """Raises UserError where --pool is for maps and the network gives tokens, or the other way round."""
+    shape = list(maps.shape) if isinstance(maps, torch.Tensor) else type(maps).__name__
+    kind, names = {4: ('maps', OF_MAPS), 3: ('tokens', OF_TOKENS)}.get(len(shape), ('neither maps nor tokens', ()))
+    if opt.pool not in names:
+        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives {kind} ({shape} for one image); '
+                        + (f'choose from {", ".join(names)}' if names else 'leave the flag out'))

@@ -1,0 +1,290 @@
+"""Pooling and the embedding layer: norms, biases, and initial weights in closed form."""
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+import architectures
+from architectures import conv4, embedding_layer, pooling
+from tests.helpers import assert_same_end, folder_of, rows_of
+from utilities.errors import UserError
+
+
+def select(opt, arch, **flags):
+    return architectures.select(opt(arch=arch, not_pretrained=True, **flags))
+
+
+def maps_of(values):
+    return torch.tensor(values, dtype=torch.float).view(1, 1, 2, -1)
+
+
+# Pooling
+
+def test_without_flags_the_network_is_what_it_was(opt):
+    torch.manual_seed(3)
+    model = select(opt, 'conv4', embed_dim=7)
+    torch.manual_seed(3)
+    network, layer = conv4.backbone(opt()).network, torch.nn.Linear(256, 7)
+    expected = {f'backbone.{name}': value for name, value in network.state_dict().items()}
+    expected |= {'f_embed.weight': layer.weight, 'f_embed.bias': layer.bias}
+    assert list(model.state_dict()) == list(expected)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_known_values():
+    maps = maps_of([1, 2, 3, 6])
+    pool = {name: pooling.OF_MAPS[name](maps).item() for name in ('avg', 'max', 'avg_max')}
+    assert pool == {'avg': 3, 'max': 6, 'avg_max': 9}
+    assert pooling.Gem()(maps).item() == pytest.approx(((1 + 8 + 27 + 216) / 4) ** (1 / 3))
+    assert pooling.Gem(1.)(maps).item() == pytest.approx(3)
+    assert pooling.Gem(80.)(maps / 6).item() == pytest.approx(1, abs=.02)
+    assert pooling.Gem()(maps_of([0, 0, -5, 0])).item() == pytest.approx(1e-6)
+    gem = pooling.Gem()
+    gem(maps).backward()
+    step = 1e-3
+    slope = (pooling.Gem(3 + step)(maps) - pooling.Gem(3 - step)(maps)) / (2 * step)
+    assert gem.p.grad.item() == pytest.approx(slope.item(), rel=.02) and gem.p.grad > 0
+    tokens = torch.tensor([[[1., 2.], [50., 50.], [3., 5.], [5., 9.]]])
+    assert {name: pooling.OF_TOKENS[name](tokens, n_prefix=2).tolist() for name in pooling.OF_TOKENS} == {
+        'token': [[1, 2]], 'patches': [[4, 7]], 'token_patches': [[1, 2, 4, 7]]}
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('arch', [
+    'resnet50', 'mobilenet_v2', 'googlenet', 'bninception', 'torchvision:densenet121', 'torchvision:shufflenet_v2_x0_5',
+    'torchvision:swin_t', 'torchvision:squeezenet1_1', 'timm:resnet18', 'timm:efficientnet_lite0',
+    'timm:swin_tiny_patch4_window7_224', 'pretrainedmodels:xception', 'pretrainedmodels:nasnetamobile'])
+def test_the_mean_of_the_maps_is_the_networks_own_pooling(arch, opt):
+    model = select(opt, arch, embed_dim=2, pool='avg').eval()
+    images = torch.rand(2, 3, model.input_size, model.input_size)
+    with torch.no_grad():
+        features = model(images)[1]
+        model.pool = None
+        torch.testing.assert_close(features, model(images)[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('pool', [*pooling.OF_MAPS])
+def test_each_pools_the_last_maps_of_conv4(pool, opt):
+    model = select(opt, 'conv4', pool=pool, input_size=48, embed_dim=5)
+    images = torch.rand(3, 3, 48, 48)
+    embeddings, features = model(images)
+    maps = model.backbone[:4]((images - .5) / .5)
+    mean, largest = (torch.stack([torch.stack([function(plane) for plane in image]) for image in maps])
+                     for function in (torch.mean, torch.max))
+    root = torch.stack([(image.clamp(min=1e-6) ** 3).flatten(1).mean(1) ** (1 / 3) for image in maps])
+    torch.testing.assert_close(features, {'avg': mean, 'max': largest, 'avg_max': mean + largest, 'gem': root}[pool])
+    assert embeddings.shape == (3, 5) and model.f_embed.in_features == 64
+    embeddings.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert ('pool.p' in model.state_dict()) == (pool == 'gem')
+
+
+@pytest.mark.parametrize('name, n_prefix', [('vit_tiny_patch16_224', 1), ('deit_tiny_distilled_patch16_224', 2),
+                                            ('vit_tiny_patch16_dinov3', 5)])
+def test_tokens_of_vits(name, n_prefix, opt):
+    import timm
+    if name not in timm.list_models():
+        name, n_prefix = 'vit_small_patch14_reg4_dinov2', 5
+    size = {'input_size': 56 if 'patch14' in name else 64}
+    models = {}
+    for pool in (None, *pooling.OF_TOKENS):
+        torch.manual_seed(0)
+        models[pool] = select(opt, f'timm:{name}', pool=pool, **size).eval()
+    images = torch.rand(2, 3, *2 * [size['input_size']])
+    with torch.no_grad():
+        found = {pool: model(images)[1] for pool, model in models.items()}
+        tokens = models[None].backbone.forward_features((images - models[None].mean) / models[None].std)
+    assert tokens.shape[1] == n_prefix + 16
+    assert torch.equal(found['token'], tokens[:, 0])
+    mean = sum(tokens[:, n_prefix + i] for i in range(16)) / 16
+    torch.testing.assert_close(found['patches'], mean)
+    assert torch.equal(found['token_patches'], torch.cat([found['token'], found['patches']], dim=1))
+    if name == 'vit_tiny_patch16_224':
+        assert torch.equal(found['token'], found[None])
+
+
+def test_pooled_vits_with_their_norm_behind_the_mean_have_it_before(opt):
+    model = select(opt, 'timm:test_vit2', pool='patches').eval()
+    assert isinstance(model.backbone.fc_norm, torch.nn.Module)
+    image = torch.rand(1, 3, model.input_size, model.input_size)
+    tokens = model.backbone.fc_norm(model.backbone.forward_features((image - model.mean) / model.std))
+    prefix = model.backbone.num_prefix_tokens
+    torch.testing.assert_close(model(image)[1], tokens[:, prefix:].mean(dim=1))
+
+
+@pytest.mark.parametrize('arch, pool, sentence', [
+    ('timm:vit_tiny_patch16_224', 'gem', r'gives tokens \(\[1, 197, 192\] for one image\); choose from token, patches'),
+    ('conv4', 'patches', r'gives maps \(\[1, 64, 2, 2\] for one image\); choose from avg, max, avg_max, gem'),
+    ('conv4', 'token', 'conv4 has no class token'),
+    ('torchvision:vit_b_32', 'avg', 'only the pooled features are known; leave the flag out, or'),
+    ('pretrainedmodels:alexnet', 'avg', r'gives neither maps nor tokens \(\[1, 4096\] for one image\)'),
+])
+def test_a_pooling_that_does_not_suit_the_network_is_refused(arch, pool, sentence, opt):
+    with torch.device('meta'), pytest.raises(UserError, match=f'--pool {pool}: .*{sentence}'):
+        architectures.select_backbone(opt(arch=arch, not_pretrained=True, pool=pool))
+
+
+def test_a_trained_pooling_learns_in_the_warmup_and_has_the_rate_of_the_head(opt):
+    import criteria
+    import optimization
+    flags = opt(arch='conv4', not_pretrained=True, pool='gem', lr=.1, fc_lr=.2, loss='triplet')
+    model = architectures.select(flags)
+    model.start_epoch(warming_up=True)
+    model(torch.rand(2, 3, 32, 32))[0].sum().backward()
+    assert model.pool.p.grad is not None and model.backbone[0][0].weight.grad is None
+    optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
+    group, = (group for group in optimizer.param_groups if any(p is model.pool.p for p in group['params']))
+    assert group['lr'] == .2
+
+
+# The embedding layer
+
+@pytest.mark.parametrize('affine', [False, True])
+def test_layer_norm_in_front(affine, opt):
+    model = select(opt, 'conv4', embed_norm='layer', embed_norm_affine=affine, embed_dim=3).eval()
+    embeddings, features = model(torch.rand(4, 3, 32, 32))
+    variance, mean = torch.var_mean(features, dim=1, correction=0, keepdim=True)
+    normed = (features - mean) / (variance + 1e-5).sqrt()
+    torch.testing.assert_close(embeddings, normed @ model.f_embed[1].weight.T + model.f_embed[1].bias)
+    assert ('f_embed.0.weight' in model.state_dict()) == affine
+    torch.testing.assert_close(model.f_embed(features), embeddings)
+
+
+@pytest.mark.parametrize('affine', [False, True])
+def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, opt):
+    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3)
+    model.start_epoch(warming_up=True)
+    embeddings, features = model(torch.rand(6, 3, 32, 32))
+    variance, mean = torch.var_mean(features, dim=0, correction=0)
+    normed = (features - mean) / (variance + 1e-5).sqrt()
+    torch.testing.assert_close(embeddings, normed @ model.f_embed[1].weight.T + model.f_embed[1].bias)
+    torch.testing.assert_close(model.f_embed[0].running_mean, .1 * mean)
+    assert ('f_embed.0.weight' in model.state_dict()) == affine
+
+
+def test_without_a_bias_and_orthogonal(opt):
+    model = select(opt, 'conv4', embed_bias=False, embed_layers=[9], embed_dim=3)
+    assert [name for name in model.state_dict() if 'f_embed' in name] == ['f_embed.0.weight', 'f_embed.2.weight']
+    model = select(opt, 'conv4', embed_init='orthogonal', embed_layers=[9], embed_dim=3)
+    for layer in model.f_embed[::2]:
+        torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(len(layer.weight)))
+        assert not layer.bias.any()
+
+
+# Closed forms
+
+@pytest.fixture
+def data():
+    """60 features of dimension 6 around the means of 4 uneven classes."""
+    random = np.random.default_rng(1)
+    labels = np.repeat([2, 0, 3, 1], [20, 15, 15, 10])
+    mixing = random.normal(size=(6, 6))
+    return (2 * random.normal(size=(4, 6))[labels] + random.normal(size=(60, 6))) @ mixing + 5, labels
+
+
+def fitted(opt, data, **flags):
+    """The embedding layer after a fit to the data, and its embeddings of them as an array."""
+    features, labels = torch.from_numpy(data[0]).float(), data[1]
+    flags = opt(**flags)
+    layer = embedding_layer.embedding_layer(flags, features.shape[1])
+    embedding_layer.fit(flags, layer, features, labels)
+    return layer, layer.eval()(features).detach().double().numpy()
+
+
+def assert_equal_up_to_signs(found, expected, atol=1e-3):
+    signs = np.sign((found * expected).sum(axis=0))
+    np.testing.assert_allclose(found * signs, expected, atol=atol)
+
+
+def test_pca_is_that_of_scikit_learn(opt, data):
+    layer, embeddings = fitted(opt, data, embed_init='pca', embed_dim=6)
+    assert_equal_up_to_signs(embeddings, PCA(6).fit_transform(data[0]))
+    assert (layer.weight.detach().gather(1, layer.weight.abs().argmax(1, keepdim=True)) > 0).all()
+    _, first = fitted(opt, data, embed_init='pca', embed_dim=2, embed_bias=False)
+    assert_equal_up_to_signs(first, data[0] @ PCA(2).fit(data[0]).components_.T)
+
+
+def test_lda_is_that_of_scikit_learn(opt, data):
+    _, embeddings = fitted(opt, data, embed_init='lda', embed_dim=3, embed_lda_shrinkage=0.)
+    theirs = LinearDiscriminantAnalysis(solver='eigen').fit(*data).transform(data[0])[:, :3]
+    theirs -= theirs.mean(axis=0)                                            # it does not centre
+    within = np.mean([(row - theirs[data[1] == label].mean(axis=0)) ** 2 for row, label in zip(theirs, data[1],
+                                                                                               strict=True)], axis=0)
+    assert_equal_up_to_signs(embeddings, theirs / np.sqrt(within))
+
+
+def scatter(features, labels, shrinkage):
+    """Between-class and shrunken within-class covariance, with loops."""
+    between, within = np.zeros((2, 6, 6))
+    for row, label in zip(features, labels, strict=True):
+        mean = features[labels == label].mean(axis=0)
+        within += np.outer(row - mean, row - mean) / len(features)
+        between += np.outer(mean - features.mean(axis=0), mean - features.mean(axis=0)) / len(features)
+    return between, (1 - shrinkage) * within + shrinkage * np.trace(within) / 6 * np.eye(6), within
+
+
+@pytest.mark.parametrize('shrinkage', [0., .3, 1.])
+def test_lda_with_shrinkage_solves_the_generalised_eigenvalue_problem(shrinkage, opt, data):
+    between, shrunken, _ = scatter(*data, shrinkage)
+    values, vectors = scipy.linalg.eigh(between, shrunken)
+    _, embeddings = fitted(opt, data, embed_init='lda', embed_dim=2, embed_lda_shrinkage=shrinkage)
+    centred = data[0] - data[0].mean(axis=0)
+    assert_equal_up_to_signs(embeddings, centred @ vectors[:, :3:-1])
+
+
+def test_lda_fills_further_dimensions_with_what_does_not_separate_the_means(opt, data):
+    _, shrunken, within = scatter(*data, .3)
+    layer, embeddings = fitted(opt, data, embed_init='lda', embed_dim=6, embed_lda_shrinkage=.3)
+    weight = layer.weight.detach().double().numpy()
+    np.testing.assert_allclose(weight @ shrunken @ weight.T, np.eye(6), atol=1e-4)
+    means = np.stack([embeddings[data[1] == label].mean(axis=0) for label in range(4)])
+    assert np.ptp(means, axis=0)[:3].min() > .1 and np.ptp(means, axis=0)[3:].max() < 1e-3
+    variances = np.diag(weight @ within @ weight.T)[3:]
+    assert (np.diff(variances) < 0).all()
+    _, fewer = fitted(opt, data, embed_init='lda', embed_dim=4, embed_lda_shrinkage=.3)
+    assert_equal_up_to_signs(fewer, embeddings[:, :4])
+
+
+def test_a_norm_in_front_of_a_fit_has_the_statistics_of_the_features(opt, data):
+    layer, embeddings = fitted(opt, data, embed_init='pca', embed_dim=3, embed_norm='batch')
+    scale = np.sqrt(data[0].var(axis=0, ddof=1) + 1e-5)
+    assert_equal_up_to_signs(embeddings, PCA(3).fit_transform((data[0] - data[0].mean(axis=0)) / scale))
+    np.testing.assert_allclose(layer[0].running_mean, data[0].mean(axis=0), rtol=1e-4)
+
+
+def test_fits_that_cannot_be_are_refused(opt, data, run, quick, capsys):
+    with pytest.raises(UserError, match='has 6 features, .*; set --embed_dim 6 or less, not 7'):
+        fitted(opt, data, embed_init='pca', embed_dim=7)
+    flat = np.column_stack([data[0][:, :5], data[0][:, 4]]), data[1]
+    with pytest.raises(UserError, match='singular with --embed_lda_shrinkage 0.0; a larger one'):
+        fitted(opt, flat, embed_init='lda', embed_dim=2, embed_lda_shrinkage=0.)
+    assert run(*quick, '--embed_init', 'lda', '--embed_layers', '8') == 2
+    assert '--embed_init lda fits one linear layer: leave --embed_layers out' in capsys.readouterr().err
+
+
+def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):
+    """Without an epoch, the embeddings are those of LDA by hand; trained further, it resumes."""
+    flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1']
+    assert run(*flags, '--n_epochs', '0') == 0
+    folder = folder_of(tmp_path)
+    assert run('--embed', folder, tmp_path / 'embeddings.npz') == 0
+    assert run('--embed', folder, tmp_path / 'features.npz', '--eval_features') == 0
+    embeddings, features = (np.load(tmp_path / f'{name}.npz') for name in ('embeddings', 'features'))
+    train = features['splits'] == 'train'
+    x, y = features['embeddings'].astype(float), features['labels']
+    expected = (x - x[train].mean(axis=0)) @ fit_by_hand(x[train], y[train], 5)
+    assert_equal_up_to_signs(embeddings['embeddings'][:, :5], expected, atol=1e-2)
+    assert len(rows_of(folder)) == 1
+    assert run('--resume', folder, '--n_epochs', '2') == 0
+    assert run(*flags, '--group', 'whole') == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
+
+
+def fit_by_hand(features, labels, dim):
+    means = np.stack([features[labels == label].mean(axis=0) for label in labels])
+    within = (features - means).T @ (features - means) / len(features)
+    between = (means - features.mean(axis=0)).T @ (means - features.mean(axis=0)) / len(features)
+    shrunken = .9 * within + .1 * np.trace(within) / len(within) * np.eye(len(within))
+    return scipy.linalg.eigh(between, shrunken)[1][:, :-dim - 1:-1]
