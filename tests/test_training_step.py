@@ -310,13 +310,14 @@ def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick
     assert 'cannot change within a run: --amp bfloat16 (was none)' in capsys.readouterr().err
 
 
-def test_a_compiled_network_computes_the_same(monkeypatch):
+def test_a_compiled_network_computes_the_same():
     """Also where its random numbers are asked for twice: with those of eager mode, dropout leaves out the same."""
     if not compiles():
         pytest.skip('torch.compile does not work here')
-    monkeypatch.setattr(torch._inductor.config, 'fallback_random', True)
+    from torch._inductor import config
     flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --n_epochs 1'
-    plain, compiled = (train(f'{flags} {more}', torch.float32, dropout=0.5) for more in ('', '--compile'))
+    with config.patch(fallback_random=True):
+        plain, compiled = (train(f'{flags} {more}', torch.float32, dropout=0.5) for more in ('', '--compile'))
     assert_near(plain['network'], compiled['network'], 1e-4)
 
 
