@@ -108,7 +108,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
 def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_number(quick, tmp_path):
     flags = [*quick, *FEW]
     plan = [(3, [*flags, '--group', 'whole']),
-            (3, [*flags, '--group', 'nan', '--lr', '1e30', '--loss', 'npair', '--optim', 'sgd']),
+            (3, [*flags, '--group', 'nan', '--lr', '1e30', '--loss', 'npair', '--batch_mining', 'npair']),
             (3, [*flags, '--group', 'bug0'], AT_EPOCH_2, 'disturb(0, fail)'),
             (3, [*flags, '--group', 'bug2'], AT_EPOCH_2, 'disturb(2, fail)'),
             (3, [*flags, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from datetime import timedelta
 
 import torch
@@ -76,7 +77,7 @@ def of_main(work, *arguments):
         result = work(*arguments)
         store().set(key, pickle.dumps(result))
         return result
-    return pickle.loads(awaited(key))
+    return pickle.loads(awaited(store(), key))
 
 
 def one_first(work):
@@ -85,7 +86,7 @@ def one_first(work):
         return work()
     key = f'one_first/{os.environ.get("GROUP_RANK", 0)}/{n_calls("one_first")}'
     if local_rank() > 0:
-        awaited(key)
+        awaited(store(), key)
     result = work()
     if local_rank() == 0:
         store().set(key, '')
@@ -97,14 +98,14 @@ def n_calls(function):
     return store().add(f'{function}/calls of {rank()}', 1)
 
 
-def awaited(key):
-    """The value of the key in the store, once it is there."""
+def awaited(place, key):
+    """The value of the key in a store, once it is there."""
     pause = 0.001
-    while not store().check([key]):
+    while not place.check([key]):
         stopping.check()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
-    return store().get(key)
+    return place.get(key)
 
 
 def together(work):
@@ -117,10 +118,10 @@ def together(work):
     """
     if int(os.environ.get('WORLD_SIZE', 1)) == 1:
         return work()
-    connect()
     over = threading.Event()
-    threading.Thread(target=watch, args=(store().clone(), over), daemon=True).start()
+    threading.Thread(target=watch, args=(over, signals()), daemon=True).start()
     try:
+        connect()
         with silent_unless_main(), ending_together():
             code = work()
             dist.all_reduce(torch.zeros(1))                 # process 0 may host the store: none leaves before the last
@@ -146,12 +147,45 @@ def connect():
     if not dist.is_available():
         raise UserError('this PyTorch is built without torch.distributed: start one process, without torchrun')
     try:
-        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT)
+        base, number, n = next(dist.rendezvous('env://', timeout=TIMEOUT))
+        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
+                                store=dist.PrefixStore(attempt(base, number, n), base), rank=number, world_size=n)
     except ValueError as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
                         f'({error}); start the processes by torchrun') from None
     except RuntimeError as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
+
+
+def attempt(base, number, n):
+    """
+    A name for this attempt to connect n processes, of which this is `number`. torchrun keeps its store `base` when it
+    starts them again, with all that earlier attempts have left in it: the processes agree on a name that is new.
+    """
+    own = uuid.uuid4().hex
+    if number == 0:
+        base.set('attempt', own)
+        others = [awaited(base, f'{own}/{other}') for other in range(1, n)]
+        base.set(f'{own}/others', b' '.join(others))
+        return own
+    while True:
+        name = awaited(base, 'attempt').decode()                 # it may be that of an earlier attempt
+        base.set(f'{name}/{number}', own)
+        while base.get('attempt').decode() == name:
+            if base.check([f'{name}/others']) and own in base.get(f'{name}/others').decode():
+                return name
+            stopping.check()
+            time.sleep(LONGEST_PAUSE)
+
+
+def signals():
+    """A pipe that the numbers of signals are written to at once, also while a collective operation blocks Python."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))         # data workers are no part of this
+    return reading
 
 
 @contextlib.contextmanager
@@ -187,6 +221,8 @@ def ending_together():
 
 def end(code):
     """Notes that this process ends with `code`. Returns None, or the code of the first one if another has been it."""
+    if not connected():
+        return None
     mine = f'{rank()} {code}'
     try:
         first = store().compare_set(ENDED, '', mine).decode()
@@ -203,22 +239,27 @@ def code_of_ended():
         return None
 
 
-def watch(store, over):
+def watch(over, signals):
     """
     In a thread of its own: interrupts this process where another one has ended, or torchrun itself. Ends it after GRACE
-    seconds where it cannot react, since it waits in a collective operation for one that has ended. over: an Event.
+    seconds where it cannot react, since it waits in a collective operation for one that has ended.
+
+    over: an Event that is set when this process needs no watching. signals: as signals() returns it.
     """
-    while not over.wait(stopping.POLL):
+    own, ended = None, False
+    while not (ended or stopping.requested):
+        if over.wait(stopping.POLL):
+            return
+        with contextlib.suppress(BlockingIOError):               # raised where no signal has come
+            stopping.requested |= bool({signal.SIGINT, signal.SIGTERM} & {*os.read(signals, 100)})
         try:
-            ended = store.check([ENDED])
+            own = own or (store().clone() if connected() else None)      # another connection: the main one may block
+            ended = own is not None and own.check([ENDED])
         except RuntimeError:
             ended = True
-        if not ended and not stopping.requested:
-            continue
-        stopping.requested = True
-        if not over.wait(GRACE):
-            leave_now(code_of_ended() or CODES[KeyboardInterrupt])
-        return
+    stopping.requested = True
+    if not over.wait(GRACE):
+        leave_now((code_of_ended() if connected() else None) or CODES[KeyboardInterrupt])
 
 
 def leave(code):
