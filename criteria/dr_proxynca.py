@@ -36,15 +36,17 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         centre = proxies.detach().mean(dim=0)            # distances stay; smaller norms have smaller rounding errors
         batch, proxies = batch - centre, proxies - centre
         # all from inner products, so that nothing has the shape [B, C, D]
-        x, products, among = batch.square().sum(dim=1, keepdim=True), batch @ proxies.T, proxies @ proxies.T
-        w = among.diagonal()
+        x, w = batch.square().sum(dim=1, keepdim=True), proxies.square().sum(dim=1)
+        products = batch @ proxies.T
         squared = x + w - 2 * products
         apart = squared > 8 * torch.finfo(batch.dtype).eps * (x + w)
         distances = squared.where(apart, 1).sqrt()                              # [B, C]
         similarities = -(squared if scale else distances) * apart
         own = labels[:, None]
         if gamma:
-            side = among[labels] - products - products.gather(1, own) + x       # (w_n − x)·(w_own − x)
+            few = len(labels) < len(proxies)            # the product is taken of what has fewer rows
+            of_own = proxies[labels] @ proxies.T if few else (proxies @ proxies.T)[labels]           # w_n·w_own
+            side = of_own - products - products.gather(1, own) + x              # (w_n − x)·(w_own − x)
             direction = side / (distances * distances.gather(1, own)) * (apart & apart.gather(1, own))
             others = similarities - gamma * direction
         else:

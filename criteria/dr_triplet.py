@@ -20,26 +20,33 @@ def squared_distances(batch):
     return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
 
 
-def squared_of_pairs(batch, first, second):
-    """‖x_i − x_j‖² of the pairs (i, j) = (first, second): [T]. A value within the rounding error of 0 is set to 0."""
-    if len(first) <= 4 * len(batch):
-        return (batch[first] - batch[second]).pow(2).sum(dim=1)
-    squared, apart = squared_distances(batch)                      # one B x B product instead of T x D differences
-    return squared.where(apart, 0)[first, second]
+def root(squared, apart):
+    """√squared; where not `apart` it is 0 and has gradient 0."""
+    return squared.where(apart, 1).sqrt().where(apart, 0)
+
+
+def sides_and_product(batch, triplets):
+    """‖x_p − x_a‖, ‖x_n − x_a‖ and (x_p − x_a)·(x_n − x_a) of each triplet: three [T]. A length of 0 has gradient 0."""
+    anchors, positives, negatives = triplets.T
+    if len(triplets) > 4 * len(batch):
+        distances = root(*squared_distances(batch))                # one B x B product instead of T x D differences
+        d_ap, d_an, d_pn = distances[anchors, positives], distances[anchors, negatives], distances[positives, negatives]
+        return d_ap, d_an, (d_ap.square() + d_an.square() - d_pn.square()) / 2
+    own = batch.index_select(0, anchors)
+    to_positive, to_negative = batch.index_select(0, positives) - own, batch.index_select(0, negatives) - own
+    return (torch.linalg.vector_norm(to_positive, dim=1), torch.linalg.vector_norm(to_negative, dim=1),
+            (to_positive * to_negative).sum(dim=1))
 
 
 def dr_triplet_violations(batch, triplets, margin=0.278, gamma=0.492):
     """[ d_ap − d_an + margin − γ cos(x_n − x_a, x_p − x_a) ]₊ of each triplet: [T]. Arguments as in dr_triplet_loss."""
-    anchors, positives, negatives = triplets.T
-    squared = [squared_of_pairs(batch, *pair) for pair in ((anchors, positives), (anchors, negatives))]
-    apart = [part > 0 for part in squared]
-    d_ap, d_an = (part.where(mask, 1).sqrt() for part, mask in zip(squared, apart, strict=True))
-    direction = 0
+    d_ap, d_an, product = sides_and_product(batch, triplets)
+    violations = d_ap - d_an + margin
     if gamma:
-        # by the law of cosines; 0 where the anchor coincides with the positive or the negative
-        side = squared[0] + squared[1] - squared_of_pairs(batch, positives, negatives)
-        direction = side / (2 * d_ap * d_an) * (apart[0] & apart[1])
-    return F.relu(d_ap * apart[0] - d_an * apart[1] + margin - gamma * direction)
+        lengths = d_ap * d_an
+        apart = lengths > 0                              # the cosine is 0 where the anchor is the positive or negative
+        violations = violations - gamma * (product / lengths.where(apart, 1)).where(apart, 0)
+    return F.relu(violations)
 
 
 def dr_triplet_loss(batch, triplets, margin=0.278, gamma=0.492):

@@ -29,14 +29,16 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         n_classes, n_centroids, dim = centroids.shape
-        centroids = F.normalize(centroids.to(batch.dtype), dim=2)
-        cosines = (F.normalize(batch, dim=1) @ centroids.view(-1, dim).T).view(len(batch), n_classes, n_centroids)
-        similarities = ((cosines / gamma).softmax(dim=2) * cosines).sum(dim=2)
+        # classes last, since a softmax over a short last dimension takes several times as long
+        centroids = F.normalize(centroids.to(batch.dtype).transpose(0, 1).reshape(-1, dim), dim=1)      # [K C, D]
+        cosines = (F.normalize(batch, dim=1) @ centroids.T).view(len(batch), n_centroids, n_classes)
+        similarities = ((cosines / gamma).softmax(dim=1) * cosines).sum(dim=1)
         margins = similarities.new_full((len(batch), 1), -margin_delta)
         loss = F.cross_entropy(scale * similarities.scatter_add(1, labels[:, None], margins), labels)
         if reg_weight and n_centroids > 1:
             first, second = torch.triu_indices(n_centroids, n_centroids, offset=1, device=batch.device)
-            between = (centroids[:, first] * centroids[:, second]).sum(dim=2)                  # [C, K (K − 1) / 2]
+            centroids = centroids.view(n_centroids, n_classes, dim)
+            between = (centroids[first] * centroids[second]).sum(dim=2)                        # [K (K − 1) / 2, C]
             distances = (2 + 1e-5 - 2 * between).sqrt()
             loss = loss + reg_weight * distances.sum() / (n_classes * n_centroids * (n_centroids - 1))
         return loss

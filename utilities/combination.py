@@ -24,9 +24,13 @@ def parts(opt):
 
 def triplets_of(positives, negatives):
     """Masks of positive and negative pairs, two bool [B, B] -> every triplet that they make: [T, 3]."""
-    pairs = positives.nonzero()                                                              # [P, 2]
-    place, negative = negatives[pairs[:, 0]].nonzero().T
-    return torch.cat([pairs[place], negative[:, None]], dim=1)
+    anchors, partners = positives.nonzero().T
+    pair, negative = negatives.index_select(0, anchors).nonzero().T
+    triplets = negative.new_empty(3, len(negative))          # in columns and in place: there may be tens of millions
+    torch.index_select(anchors, 0, pair, out=triplets[0])
+    torch.index_select(partners, 0, pair, out=triplets[1])
+    triplets[2] = negative
+    return triplets.T
 
 
 def masks_of(anchors, positives, negatives, batch):
