@@ -1,1 +1,23 @@
-"""Measurements of time and memory: `python -m benchmarks.<name>` prints a table. None of them is a test."""
+"""
+Measurements of time and memory: `python -m benchmarks.<name>` prints the tables of one, `python -m benchmarks` one
+table of the short forms of all. None of them is a test.
+
+A module takes part in that table if it has a function `short()`, without arguments, that yields Rows and takes a minute
+or two. It is called in a process of its own, with OMP_NUM_THREADS=1.
+"""
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """
+    A line of the table: ours takes at most `target` times what the peer takes.
+
+    job:    what is measured, on which sizes, and what the peer is.
+    ours:   median, in seconds of processor time unless the job names another unit; the smaller the better.
+    peer:   the same of the peer, measured in turn with ours.
+    target: the largest ratio ours / peer that meets the target.
+    """
+    job: str
+    ours: float
+    peer: float
+    target: float
