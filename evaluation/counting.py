@@ -16,8 +16,7 @@ queries and TILE gallery images, and each tile is compared with them (count_stri
 - Where each image is a query against all others, the matrix is symmetric: the tile of the queries a, b and the images
   c, d is, transposed, that of the queries c, d and the images a, b, which is not computed again.
 - A score below that of a query's farthest positive changes no rank, and neither does a score beyond the last rank that
-  a metric looks at. One comparison per score finds the others, the candidates. Where they are few, each is looked up
-  among the scores of the positives; where they are many, the whole tile is compared with one positive after the other.
+  a metric looks at. One comparison per score finds the others, and only they are looked up among the positives.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
@@ -33,9 +32,7 @@ from evaluation.deciding import by_differences
 from evaluation.neighbours import bisect, in_threads
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
-BLOCK = 128                  # of these, as many as are compared with all positives while they are in the cache
 GROUP = 4                    # strips of queries whose ranks are returned together
-PICK = 100                   # looking up one candidate takes as long as comparing so many scores with one positive
 SAMPLE = 1024                # gallery images from whose scores those of the `depth` nearest are estimated
 
 
@@ -130,10 +127,10 @@ class Counting:
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
-        self.sample = self.gallery[np.random.default_rng(0).permutation(len(self.gallery))[:SAMPLE]]
+        self.sample = self.gallery[sample_of(len(self.gallery))]
         order = np.lexsort((self.query_labels, -search.n_positives))
         order = order[:np.count_nonzero(search.n_positives)]
-        self.strips = list(in_threads(self.look_up, [order[start:start + TILE] for start in range(0, len(order), TILE)]))
+        self.strips = list(in_threads(self.look_up, [order[i:i + TILE] for i in range(0, len(order), TILE)]))
 
     def points(self, queries):
         """[q, D + 2]: what the gallery is multiplied with."""
@@ -155,24 +152,13 @@ class Counting:
         scores, indices = (np.take_along_axis(array, farthest_first, axis=1) for array in (scores, indices))
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         blur, lowest = self.search.blur(queries).numpy(), scores - margins
-        floor = np.maximum(lowest.min(axis=1), self.estimate(points, depth.max()))[:, None]
+        nearest = estimate(points @ self.sample.T, len(self.gallery), depth.max())
+        floor = np.maximum(lowest.min(axis=1), nearest)[:, None]
         doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=1)
         unclear = ((margins > 0) & (scores < floor) & (scores + 2 * margins >= floor)).any(axis=1)
         above = np.zeros((len(queries), scores.shape[1] + 1), np.int32)
         return Strip(queries, labels, self.search.n_positives[queries], depth, scores, indices, blur, doubtful,
                      floor[:, 0], above, unclear)
-
-    def estimate(self, points, depth):
-        """
-        [q] scores that at least the `depth` nearest images of nearly all queries reach; −inf where the sample is too
-        small to say. Of these images, about `mean` are in the sample, with a standard deviation below √mean.
-        """
-        mean = depth * len(self.sample) / len(self.gallery) if depth < len(self.gallery) else np.inf
-        place = min(depth, np.ceil(mean + 4 * mean ** 0.5)) + 1               # 1 more for the query itself
-        if place > len(self.sample):
-            return np.full(len(points), -np.inf)
-        place = len(self.sample) - int(place)
-        return np.partition(points @ self.sample.T, place, axis=1)[:, place]
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; where the matrix is symmetric, only what no earlier strip has counted."""
@@ -189,60 +175,77 @@ class Counting:
 
     def add(self, strip, scores, indices):
         """Adds what the `scores` [q, g] of a strip's queries and the gallery images `indices` [g] contribute."""
-        candidates = scores >= strip.floor[:, None]
-        if PICK * np.count_nonzero(candidates) <= scores.size * strip.scores.shape[1]:
-            counts = count_some(strip, scores, indices, candidates)
-        else:
-            counts = count_all(strip, scores, indices, candidates)
+        counts = count(strip, scores, indices)
         with self.lock:
             strip.above += counts
         mark_unclear(strip, scores, self.search.tolerance)
 
 
-def count_some(strip, scores, indices, candidates):
-    """What Strip.above counts, in a tile where only the `candidates` [q, g] reach the floor: looks each of them up."""
-    query, column = positions(candidates)
-    score, index = scores[query, column], indices[column]
-    n_queries, n_slots = strip.scores.shape
-    before = bisect(strip.scores, query, score)            # of so many positives, the farthest, each candidate comes
-    tied = np.flatnonzero(before < n_slots)
+def sample_of(n_gallery):
+    """[s] ascending indices of up to SAMPLE of the images, at random."""
+    return np.sort(np.random.default_rng(0).permutation(n_gallery)[:SAMPLE])
+
+
+def estimate(scores, n_gallery, depth):
+    """
+    [q] scores that the `depth` nearest images of nearly all queries reach, from the scores [q, s] of a sample of the
+    gallery; −inf where it is too small to say. About `mean` of these images are in it, with a standard deviation below
+    √mean.
+    """
+    n = scores.shape[1]
+    mean = depth * n / n_gallery if depth < n_gallery else np.inf
+    place = min(depth, np.ceil(mean + 4 * mean ** 0.5)) + 1                   # 1 more for the query itself
+    if place > n:
+        return np.full(len(scores), -np.inf, scores.dtype)
+    return np.partition(scores, n - int(place), axis=1)[:, n - int(place)]
+
+
+def count(strip, scores, indices):
+    """What Strip.above counts, in a tile: looks every score that reaches the floor up among those of the positives."""
+    query, column, score = pick(scores, scores >= strip.floor[:, None])
+    n_slots = strip.scores.shape[1]
+    own, own_index = strip.scores.ravel(), strip.indices.ravel()
+    first = query * n_slots
+    place = bisect(strip.scores, first, score)             # a candidate comes before the positives from first to place
+    tied = np.flatnonzero(own.take(place, mode='clip') == score)
     while len(tied):
-        place = query[tied], before[tied]
-        tied = tied[(strip.scores[place] == score[tied]) & (index[tied] < strip.indices[place])]
-        before[tied] += 1
-        tied = tied[before[tied] < n_slots]
-    found = np.bincount(query * (n_slots + 1) + before, minlength=strip.above.size).reshape(strip.above.shape)
+        tied = tied[place[tied] < first[tied] + n_slots]
+        tied = tied[(own[place[tied]] == score[tied]) & (indices[column[tied]] < own_index[place[tied]])]
+        place[tied] += 1
+    found = np.bincount(place + query, minlength=strip.above.size).reshape(strip.above.shape)
     return found[:, ::-1].cumsum(axis=1)[:, ::-1]
-
-
-def count_all(strip, scores, indices, candidates):
-    """The same, for many candidates: compares all scores with one positive after the other."""
-    counts = np.empty_like(strip.above)
-    counts[:, 0] = candidates.sum(axis=1, dtype=np.uint16)                     # quicker than wider integers
-    for slot, (own, own_index) in enumerate(zip(strip.scores.T.copy(), strip.indices.T, strict=True), start=1):
-        counts[:, slot] = (scores > own[:, None]).sum(axis=1, dtype=np.uint16)
-        tied = scores == own[:, None]
-        if tied.any():
-            query, column = positions(tied)
-            before = indices[column] < own_index[query]
-            counts[:, slot] += np.bincount(query[before], minlength=len(own)).astype(counts.dtype)
-    return counts
 
 
 def mark_unclear(strip, scores, tolerance):
     """Finds the queries of which a score in `scores` [q, g] cannot be told from that of a positive."""
     rows = np.flatnonzero((strip.doubtful < np.inf) & ~strip.unclear)
     some = scores[rows]
-    query, column = positions(some >= strip.doubtful[rows, None])
-    score, query = some[query, column], rows[query]
+    query, _, score = pick(some, some >= strip.doubtful[rows, None])
+    query = rows[query]
     blur, least = strip.blur[query], -strip.blur[query] / tolerance
     for own in strip.scores.T:
         own = own[query]
         strip.unclear[query[(own > least) & (abs(score - own) <= blur)]] = True
 
 
-def positions(array):
-    """np.nonzero of a [n, m] bool array, contiguous in either order: faster."""
-    if array.flags.c_contiguous:
-        return np.divmod(np.flatnonzero(array), array.shape[1])
-    return np.divmod(np.flatnonzero(array.T), array.shape[0])[::-1]
+def pick(scores, chosen):
+    """
+    Row, column and value of the `scores` [n, m] that are `chosen`, a bool array that is contiguous in either order.
+    Faster than to index with it.
+    """
+    if not chosen.flags.c_contiguous:
+        column, row, score = pick(scores.T, chosen.T)
+        return row, column, score
+    places = true_places(chosen)
+    row = places // chosen.shape[1]
+    return row, places - row * chosen.shape[1], scores.ravel().take(places)
+
+
+def true_places(array):
+    """np.flatnonzero of a bool array; where few are True, faster, in the words of 8 that are not all False."""
+    if array.size % 8 or np.count_nonzero(array) > array.size / 10:
+        return np.flatnonzero(array)
+    words = array.ravel().view(np.uint64)
+    some = np.flatnonzero(words != 0)
+    within = np.flatnonzero(words.take(some).view(bool))
+    return (some.take(within >> 3) << 3) + (within & 7)

@@ -99,7 +99,7 @@ class Search:
 
     @functools.cached_property
     def by_class(self):
-        """[G] the gallery in the order of its classes, and [number of queries] where each query is in it; G: nowhere."""
+        """[G] the gallery in the order of its classes; [number of queries] each query's place in it, G for none."""
         order = np.argsort(self.gallery_labels, kind='stable')
         places = np.full(len(order) + 1, len(order))
         places[order] = np.arange(len(order))
@@ -115,20 +115,24 @@ class Search:
         places += places >= own[rows, None]                # the query itself is no positive
         return order[np.where(exists, places, 0)], exists
 
-    def scores(self, rows):
+    def scores(self, rows, images=None):
         """
-        [q, G] scores of some queries, an index array; −inf for the query itself.
+        [q, G] scores of some queries, an index array, with the gallery, or [q, n] with some of its images, an ascending
+        index array; −inf for the query itself.
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries = self.move(rows_of(self.queries, rows))
+        queries, gallery = self.move(rows_of(self.queries, rows)), self.moved_gallery if images is None else None
+        if images is not None:
+            gallery = self.move(rows_of(self.gallery, images))
         if queries.device.type == 'cpu':
-            scores = torch.from_numpy(queries.numpy() @ self.moved_gallery.numpy().T)
+            scores = torch.from_numpy(queries.numpy() @ gallery.numpy().T)
         else:
-            scores = queries @ self.moved_gallery.T
+            scores = queries @ gallery.T
         if self.euclidean:
-            scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
-        return self.without_selves(scores, rows)
+            half_norms = self.gallery_half_norms if images is None else self.half_norms(gallery)
+            scores.sub_(half_norms).sub_(self.half_norms(queries)[:, None])
+        return self.without_selves(scores, rows, images)
 
     def precise_scores(self, rows):
         """The same in float64, for Euclidean scores."""
@@ -139,10 +143,14 @@ class Search:
             scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
         return self.without_selves(scores.sub_(self.half_norms(queries)[:, None]), rows)
 
-    def without_selves(self, scores, rows):
-        own = torch.as_tensor(self.own[rows], device=scores.device)
-        selves = (own >= 0).nonzero()[:, 0]
-        scores[selves, own[selves]] = -torch.inf
+    def without_selves(self, scores, rows, images=None):
+        own, column = self.own[rows], self.own[rows]
+        if images is not None:
+            column = np.minimum(np.searchsorted(images, own), len(images) - 1)
+            own = np.where(images[column] == own, own, -1)
+        selves = np.flatnonzero(own >= 0)
+        places = (torch.as_tensor(index, device=scores.device) for index in (selves, column[selves]))
+        scores[tuple(places)] = -torch.inf
         return scores
 
     @functools.cached_property
@@ -179,15 +187,23 @@ def rows_of(points, index):
     return points if everything else points[torch.as_tensor(index, device=points.device)]
 
 
-def bisect(table, rows, values):
-    """[n]: how many numbers of a row of the table [m, k] are below each value, for rows that ascend: rows, values [n]."""
-    flat, first, left = table.ravel(), rows * table.shape[1], table.shape[1]
-    place = first.copy()
+def chunks(rows, n_gallery, n_scores=1 << 24):
+    """Parts of an index array of queries, of one query or as many as have up to `n_scores` scores (64 MB)."""
+    size = max(1, n_scores // max(1, n_gallery))
+    return [rows[start:start + size] for start in range(0, len(rows), size)]
+
+
+def bisect(table, first, values):
+    """
+    [n]: where in table.ravel() the first number is that is not below each value, in a row of the table [m, k], which
+    ascends; the end of the row if there is none. first: [n] int64, where each row begins; values: [n].
+    """
+    flat, place, left = table.ravel(), first.copy(), table.shape[1]
     while left > 1:
         half = left // 2
         place += (flat.take(place + (half - 1)) < values) * half
         left -= half
-    return place + (flat.take(place) < values) - first
+    return place + (flat.take(place) < values)
 
 
 def in_threads(work, items, description=None):

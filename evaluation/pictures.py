@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from evaluation import geometry
+from evaluation.neighbours import chunks
 from evaluation.protocol import embed_splits
-from evaluation.ranking import chunks
 from utilities import processes
 from utilities.errors import UserError
 from utilities.files import atomic

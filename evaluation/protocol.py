@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry, ranking
+from evaluation import geometry
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from utilities import processes
@@ -171,8 +171,6 @@ def check_metrics(opt):
         raise UserError('--eval_level: a training run needs the level class, on which --storage_metrics are computed')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
-    if opt.ranking_backend == 'search' and not ranking.has_faiss():
-        raise UserError('--ranking_backend search needs faiss: pip install faiss-cpu, or leave the flag out')
 
 
 def check_data(opt, data):

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, counting, geometry, neighbours, ranking, retrieval
+from evaluation import clustering, counting, geometry, neighbours, ranking, retrieval, sorting
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
              'mAP', 'mAP_1000', 'mAP_lim', 'mAP_c']
-EXACT = ['count', 'sort', 'torch'] + ['search'] * ranking.has_faiss()
+EXACT = ['count', 'sort', 'torch']
 
 
 def brute_force(name, points, labels, is_query, cosine=False):
@@ -64,7 +64,7 @@ def small_tiles(patch, tile, pick, sample):
     patch.setattr(counting, 'PICK', pick)
     patch.setattr(counting, 'SAMPLE', sample)
     patch.setattr(ranking, 'CHUNK', 40 * tile)
-    patch.setattr(ranking, 'SORTED', 40 * tile)
+    patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
 @settings(max_examples=200, deadline=None)

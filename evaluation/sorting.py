@@ -1,0 +1,71 @@
+"""
+The ranks of the positives by sorting the scores of each query, or only the highest if no metric looks beyond them, and
+looking up those of its positives.
+"""
+import numpy as np
+import torch
+
+from evaluation.deciding import by_differences
+from evaluation.neighbours import bisect, chunks, in_threads
+
+CHUNK = 1 << 21              # scores in memory at a time and per thread: 8 MB
+
+
+def by_sorting(search, depth):
+    """ranking.positive_ranks by sorting, on the CPU."""
+    rows = np.flatnonzero(search.n_positives)
+    parts, unclear = chunks(rows, len(search.gallery), CHUNK), []
+    depth = np.broadcast_to(depth, len(search.n_positives))
+    found = in_threads(lambda part: sorted_ranks(search, part, depth[part].max()), parts, 'rank')
+    for part, (ranks, clear) in zip(parts, found, strict=True):
+        unclear.append(part[~clear])
+        yield part[clear], ranks[clear]
+    if unclear:
+        yield from by_differences(search, np.concatenate(unclear), depth)
+
+
+def sorted_ranks(search, part, depth):
+    """Of some queries: [q, R] ranks as positive_ranks yields them; [q] bool: whether float32 can order the scores."""
+    places, exists = search.positives(part)
+    scores = search.scores(part)
+    margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
+    scores = scores.numpy()
+    mine, ascending = np.take_along_axis(scores, places, axis=1), highest(scores, depth + 1)
+    complete, k = ascending.shape == scores.shape, ascending.shape[1]
+    least = np.full(len(part), -np.inf, scores.dtype) if complete else ascending[:, 0]
+    row, slot = np.nonzero(exists & (mine >= least[:, None]))
+    score = mine[row, slot]
+    below = bisect(ascending, row * k, score) - row * k
+    ranks, clear = np.full(places.shape, np.inf), np.ones(len(part), bool)
+    ranks[row, slot] = k - below
+    tied = (ascending[row, np.minimum(below + 1, k - 1)] == score) & (below + 1 < k) | (score == least[row])
+    for number in np.flatnonzero(tied):
+        others, place = scores[row[number]], places[row[number], slot[number]]
+        ranks[row[number], slot[number]] = (1 + np.count_nonzero(others > score[number])
+                                            + np.count_nonzero(others[:place] == score[number]))
+    close = exists & (margins > 0) & (mine + margins >= least[:, None])
+    cut = close & (mine - margins <= least[:, None])       # images below the highest may be within the margin
+    clear &= ~cut.any(axis=1)
+    for number in np.flatnonzero(close.any(axis=1) & clear):
+        own, margin = mine[number, exists[number]], margins[number, exists[number]]
+        rivals = within(ascending[number], own, margin) > within(np.sort(own), own, margin)
+        clear[number] = not rivals[close[number, exists[number]]].any()
+    return np.sort(ranks, axis=1), clear
+
+
+def highest(scores, k):
+    """[q, K] the k highest scores of each row of [q, G], or all of them, ascending."""
+    n = scores.shape[1]
+    if is_partial(k, n):
+        scores = np.partition(scores, n - int(k), axis=1)[:, n - int(k):]
+    return np.sort(scores, axis=1)
+
+
+def is_partial(k, n):
+    """Whether it is faster to find the k highest of n numbers first, than to sort all."""
+    return k < n / 4
+
+
+def within(ascending, values, margins):
+    """How many of the `ascending` numbers are within the margin of each value."""
+    return ascending.searchsorted(values + margins, 'right') - ascending.searchsorted(values - margins)
