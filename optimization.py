@@ -105,9 +105,9 @@ class Schedule:
         if opt.scheduler == 'onecycle':
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
             peak = opt.onecycle_peak * (last + 1) - 1
-            if step - 1 < peak:
+            if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
-            return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)) if last > peak else 1)
+            return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 
     def rates(self):

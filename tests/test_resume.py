@@ -153,7 +153,8 @@ def test_a_resume_names_the_flags_that_cannot_change(flags, change, quick, run, 
 
 @pytest.mark.parametrize('flags', [
     '--scheduler step --tau 2 4 --lr 0.01 --fc_lr 0.02 --decay 0.1 --gamma 0.5', '--scheduler cosine --n_epochs 6',
-    '--scheduler none --loss_decay 0.3 --loss_margin_beta_lr 0.7',
+    '--scheduler none --loss_decay 0.3 --loss_margin_beta_lr 0.7', '--scheduler onecycle --onecycle_peak 0.5',
+    '--scheduler cosine --lr_floor 0.2 --lr_warmup 4',
 ])
 def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_path, monkeypatch):
     """From the first resumed epoch on, rates and decays are those of a run that had the flags from its start."""

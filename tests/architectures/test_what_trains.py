@@ -148,8 +148,8 @@ def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
 
 
 def test_a_run_with_adapters_resumes_exactly_and_is_evaluated_from_its_checkpoint(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--no_train_metrics', '--arch', f'{VIT}_normalize', '--input_size', '32', '--layer_decay', '0.8']
-    lora = ['--lora_rank', '2']
+    arguments = [*quick, '--no_train_metrics', '--arch', f'{VIT}_normalize', '--input_size', '32']
+    lora = ['--lora_rank', '2', '--layer_decay', '0.8']
     assert run(*arguments, *lora, '--group', 'whole') == 0
     assert run(*arguments, *lora, '--n_epochs', '1') == 0
     folder = folder_of(tmp_path)

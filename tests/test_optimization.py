@@ -1,0 +1,212 @@
+"""Groups of the optimizer, learning rates step by step, and the moving average of the weights."""
+import math
+
+import pytest
+import torch
+
+import architectures
+import criteria
+import main
+import optimization
+from tests.helpers import assert_same_end, folder_of, rows_of
+from utilities import checkpoint
+
+N_EPOCHS, N_STEPS = 7, 5
+
+
+def rates(opt, n_epochs=N_EPOCHS, **flags):
+    """The rate in each step of a run, for --lr 1."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    flags = opt(n_epochs=n_epochs, **flags)
+    schedule = optimization.Schedule(flags, torch.optim.SGD([{'params': [parameter], 'lr': 1, 'name': 'backbone'}]),
+                                     N_STEPS)
+    found = []
+    for step in range(1, n_epochs * N_STEPS + 1):
+        schedule.at(step)
+        found.append(schedule.rates()['lr'])
+    return found
+
+
+def of_torch(make, n):
+    """The rates of n steps of one of torch's schedulers."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+    scheduler, found = make(optimizer), []
+    for step in range(n):
+        found.append(optimizer.param_groups[0]['lr'])
+        optimizer.step()
+        if step < n - 1:
+            scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize('peak', [.1, .3, .5, 1.])
+def test_one_cycle_is_that_of_torch(peak, opt):
+    n = N_EPOCHS * N_STEPS
+    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1, total_steps=n, pct_start=peak, cycle_momentum=False), n)
+    found = rates(opt, scheduler='onecycle', onecycle_peak=peak, lr_floor=1 / 25 / 1e4)
+    assert found == pytest.approx(theirs, abs=1e-12)
+    assert max(found) == pytest.approx(1, abs=.02)
+
+
+def test_one_cycle_without_a_rise(opt):
+    found = rates(opt, scheduler='onecycle', onecycle_peak=0., lr_floor=.1)
+    assert found[0] == pytest.approx(1, abs=.01) and found[-1] == pytest.approx(.1)
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize('floor', [0., .2, 1.])
+def test_cosine_with_a_floor_is_that_of_torch_epoch_by_epoch(floor, opt):
+    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=N_EPOCHS, eta_min=floor), N_EPOCHS)
+    found = rates(opt, scheduler='cosine', lr_floor=floor)
+    assert found[::N_STEPS] == pytest.approx(theirs, abs=1e-12)
+    assert found == [rate for rate in found[::N_STEPS] for _ in range(N_STEPS)]
+
+
+def test_rates_without_new_flags_are_what_they_were_to_the_bit(opt):
+    expected = [(1 + math.cos(math.pi * min(1, epoch / N_EPOCHS))) / 2 if epoch else 1 for epoch in range(N_EPOCHS)]
+    assert rates(opt, scheduler='cosine')[::N_STEPS] == expected
+    assert rates(opt, scheduler='none') == [1] * N_EPOCHS * N_STEPS
+    assert rates(opt, scheduler='step', tau=[2, 4], gamma=.3)[::N_STEPS] == [1, 1, .3, .3, .3 ** 2, .3 ** 2, .3 ** 2]
+
+
+@pytest.mark.parametrize('scheduler', ['none', 'step', 'cosine', 'onecycle'])
+@pytest.mark.parametrize('n, unit', [(2, 'epochs'), (10, 'steps'), (3, 'steps')])
+def test_a_warmup_of_the_rates_multiplies_the_schedule(scheduler, n, unit, opt):
+    plain = rates(opt, scheduler=scheduler, tau=[1])
+    found = rates(opt, scheduler=scheduler, tau=[1], lr_warmup=n, lr_warmup_unit=unit)
+    n_steps = n * N_STEPS if unit == 'epochs' else n
+    for i, (rate, whole) in enumerate(zip(found, plain, strict=True)):
+        assert rate == (pytest.approx(whole * (i + 1) / n_steps, rel=1e-12) if i + 1 < n_steps else whole)
+
+
+# Groups
+
+def groups_of(opt, **flags):
+    flags = opt(arch='conv4', not_pretrained=True, lr=1., fc_lr=.5, decay=.1, loss='triplet', **flags)
+    model = architectures.select(flags)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
+    return {group['name']: ({names[parameter] for parameter in group['params']}, group['lr'], group['weight_decay'])
+            for group in optimizer.param_groups}, set(names.values())
+
+
+def test_layer_decay_gives_each_block_a_rate(opt):
+    groups, names = groups_of(opt, layer_decay=.5)
+    assert list(groups) == ['backbone', 'backbone_2', 'backbone_1', 'backbone_0', 'embedding']
+    assert {name: group[1:] for name, group in groups.items()} == {
+        'backbone': (1, .1), 'backbone_2': (.5, .1), 'backbone_1': (.25, .1), 'backbone_0': (.125, .1),
+        'embedding': (.5, .1)}
+    for depth, group in enumerate(('backbone_0', 'backbone_1', 'backbone_2', 'backbone')):
+        assert groups[group][0] == {name for name in names if name.startswith(f'backbone.{depth}.')}
+
+
+@pytest.mark.parametrize('kinds, excluded', [
+    (['norms'], lambda name: '.1.' in name[9:] or name.startswith('f_embed.0')),
+    (['biases'], lambda name: name.endswith('bias')),
+    (['norms', 'biases'], lambda name: '.1.' in name[9:] or name.endswith('bias') or name.startswith('f_embed.0')),
+])
+@pytest.mark.parametrize('layer_decay', [1., .5])
+def test_decay_exclude(kinds, excluded, layer_decay, opt):
+    groups, names = groups_of(opt, decay_exclude=kinds, embed_norm='layer', embed_norm_affine=True,
+                              layer_decay=layer_decay)
+    without = set().union(*(found for name, (found, _, decay) in groups.items() if name.endswith('_no_decay')))
+    assert without == {name for name in names if excluded(name)}
+    assert {decay for name, (_, _, decay) in groups.items() if name.endswith('_no_decay')} == {0}
+    assert {decay for name, (_, _, decay) in groups.items() if not name.endswith('_no_decay')} == {.1}
+    assert set().union(*(found for found, _, _ in groups.values())) == names
+    assert sum(len(found) for found, _, _ in groups.values()) == len(names)
+
+
+def test_eps_and_betas_reach_adam(opt):
+    for optim, kind in (('adam', torch.optim.Adam), ('adamw', torch.optim.AdamW)):
+        for flags, expected in (({}, (1e-8, (.9, .999))),
+                                ({'adam_eps': 1., 'adam_betas': [.5, .6]}, (1., (.5, .6)))):
+            flags = opt(arch='conv4', not_pretrained=True, optim=optim, loss='triplet', **flags)
+            model = architectures.select(flags)
+            optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
+            assert type(optimizer) is kind
+            assert {(group['eps'], group['betas']) for group in optimizer.param_groups} == {expected}
+
+
+# The moving average of the weights
+
+@pytest.mark.parametrize('decay', [0., .3, .9, 1.])
+def test_the_average_is_that_of_a_loop(decay):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    ema = optimization.MovingAverage(network, decay)
+    expected = {name: value.double() for name, value in network.state_dict().items()}
+    optimizer = torch.optim.SGD(network.parameters(), lr=.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        network(torch.randn(8, 3)).pow(2).mean().backward()
+        optimizer.step()
+        ema.update()
+        for name, value in network.state_dict().items():
+            is_count = name.endswith('num_batches_tracked')
+            expected[name] = value.double() if is_count else decay * expected[name] + (1 - decay) * value.double()
+    for name, value in ema.state_dict().items():
+        torch.testing.assert_close(value.double(), expected[name])
+    assert int(ema.state_dict()['1.num_batches_tracked']) == 5
+    assert not any(parameter.requires_grad for parameter in ema.average.parameters())
+    if decay == 0:
+        assert all(torch.equal(*pair) for pair in zip(ema.state_dict().values(), network.state_dict().values(),
+                                                      strict=True))
+
+
+def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsys):
+    for group, flags in (('plain', []), ('zero', ['--ema', '0']), ('most', ['--ema', '0.7']), ('one', ['--ema', '1'])):
+        assert run(*quick, '--no_train_metrics', '--group', group, *flags) == 0
+    plain, *others = (folder_of(tmp_path, f'{name}_s1') for name in ('plain', 'zero', 'most', 'one'))
+    states = [checkpoint.load(folder / 'checkpoint_last.pt') for folder in (plain, *others)]
+    for folder, state in zip(others, states[1:], strict=True):
+        assert all(torch.equal(value, states[0]['model'][name]) for name, value in state['model'].items())
+        for row, without in zip(rows_of(folder), rows_of(plain), strict=True):
+            assert {name: value for name, value in row.items() if not name.startswith('ema_')} == without
+    zero, most, one = (rows_of(folder) for folder in others)
+    for row in (*zero, most[0]):
+        names = [name for name in row if name.startswith('ema_')]
+        assert 'ema_test_e_recall@1' in names
+        assert all(row[name] == row[name.removeprefix('ema_')] for name in names)
+    assert most[-1]['ema_test_dists@intra'] != most[-1]['test_dists@intra']
+    assert one[-1]['ema_test_dists@intra'] != one[-1]['test_dists@intra']          # of BatchNorm's first statistics too
+    assert one[-1]['ema_test_dists@intra'] == one[0]['ema_test_dists@intra']
+    best = checkpoint.load(others[1] / 'checkpoint_test_e_recall@1.pt')
+    assert best['ema'].keys() == best['model'].keys()
+    capsys.readouterr()
+    assert run('--evaluate', others[1], '--eval_ema') == 0
+    printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line.startswith('test_dists'))
+    assert {f'ema_{name}': value for name, value in printed.items()}.items() <= most[-1].items() and printed
+    assert run('--evaluate', plain, '--eval_ema') == 2
+    assert f'--eval_ema: {plain} has no moving average of the weights' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flags', [
+    '--scheduler onecycle --onecycle_peak 0.5', '--ema 0.8',
+    '--lr_warmup 4 --lr_warmup_unit steps --scheduler cosine --lr_floor 0.1',
+    '--layer_decay 0.5 --decay_exclude norms biases --optim adamw --adam_eps 1e-4 --adam_betas 0.8 0.9',
+    '--ema 0.5 --lr_warmup 1 --warmup 1 --freeze stem --pool avg_max --embed_norm layer',
+])
+def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, monkeypatch):
+    arguments = [*quick, '--no_train_metrics', '--n_epochs', '3', *flags.split()]
+    assert run(*arguments, '--group', 'whole') == 0
+    record = main.record
+
+    def stopping(records, state, epoch, *more):
+        record(records, state, epoch, *more)
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(main, 'record', stopping)
+        assert run(*arguments) == 130
+    assert run('--resume', folder_of(tmp_path)) == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+
+
+def test_the_average_cannot_change_within_a_run(quick, run, tmp_path, capsys):
+    assert run(*quick, '--no_train_metrics', '--ema', '0.5', '--n_epochs', '1') == 0
+    assert run('--resume', folder_of(tmp_path), '--ema', '0.6', '--n_epochs', '2') == 2
+    assert 'cannot change within a run: --ema 0.6 (was 0.5)' in capsys.readouterr().err
