@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 import batch_mining
+import criteria
 import datasampler
 import evaluation
 import parameters
@@ -115,13 +116,14 @@ def train_epoch(opt, built, loader, epoch):
     seed_everything(derive(opt.seed, epoch))
     built.schedule.start(epoch)
     model.start_epoch(warming_up=epoch <= opt.warmup)
-    trace = Trace(epoch)
+    trace, with_maps = Trace(epoch), criteria.requires_maps(criterion)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
-        embeddings, features = model(images)
-        loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
+        embeddings, features, *maps = model(images, with_maps)
+        loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed,
+                         **dict(zip(['feature_maps'], maps, strict=False)))
         optimizer.zero_grad()
         loss.backward()
         gradients = [parameter.grad for group in optimizer.param_groups for parameter in group['params']

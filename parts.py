@@ -74,7 +74,7 @@ def check(opt, data):
 def prepare(opt):
     """
     Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes,
-    opt.superclasses.
+    opt.superclasses, opt.n_features, opt.n_maps.
     """
     backends.check(opt)
     opt.device = device.select(opt)
@@ -86,6 +86,7 @@ def prepare(opt):
     backbone = architectures.select_backbone(opt)
     data = datasets.select(opt, backbone.size)
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
+    opt.n_features, opt.n_maps = architectures.sizes(opt, backbone)
     evaluation.check_data(opt, data)
     model = architectures.select(opt, backbone)                   # after the data: this may download weights
     if opt.device.type == 'cpu':

@@ -27,7 +27,7 @@ PREFIXES = {
     'torchvision': torchvision_models,
     'pretrainedmodels': pretrainedmodels_models,
 }
-SUFFIXES = ('_frozen', '_normalize')
+SUFFIXES = ('_frozen', '_normalize', '_double')
 
 
 def parse(arch):
@@ -62,7 +62,7 @@ def unknown(arch, names, choices):
             name = name.replace(f'_{word}', suffix)
     ending = name.removeprefix(parse(name)[0])
     near = nearest(name, [known + ending for known in names], prefix + colon)
-    return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES)} may be appended{near}')
+    return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES[:2])} may be appended{near}')
 
 
 def select_backbone(opt):
@@ -79,7 +79,9 @@ def select_backbone(opt):
             setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
-    backbone.n_features = count_features(backbone, opt.arch)
+    backbone.n_features, backbone.maps, backbone.n_maps = count_features(backbone, opt.arch)
+    if '_double' in parse(opt.arch)[1] and backbone.n_maps is None:
+        raise UserError(f'--arch {opt.arch}: _double pools the last feature maps, which this network does not have')
     return backbone
 
 
@@ -92,7 +94,12 @@ def select(opt, backbone=None):
     backbone = backbone or select_backbone(opt)
     arch, suffixes = parse(opt.arch)
     weights.load(opt, arch, backbone)
-    return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
+    return EmbeddingNetwork(opt, backbone, *(suffix in suffixes for suffix in SUFFIXES))
+
+
+def sizes(opt, backbone):
+    """The numbers of pooled features and of feature maps before the pooling, which is None where there are no maps."""
+    return backbone.n_maps if '_double' in parse(opt.arch)[1] else backbone.n_features, backbone.n_maps
 
 
 def per_channel(opt, flag):

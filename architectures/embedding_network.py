@@ -1,4 +1,6 @@
 """The network that is trained: a backbone, its input format, and the embedding layer on its pooled features."""
+import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,6 +48,8 @@ class Backbone:
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
     download: () -> the pretrained state dict; None where there is none.
     n_features: F; select_backbone finds it.
+    maps:     the name of the module whose input (0) or output (1) are the last feature maps, and which of the two;
+              n_maps: their number. Both are None where there are none; select_backbone finds them.
     """
     network: torch.nn.Module
     size: int
@@ -56,35 +60,72 @@ class Backbone:
     renamed: dict = field(default_factory=dict)
     download: Callable | None = None
     n_features: int | None = None
+    maps: tuple | None = None
+    n_maps: int | None = None
+
+
+@contextlib.contextmanager
+def last_maps(network):
+    """
+    A list that receives the feature maps [B, C, h, w] of more than one pixel of each module of the network, when it is
+    called: its output, or the input of a module that pools them; as ((name, 0 or 1), C). A linear layer empties the
+    list: what is before it are not the last maps.
+    """
+    found = []
+
+    def are_maps(value):
+        return isinstance(value, torch.Tensor) and value.dim() == 4 and value[0, 0].numel() > 1
+
+    def note(name, module, inputs, output):
+        if are_maps(output):
+            found.append(((name, 1), output.shape[1]))
+        elif isinstance(module, torch.nn.Linear):
+            found.clear()
+        elif inputs and are_maps(inputs[0]) and not list(module.children()):
+            found.append(((name, 0), inputs[0].shape[1]))
+
+    with contextlib.ExitStack() as handles:
+        for name, module in network.named_modules():
+            if name:
+                handles.enter_context(module.register_forward_hook(functools.partial(note, name)))
+        yield found
 
 
 @torch.no_grad()
 def count_features(backbone, arch):
     """
-    F, from one black image. Raises UserError where the network takes no images of its --input_size, and where it gives
-    anything but one vector per image.
+    Backbone.n_features, maps and n_maps, from one black image. Raises UserError where the network takes no images of
+    its --input_size, and where it gives anything but one vector per image.
     """
     try:
-        output = backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
+        with last_maps(backbone.network) as found:
+            output = backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
     except (RuntimeError, AssertionError) as error:
         raise UserError(f'--input_size {backbone.size}: the network cannot process images of this size ({error})'
                         ) from None
     shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if not isinstance(shape, list) or shape[1:] != [output.numel(), *[1] * (len(shape) - 2)]:
         raise UserError(f'--arch {arch}: its output for one image is {shape}; expected pooled features [1, F]')
-    return output.numel()
+    # the number of maps does not divide F in networks whose channels come last, and after a further convolution
+    maps, n_maps = found[-1] if found and output.numel() % found[-1][1] == 0 else (None, None)
+    return output.numel(), maps, n_maps
 
 
 class EmbeddingNetwork(torch.nn.Module):
-    """Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F]."""
+    """
+    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with_maps,
+    the last feature maps [B, C, h, w]. double: the features are the average plus the maximum of these maps.
+    """
 
-    def __init__(self, opt, backbone, frozen, normalize):
+    def __init__(self, opt, backbone, frozen, normalize, double=False):
         super().__init__()
+        self.maps, self.double = backbone.maps, double
         self.backbone, self.input_size, self.frozen, self.normalize = backbone.network, backbone.size, frozen, normalize
         self.bgr, self.warming_up = backbone.bgr, False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
-        self.f_embed = embedding_layer([backbone.n_features, *opt.embed_layers, opt.embed_dim])
+        n_features = backbone.n_maps if double else backbone.n_features
+        self.f_embed = embedding_layer([n_features, *opt.embed_layers, opt.embed_dim])
 
     def start_epoch(self, warming_up):
         """
@@ -105,10 +146,22 @@ class EmbeddingNetwork(torch.nn.Module):
                     module.eval()
         return self
 
-    def forward(self, images):
+    def forward(self, images, with_maps=False):
         if self.bgr:
             images = images.flip(1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
-            features = self.backbone((images - self.mean) / self.std).flatten(1)
+            features, maps = self.features((images - self.mean) / self.std, with_maps or self.double)
         embeddings = self.f_embed(features)
-        return (F.normalize(embeddings, dim=1) if self.normalize else embeddings), features
+        return (F.normalize(embeddings, dim=1) if self.normalize else embeddings), features, *[maps] * with_maps
+
+    def features(self, images, with_maps):
+        """Normalised images -> pooled features [B, F] and the last feature maps [B, C, h, w], or None without them."""
+        if not with_maps:
+            return self.backbone(images).flatten(1), None
+        (name, place), kept = self.maps, []
+        hook = self.backbone.get_submodule(name).register_forward_hook(
+            lambda module, inputs, output: kept.append(output if place else inputs[0]))
+        with hook:
+            features = self.backbone(images).flatten(1)
+        maps, = kept
+        return maps.mean(dim=(2, 3)) + maps.amax(dim=(2, 3)) if self.double else features, maps
