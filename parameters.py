@@ -148,7 +148,8 @@ def network_parameters(parser):
     group.add_argument('--arch', default='resnet50_frozen_normalize',
                        help=f'network, one of {", ".join(ARCHITECTURES)}, or any network of a library as '
                             f'{", ".join(f"{prefix}:NAME" for prefix in PREFIXES)}; append _frozen to keep the '
-                            'running statistics of BatchNorm layers, and _normalize for embeddings of norm 1')
+                            'running statistics of BatchNorm layers, _normalize for embeddings of norm 1, and _double '
+                            'for --pool avg_max')
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
@@ -535,6 +536,21 @@ def loss_parameters(parser):
         help='cosine similarity from which on negative pairs add to the loss')
     add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
     add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
+    add('--loss_s2sd_source', default='multisimilarity', help='loss of the embeddings, a name as for --loss')
+    add('--loss_s2sd_target', default='multisimilarity', help='loss of the larger embeddings, a name as for --loss')
+    add('--loss_s2sd_T', type=POSITIVE, default=1.0,
+        help='temperature of the distillation; cosine similarities are divided by it')
+    add('--loss_s2sd_w', type=NOT_NEGATIVE, default=50.0,
+        help='weight of the distillation from the larger embeddings')
+    switch(group, '--loss_s2sd_pool_aggr',
+           help='compute the larger embeddings from the average plus the maximum of the last feature maps; by default '
+                "from the network's own pooled features")
+    add('--loss_s2sd_target_dims', nargs='+', type=POSITIVE_INT, default=[512, 1024, 1536, 2048],
+        help='dimensions of the larger embeddings')
+    switch(group, '--loss_s2sd_feat_distill', help='distil from the features too')
+    add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
+    add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
+        help='number of batches before the features are distilled from')
     add('--loss_oproxy_mode', choices=['anchor', 'nca'], default='anchor',
         help='anchor: the sums are over the samples of the batch, as in proxyanchor; nca: over the proxies, as in '
              'proxynca_pp')
@@ -817,7 +833,7 @@ def check(opt):
 
 def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
-    parts = combination.parts(opt)
+    parts = combination.with_inner(combination.parts(opt))
     losses = {method(part.loss) for part in parts}
     miners = {method(part.batch_mining) for part in parts
               if getattr(CRITERIA.get(part.loss), 'REQUIRES_BATCHMINER', True)} - {'none'}

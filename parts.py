@@ -86,7 +86,7 @@ def check(opt, data):
 def prepare(opt):
     """
     Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes,
-    opt.superclasses.
+    opt.superclasses, opt.n_features, opt.n_maps.
     """
     backends.check(opt)
     opt.device = device.select(opt)
@@ -98,6 +98,8 @@ def prepare(opt):
     backbone = architectures.select_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
+    opt.n_features = backbone.n_features
+    opt.n_maps = architectures.embedding_network.count_maps(backbone) if opt.loss_s2sd_pool_aggr else None
     evaluation.check_data(opt, data)
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':

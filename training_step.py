@@ -20,6 +20,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
+import criteria
 from architectures import batch_norm
 from utilities import exchange, processes
 from utilities.errors import UserError
@@ -49,7 +50,7 @@ class TrainingStep:
         if self.dtype:
             check_precision(opt)
         self.scaler = torch.amp.GradScaler(opt.device.type) if opt.amp == 'float16' else None
-        self.connected = False
+        self.with_maps, self.connected = criteria.requires_maps(self.criterion), False
 
     def __call__(self, number, images, labels):
         """
@@ -63,8 +64,8 @@ class TrainingStep:
         labels = labels.to(self.opt.device, non_blocking=True)
         n_pieces = -(-len(images) // (self.opt.micro_bs or len(images)))
         if processes.count() == 1 and n_pieces == 1:
-            embeddings, features = self.embed(images)
-            loss = self.loss(embeddings, features, labels)
+            embeddings, *others = self.embed(images)
+            loss = self.loss([embeddings, *others], labels)
             self.scaled(loss).backward()
             norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
         else:
@@ -73,14 +74,19 @@ class TrainingStep:
         return embeddings, scalars | self.update(norm)
 
     def embed(self, images):
-        """images [b, 3, H, W] on any device -> embeddings [b, D], features [b, F], in at least float32."""
+        """
+        images [b, 3, H, W] on any device -> [embeddings [b, D], features [b, F]] in at least float32, and the maps
+        [b, C, h, w] where the criterion requires them.
+        """
         images = images.to(self.opt.device, non_blocking=True)
         with torch.autocast(self.opt.device.type, self.dtype, enabled=self.dtype is not None):
-            outputs = self.network(images)
+            outputs = self.network(images, self.with_maps)
         return [output.to(torch.promote_types(output.dtype, torch.float32)) for output in outputs]
 
-    def loss(self, embeddings, features, labels):
-        return self.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=self.model.f_embed)
+    def loss(self, outputs, labels):
+        embeddings, features, *maps = outputs
+        return self.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=self.model.f_embed,
+                              **({'feature_maps': maps[0]} if maps else {}))
 
     def scaled(self, value):
         return self.scaler.scale(value) if self.scaler else value
@@ -121,23 +127,27 @@ class TrainingStep:
 
     def piece(self, images, seed):
         """
-        Embeddings and features of the images in one tensor, [b, D + F]. The random numbers of the network are those
-        of `seed`, and the global generators stay as they are, so that a miner samples as it does in the plain step.
+        What embed() returns of the images, in one tensor [b, W]. The random numbers of the network are those of
+        `seed`, and the global generators stay as they are, so that a miner samples as it does in the plain step.
         """
         with seeded(seed, self.opt.device):
-            return torch.cat(self.embed(images), dim=1)
+            outputs = self.embed(images)
+        self.shapes = [output.shape[1:] for output in outputs]
+        return torch.cat([output.flatten(1) for output in outputs], dim=1)
 
     def gradient_of_loss(self, whole, labels):
         """
-        whole: embeddings and features of the batch, [B, D + F]. Returns the embeddings [B, D], the gradient [B, D + F]
+        whole: embeddings, features and maps of the batch, [B, W]. Returns the embeddings [B, D], the gradient [B, W]
         and the loss. Sets the gradients of the criterion's parameters and, where it calls f_embed, of that.
         """
-        n_dimensions = self.opt.embed_dim
-        leaves = [part.contiguous().requires_grad_() for part in (whole[:, :n_dimensions], whole[:, n_dimensions:])]
-        loss = self.loss(*leaves, labels)
+        columns = whole.split([shape.numel() for shape in self.shapes], dim=1)
+        leaves = [part.reshape(-1, *shape).contiguous().requires_grad_()
+                  for part, shape in zip(columns, self.shapes, strict=True)]
+        loss = self.loss(leaves, labels)
         self.scaled(loss).backward()
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        return leaves[0].detach(), torch.cat(gradients, dim=1), loss.detach().to(whole.dtype)
+        gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
+        return leaves[0].detach(), gradient, loss.detach().to(whole.dtype)
 
     def join(self, layers, fraction, loss, of_criterion):
         """

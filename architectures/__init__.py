@@ -1,4 +1,5 @@
 """Networks: a backbone with an embedding layer instead of its classifier."""
+import argparse
 import difflib
 
 from architectures import (
@@ -28,7 +29,7 @@ PREFIXES = {
     'torchvision': torchvision_models,
     'pretrainedmodels': pretrainedmodels_models,
 }
-SUFFIXES = ('_frozen', '_normalize')
+SUFFIXES = ('_frozen', '_normalize', '_double')
 
 
 def parse(arch):
@@ -63,7 +64,7 @@ def unknown(arch, names, choices):
             name = name.replace(f'_{word}', suffix)
     ending = name.removeprefix(parse(name)[0])
     near = nearest(name, [known + ending for known in names], prefix + colon)
-    return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES)} may be appended{near}')
+    return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES[:2])} may be appended{near}')
 
 
 def select_backbone(opt):
@@ -80,6 +81,10 @@ def select_backbone(opt):
             setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
+    if '_double' in parse(opt.arch)[1]:
+        if opt.pool not in (None, 'avg_max'):
+            raise UserError(f'--arch {opt.arch}: _double means --pool avg_max; leave --pool {opt.pool} out')
+        opt = argparse.Namespace(**vars(opt) | {'pool': 'avg_max'})
     backbone.pool = pooling.select(opt, backbone)
     backbone.n_features = count_features(backbone, opt)
     return backbone

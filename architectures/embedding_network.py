@@ -80,8 +80,20 @@ def count_features(backbone, opt):
     return output.numel()
 
 
+@torch.no_grad()
+def count_maps(backbone):
+    """C, the number of the last maps, from one black image; None where the network has none, or they are unknown."""
+    if backbone.maps is None:
+        return None
+    maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
+    return maps.shape[1] if maps.dim() == 4 else None
+
+
 class EmbeddingNetwork(torch.nn.Module):
-    """Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F]."""
+    """
+    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with_maps,
+    the maps [B, C, h, w] that were pooled, by their average where --pool is not given.
+    """
 
     def __init__(self, opt, backbone, frozen, normalize):
         super().__init__()
@@ -119,13 +131,17 @@ class EmbeddingNetwork(torch.nn.Module):
             module.eval()
         return self
 
-    def forward(self, images):
+    def forward(self, images, with_maps=False):
         if self.bgr:
             images = images.flip(1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
             images = (images - self.mean) / self.std
-            features = self.maps(self.backbone, images) if self.pool else self.backbone(images).flatten(1)
-        if self.pool:                                   # outside, since a pooling with parameters is trained as a head
-            features = self.pool(features)
+            if self.pool or with_maps:
+                maps = self.maps(self.backbone, images)
+            else:
+                features = self.backbone(images).flatten(1)
+        if self.pool or with_maps:                      # outside, since a pooling with parameters is trained as a head
+            features = (self.pool or pooling.average)(maps)
         embeddings = self.f_embed(features)
-        return (F.normalize(embeddings, dim=1) if self.normalize else embeddings), features
+        embeddings = F.normalize(embeddings, dim=1) if self.normalize else embeddings
+        return (embeddings, features, maps) if with_maps else (embeddings, features)

@@ -1,4 +1,6 @@
 """Criteria: the losses that networks are trained with."""
+import argparse
+
 from criteria import (
     angular,
     arcface,
@@ -28,6 +30,7 @@ from criteria import (
     quadruplet,
     recallatk,
     roadmap,
+    s2sd,
     smoothap,
     snr,
     snr_contrastive,
@@ -42,7 +45,7 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Adapted, parts
+from utilities.combination import Adapted, parts, with_inner
 from utilities.errors import UserError, choose
 
 CRITERIA = {
@@ -83,6 +86,7 @@ CRITERIA = {
     'proxynca_pp': proxynca_pp,
     'recallatk': recallatk,
     'roadmap': roadmap,
+    's2sd': s2sd,
     'smoothap': smoothap,
     'subcenter_arcface': subcenter_arcface,
     'supcon': supcon,
@@ -121,12 +125,17 @@ def supporting():
 def ranks(opt):
     """Whether one of the losses has its own distance, by which evaluation ranks."""
     return any(hasattr(CRITERIA[part.loss].Criterion, 'ranking_embeddings')
-               for part in parts(opt) if part.loss in CRITERIA)
+               for part in with_inner(parts(opt)) if part.loss in CRITERIA)
+
+
+def requires_maps(criterion):
+    """Whether the criterion, or one inside it, takes the feature maps before pooling, `feature_maps` [B, C, h, w]."""
+    return any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules())
 
 
 def need_positives(opt):
     """The names of the losses of pairs within the batch, which are zero in a batch without positive pairs."""
-    return [part.loss for part in parts(opt) if part.loss in CRITERIA and not opt.xbm_size
+    return [part.loss for part in with_inner(parts(opt)) if part.loss in CRITERIA and not opt.xbm_size
             and (CRITERIA[part.loss].REQUIRES_BATCHMINER or not getattr(CRITERIA[part.loss], 'REQUIRES_OPTIM', True))]
 
 
@@ -139,6 +148,8 @@ def build(opt, batchminer, pml_arguments):
         raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
                         f'{opt.dataset} has none here; docs/data.md says which data sets have them')
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
+    if getattr(module, 'REQUIRES_CRITERIA', False):
+        return build_around(opt, module, batchminer, pml_arguments)
     if not module.REQUIRES_BATCHMINER:
         criterion = module.Criterion(opt)
     else:
@@ -151,6 +162,20 @@ def build(opt, batchminer, pml_arguments):
         criterion = CrossBatchMemory(criterion, opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)
     # outside the memory bank, whose pairs form no triplets
     return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
+
+
+def build_around(opt, module, batchminer, pml_arguments):
+    """A criterion around others, s2sd; each of these has its own memory bank and direction regularisation."""
+    for flag in ('source', 'target'):
+        if getattr(CRITERIA.get(name := getattr(opt, f'loss_s2sd_{flag}')), 'REQUIRES_CRITERIA', False) or '+' in name:
+            raise UserError(f'--loss_s2sd_{flag} {name}: give one loss, and not s2sd itself')
+    if opt.loss_s2sd_pool_aggr and opt.n_maps is None:
+        raise UserError(f'--loss_s2sd_pool_aggr: --arch {opt.arch} has no feature maps before its pooling; leave the '
+                        'flag out')
+
+    def inner(name, dim):
+        return build(argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim}), batchminer, pml_arguments)
+    return module.Criterion(opt, inner)
 
 
 def taken_by(module, direction):
@@ -187,6 +212,9 @@ def parameter_groups(criterion):
         return [{'name': f'criterion_{name}'} | group
                 for name, part in zip(criterion.names, criterion.criteria, strict=True)
                 for group in parameter_groups(part)]
+    if isinstance(criterion, s2sd.Criterion):
+        return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
+            group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
     if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):

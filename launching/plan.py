@@ -88,7 +88,7 @@ def of_line(arguments):
     settings = parameters.settings_of(opt)
     settings = {name: settings[name] for name in settings if name not in datasampler.chosen_later(opt)}
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
-    opt.device = torch.device('cpu')
+    opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
     choose(datasets.DATASETS, opt.dataset, '--dataset')

@@ -63,7 +63,7 @@ def opt():
     """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
     def make(n_classes=10, **flags):
         namespace = parameters.build().parse_args([])
-        superclasses = {'superclasses': [[label // 2] for label in range(n_classes)]}
-        vars(namespace).update(superclasses | flags, n_classes=n_classes, device=torch.device('cpu'))
+        known = {'superclasses': [[label // 2] for label in range(n_classes)], 'n_features': 8, 'n_maps': 8}
+        vars(namespace).update(known | flags, n_classes=n_classes, device=torch.device('cpu'))
         return namespace
     return make

@@ -22,6 +22,13 @@ def parts(opt):
             for loss, miner in zip(losses, miners, strict=True)]
 
 
+def with_inner(parts):
+    """The parts of a sum, and those of the losses inside a loss s2sd."""
+    inner = [argparse.Namespace(**vars(part) | {'loss': name}) for part in parts if part.loss == 's2sd'
+             for name in dict.fromkeys((part.loss_s2sd_source, part.loss_s2sd_target))]
+    return [*parts, *inner]
+
+
 def triplets_of(positives, negatives):
     """Masks of positive and negative pairs, two bool [B, B] -> every triplet that they make: [T, 3]."""
     anchors, partners = positives.nonzero().T

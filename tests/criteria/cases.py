@@ -47,6 +47,8 @@ VARIANTS = {
                   {'k': [1, 2], 'k_temperature': 5.}],                       # where min(k, ·) cuts off
     'roadmap': [{'offset': 1.44}, {'tau': .1, 'rho': 5., 'delta': .2, 'lambda': 0.},
                 {'lambda': 1., 'pos_margin': .5, 'neg_margin': -.2}],
+    's2sd': [{'T': .5, 'w': 1., 'feat_distill': True, 'feat_distill_delay': 0}, {'feat_distill': True},
+             {'source': 'softmax', 'target': 'softmax', 'pool_aggr': True, 'target_dims': [3]}],
     'smoothap': [{'temperature': .1}],
     'snr': [{'margin': .5, 'reg_lambda': .1}],
     'snr_contrastive': [{'pos_margin': .3, 'neg_margin': 1.5, 'reg_lambda': .1}],
@@ -60,6 +62,7 @@ VARIANTS = {
 # Sizes that the references' loops can afford
 SMALL = {
     'hier': {'n_proxies': 5, 'n_triplets': 3, 'k': 3},
+    's2sd': {'target_dims': [5, 3]},
     'nir': {'nf_fc_width': 5, 'nf_fc_depth': 3, 'nf_cblocks': 2},
 }
 CASES = [(loss, flags) for loss in criteria.CRITERIA for flags in [{}, *VARIANTS.get(loss, [])]]
@@ -74,6 +77,7 @@ def flags_of(opt, loss, flags, **more):
     """The namespace of the loss with some of its flags changed, and its miner: its only one, or `all`."""
     allowed, flags = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None), SMALL.get(loss, {}) | flags
     given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
+    given |= dict.fromkeys(('n_features', 'n_maps'), given['embed_dim'])
     return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
 
 
@@ -142,7 +146,13 @@ def drawn_by_hier(batch, labels, namespace, proxies):
 
 def fast(criterion, batch, labels, **kwargs):
     torch.manual_seed(0)
-    return criterion(batch=batch, labels=labels, batch_features=None, f_embed=None, **kwargs)
+    return criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None, feature_maps=maps_of(batch),
+                     **kwargs)
+
+
+def maps_of(batch):
+    """Feature maps [B, D, 2, 2]."""
+    return batch[:, :, None, None] * torch.tensor([[1., .5], [-1., 2.]], dtype=batch.dtype, device=batch.device)
 
 
 def gradients(value, batch, criterion):

@@ -439,7 +439,7 @@ def hier(x, y, opt, drawn, w):
             both = [larger(a, b) for a, b in zip(d[i], d[j], strict=True)]
             one, of_pair = ancestor(both, pair)
             other, of_triple = ancestor([larger(a, b) for a, b in zip(both, d[k], strict=True)], triple)
-            terms.append(0 * zero(x) if one == other else hinge(weighted(d[i], of_pair) - weighted(d[i], of_triple) + m)
+            terms.append(zero(x) if one == other else hinge(weighted(d[i], of_pair) - weighted(d[i], of_triple) + m)
                          + hinge(weighted(d[j], of_pair) - weighted(d[j], of_triple) + m)
                          + hinge(weighted(d[k], of_triple) - weighted(d[k], of_pair) + m))
         total = total + average(terms, x)
@@ -471,19 +471,9 @@ def nir(x, y, opt, drawn, w, *layers):
     mode, depth, n_blocks = opt.loss_nir_nf_cond_mode, opt.loss_nir_nf_fc_depth, opt.loss_nir_nf_cblocks
     layers, (orders, noise) = iter(layers), drawn
 
-    def mlp(depth):
-        own = [next(layers) for _ in range(2 * depth)]
-
-        def apply(row):
-            for place in range(depth):
-                weight, bias = own[2 * place:2 * place + 2]
-                row = torch.stack([dot(line, row) + b for line, b in zip(weight, bias, strict=True)])
-                row = row if place == depth - 1 else hinge(row)
-            return row
-        return apply
-
-    nets = [(mlp(depth), mlp(depth)) for _ in range(n_blocks)]
-    embedders = [mlp(2) for _ in range({'dense': 0, 'dense_embed': 1}.get(mode, n_blocks * ('dense' in mode)))]
+    nets = [(mlp_of(layers, depth), mlp_of(layers, depth)) for _ in range(n_blocks)]
+    n_embedders = {'dense': 0, 'dense_embed': 1}.get(mode, n_blocks * ('dense' in mode))
+    embedders = [mlp_of(layers, 2) for _ in range(n_embedders)]
     only = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(mode)
     terms = []
     for i, row in enumerate(x):
@@ -510,6 +500,50 @@ def nir(x, y, opt, drawn, w, *layers):
         n = dot(row, row) / 2 - total
         terms.append(EXP(n) if n <= 20 else math.exp(20) * (n - 19))
     return average(terms, x) + opt.loss_nir_w_align * oproxy(x, y, opt, w)
+
+
+def mlp_of(layers, depth):
+    """A function of a row, with the next weights and biases of an iterator."""
+    own = [next(layers) for _ in range(2 * depth)]
+
+    def apply(row):
+        for place in range(depth):
+            weight, bias = own[2 * place:2 * place + 2]
+            row = torch.stack([dot(line, row) + b for line, b in zip(weight, bias, strict=True)])
+            row = row if place == depth - 1 else hinge(row)
+        return row
+    return apply
+
+
+def s2sd(x, y, opt, *parameters):
+    """The features are the embeddings; with pool_aggr those of cases.maps_of."""
+    parameters, features, tau, s = iter(parameters), list(x), opt.loss_s2sd_T, cosines(x)
+    if opt.loss_s2sd_pool_aggr:
+        values = 1, .5, -1, 2
+        features = [row * sum(values) / 4 + torch.where(row > 0, row * max(values), row * min(values)) for row in x]
+    heads = [mlp_of(parameters, 2) for _ in opt.loss_s2sd_target_dims]
+    n_own = {'multisimilarity': 0, 'softmax': 1}
+
+    def loss(name, rows):
+        return globals()[name](torch.stack(rows), y, opt, *(next(parameters) for _ in range(n_own[name])))
+
+    def divergence(targets):
+        terms = []
+        for row, wanted in zip(s, targets, strict=True):
+            logs, others = ([value / tau - log_sum_exp([other / tau for other in values]) for value in values]
+                            for values in (row, [value.detach() for value in wanted]))
+            terms.append(sum(EXP(q) * (q - p) for p, q in zip(logs, others, strict=True)))
+        return tau ** 2 * average(terms, x)
+
+    source, losses, divergences = loss(opt.loss_s2sd_source, unit(x)), [], []
+    for head in heads:
+        larger = unit([head(row) for row in features])
+        losses.append(loss(opt.loss_s2sd_target, larger))
+        divergences.append(divergence(cosines(larger)))
+    total = (source + average(losses, x)) / 2 + opt.loss_s2sd_w * average(divergences, x)
+    if opt.loss_s2sd_feat_distill and not opt.loss_s2sd_feat_distill_delay:
+        total = total + opt.loss_s2sd_feat_w * divergence(cosines(features))
+    return total
 
 
 def pfml(x, y, opt, w):

@@ -31,18 +31,25 @@ def masks(batch, labels):
     same = labels[:, None] == labels
     return same ^ torch.eye(len(labels), dtype=torch.bool), ~same
 
+class Spread(torch.nn.Module):
+    '''The mean distance of samples of a class, for a loss around others.'''
+    def forward(self, batch, labels, **kwargs):
+        return ((labels[:, None] == labels) * (1 - batch @ batch.T)).mean()
+
 def check(module):
     examples = doctest.testmod(module)
     assert examples.attempted and not examples.failed, examples
     opt = type('Flags', (), flags)
     torch.manual_seed(0)
     miner = [masks if module.ALLOWED_MINING_OPS else triplets] if module.REQUIRES_BATCHMINER else []
-    criterion = module.Criterion(opt, *miner)
+    others = [lambda name, dim: Spread()] if getattr(module, 'REQUIRES_CRITERIA', False) else []
+    criterion = module.Criterion(opt, *miner, *others)
     batch = torch.nn.Parameter(torch.randn(6, 4))
     assert bool(list(criterion.parameters())) == module.REQUIRES_OPTIM
     optimizer, losses = torch.optim.Adam([batch, *criterion.parameters()], lr=0.02), []
     for _ in range(11):
-        loss = criterion(batch=torch.nn.functional.normalize(batch, dim=1), labels=torch.tensor([0, 0, 1, 1, 2, 2]))
+        loss = criterion(batch=torch.nn.functional.normalize(batch, dim=1), labels=torch.tensor([0, 0, 1, 1, 2, 2]),
+                         batch_features=batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -80,7 +87,7 @@ def results(tmp_path_factory):
         (folder / 'copies' / name / source.name).write_text(source.read_text())
     defaults = vars(parameters.build().parse_args([]))
     flags = {flag: value for flag, value in defaults.items() if flag.startswith('loss_')}
-    known = {'n_classes': 3, 'superclasses': [[0], [0], [1]], 'embed_dim': 4, 'lr': .01}
+    known = {'n_classes': 3, 'superclasses': [[0], [0], [1]], 'n_features': 4, 'embed_dim': 4, 'lr': .01}
     (folder / 'flags.json').write_text(json.dumps(flags | known))
     done = subprocess.run([sys.executable, '-I', '-c', SCRIPT], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

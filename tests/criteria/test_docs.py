@@ -65,7 +65,7 @@ def test_every_loss_is_compared_with_public_code_or_has_nothing_to_say():
 
 def test_the_ranges_are_those_that_the_flags_take():
     for flag, action in actions().items():
-        if flag in OTHERS or action.choices or action.type is command_line.boolean:
+        if flag in OTHERS or action.choices or action.type in (None, command_line.boolean):
             continue
         stated, = re.findall(rf'`--{flag}(?: [^` ]+)*` \(([^)]+)\)', TEXT.split('\n## ')[0])
         low = {'> 0': (None, '0'), '≥ 0': ('0', '-1'), '≥ 1': ('1', '0'), '≥ 2': ('2', '1'), '0 to 1': ('1', '2'),

@@ -101,7 +101,7 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier', 'nir'} == set(criteria.CRITERIA)
+    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier', 'nir', 's2sd'} == set(criteria.CRITERIA)
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
@@ -149,6 +149,20 @@ def test_known_numbers_of_nir(opt):
         assert found.item() == pytest.approx(value, abs=5.1e-7)
     unbalanced = torch.tensor([0, 0, 1, 1, 1, 2])
     assert float(criteria.oproxy.oproxy_loss(UNIT, unbalanced, VECTORS)) == pytest.approx(31.981003, abs=5.1e-7)
+
+
+@pytest.mark.parametrize('temperature, weight, value', [(1., 0., 9.586251), (1., 50., 13.411369), (.5, 50., 9.978757)])
+def test_known_numbers_of_s2sd(temperature, weight, value):
+    i = torch.arange(1, 7, dtype=cases.F64)[:, None]
+    larger = [torch.cos(b * i * torch.arange(1, 5)) for b in (1, 2)]
+    features = 1 + torch.sin(i * torch.arange(1, 6))
+
+    def loss(batch):
+        return criteria.multisimilarity.multisimilarity_loss(batch, LABELS)
+
+    found = criteria.s2sd.s2sd_loss(UNIT, features, [lambda _, rows=rows: rows for rows in larger], loss, [loss, loss],
+                                    temperature, feature_weight=weight)
+    assert found.item() == pytest.approx(value, abs=5.1e-7)
 
 
 def masks_of_all():

@@ -10,6 +10,7 @@ import criteria
 import optimization
 from criteria import triplet
 from criteria.cross_batch_memory import CrossBatchMemory
+from criteria.direction_regularisation import DirectionRegularised
 from tests.criteria import cases, references
 from tests.criteria.cases import LABELS, UNIT
 from utilities.errors import UserError
@@ -84,20 +85,21 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
 RATES = {
     'arcface': .0005, 'cosface': .0005, 'subcenter_arcface': .0005, 'softmax': 1e-5, 'margin': .0005,
     'proxynca': 50e-4, 'proxynca_pp': 50e-4, 'dr_proxynca': 50e-4, 'proxyanchor': 100e-4, 'softtriplet': 1e-4,
-    'pfml': 100e-4, 'happier': 2e-5, 'hier': 50e-4, 'oproxy': 2000e-4, 'nir': [4000e-4, 50e-4],
+    'pfml': 100e-4, 'happier': 2e-5, 'hier': 50e-4, 'oproxy': 2000e-4, 'nir': [4000e-4, 50e-4], 's2sd': 1e-4,
 }
 
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_parameters_train_at_their_own_rate(loss, opt):
     allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
-    criterion = select(opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all'))
+    criterion = select(opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all',
+                           loss_s2sd_target_dims=[6]))
     groups = criteria.parameter_groups(criterion)
     assert criteria.CRITERIA[loss].REQUIRES_OPTIM == (loss in RATES)
     rates = RATES.get(loss, [])
     assert [group['lr'] for group in groups] == pytest.approx(rates if isinstance(rates, list) else [rates])
     assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
-    assert loss in ('hier', 'nir') or all(len(parameter) == 8 for parameter in criterion.parameters())
+    assert loss in ('hier', 'nir', 's2sd') or all(len(parameter) == 8 for parameter in criterion.parameters())
 
 
 def test_parameters_without_a_rate_are_refused(opt):
@@ -168,6 +170,49 @@ def test_the_parameters_of_all_parts_of_a_sum_reach_the_optimizer_and_the_checkp
     other = select(opt(**flags))
     other.load_state_dict(criterion.state_dict())
     assert value(other).item() == value(criterion).item()
+
+
+def test_the_losses_inside_s2sd_keep_their_rates_miners_and_wrappers(opt):
+    flags = {'loss': 's2sd+softmax', 'batch_mining': 'all', 'loss_s2sd_source': 'margin', 'lr': .01,
+             'loss_s2sd_target': 'proxyanchor', 'loss_s2sd_target_dims': [5, 4], 'n_features': 3, **SMALL}
+    criterion = select(opt(**flags))
+    groups = criteria.parameter_groups(criterion)
+    assert [group['lr'] for group in groups] == [.01, .0005, 1., 1., .00001]
+    assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
+    assert [tuple(target.proxies.shape) for target in criterion.criteria[0].targets] == [(3, 5), (3, 4)]
+    wrapped = select(opt(**flags | {'loss_s2sd_target': 'contrastive', 'xbm_size': 8, 'dr_weight': .1})).criteria[0]
+    memory = wrapped.targets[1].criterion
+    assert isinstance(wrapped.source, DirectionRegularised) and isinstance(memory, CrossBatchMemory)
+    assert memory.embeddings.shape == (8, 4)
+    batch = UNIT.float().requires_grad_()
+    total = wrapped(batch=batch, labels=LABELS, batch_features=batch, f_embed=None)
+    total.backward()
+    assert total.isfinite() and all(parameter.grad.isfinite().all() for parameter in wrapped.heads.parameters())
+    assert criteria.need_positives(opt(**flags | {'loss': 's2sd'})) == ['margin']
+    assert criteria.ranks(opt(loss='s2sd', loss_s2sd_source='hyperbolic'))
+    for name, sentence in (('s2sd', 'give one loss, and not s2sd itself'), ('nonsense', 'unknown; choose from')):
+        refused(opt(loss='s2sd', loss_s2sd_target=name), sentence)
+    refused(opt(loss='s2sd', loss_s2sd_pool_aggr=True, n_maps=None), '--loss_s2sd_pool_aggr: .* has no feature maps')
+
+
+def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
+    flags = {'loss': 's2sd', 'loss_s2sd_target_dims': [5], 'loss_s2sd_feat_distill': True, 'n_features': 3, **SMALL}
+    criterion = select(opt(loss_s2sd_feat_distill_delay=2, **flags)).double()
+    batch = {'batch': UNIT, 'labels': LABELS, 'batch_features': UNIT.flip(1) + 1}
+    values = [criterion(**batch).item() for _ in range(2)]
+    other = select(opt(loss_s2sd_feat_distill_delay=2, **flags)).double()
+    other.load_state_dict(criterion.state_dict())
+    assert values[0] == values[1] < other(**batch).item() == criterion(**batch).item()
+
+
+def test_a_sum_and_a_wrapper_pass_feature_maps_on(opt):
+    flags = {'loss_s2sd_target_dims': [5], 'batch_mining': 'all', **SMALL, 'n_features': 9, 'n_maps': 3}
+    assert not criteria.requires_maps(select(opt(loss='s2sd+triplet', **flags)))
+    criterion = select(opt(loss='s2sd+triplet', loss_s2sd_pool_aggr=True, dr_weight=.1, **flags)).double()
+    assert criteria.requires_maps(criterion)
+    batch = {'batch': UNIT, 'labels': LABELS, 'batch_features': torch.randn(6, 9, dtype=cases.F64)}
+    values = [criterion(**batch, feature_maps=cases.maps_of(maps)).item() for maps in (UNIT, UNIT.flip(0))]
+    assert values[0] != values[1]
 
 
 # Cross-batch memory
