@@ -158,7 +158,7 @@ def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
 
 def pids_of(group):
     """The process ids of the main.py's that run with this --group."""
-    listed = subprocess.run(['ps', '-eo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
+    listed = subprocess.run(['ps', '-wweo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listed if 'main.py' in line and f'--group {group} ' in f'{line} ']
 
 
@@ -166,8 +166,9 @@ def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
     group = f'orphan{time.time_ns()}'
     process = start(*quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200', '--kernels', '1', '--group', group)
     wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2))
-    assert len(pids_of(group)) >= 4
+    n_processes = len(pids_of(group))
     process.kill()
     process.wait()
+    assert n_processes >= 4
     wait_for(lambda: not pids_of(group))
     process.communicate()
