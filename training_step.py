@@ -18,6 +18,7 @@ import itertools
 import warnings
 
 import torch
+import torch.nn.functional as F
 
 from architectures import batch_norm
 from utilities import exchange, processes
@@ -92,31 +93,30 @@ class TrainingStep:
         if processes.count() > 1 and not self.connected:
             exchange.copy_from_main(self.model.state_dict().values())
             self.connected = True
-        own = range(len(labels))[exchange.part(len(labels))]
+        n, part, keep = len(labels), exchange.part(len(labels)), len(pieces) == 1
         sizes = [len(piece) for piece in pieces]
-        seeds = [derive(self.opt.seed, 'piece', number, own.start + start)
-                 for start in itertools.accumulate(sizes[:-1], initial=0)]
-        keep = len(pieces) == 1
+        seeds = [derive(self.opt.seed, 'piece', number, start)
+                 for start in itertools.accumulate(sizes[:-1], initial=part.start)]
         layers = batch_norm.training_layers(self.model)
         with torch.set_grad_enabled(keep):
             outputs = [self.piece(piece, seed) for piece, seed in zip(pieces, seeds, strict=True)]
-        rows = torch.cat(outputs).detach()[:len(own)]
-        whole = exchange.gathered(rows, len(labels))
+        rows = torch.cat(outputs).detach()[:part.stop - part.start]     # none of an image that is not of this part
+        whole = exchange.gathered(rows, n)
         if processes.is_main():
             embeddings, gradient, loss = self.gradient_of_loss(whole, labels)
         else:
             embeddings, gradient, loss = None, None, rows.new_zeros(())
             self.scaled(loss)                                       # a scaler must have seen a loss before it unscales
         of_criterion = norm_of(self.of_criterion, rows)
-        rows = torch.nn.functional.pad(exchange.returned(gradient, rows, len(labels)),
-                                       (0, 0, 0, sum(sizes) - len(own)))       # 0 for an image that is not of its part
-        for piece, seed, towards in zip(pieces, seeds, rows.split(sizes), strict=True):
+        gradient = exchange.returned(gradient, rows, n)
+        gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))
+        for piece, seed, towards in zip(pieces, seeds, gradient.split(sizes), strict=True):
             with contextlib.nullcontext() if keep else batch_norm.without_tracking(layers):
                 output = outputs[0] if keep else self.piece(piece, seed)
             if output.requires_grad:
                 output.backward(towards)
         if processes.count() > 1:
-            self.join(layers, len(own) / len(labels), loss, of_criterion)
+            self.join(layers, len(rows) / n, loss, of_criterion)
         return embeddings, loss, norm_of(self.of_network, rows).hypot(of_criterion)
 
     def piece(self, images, seed):
@@ -132,12 +132,12 @@ class TrainingStep:
         whole: embeddings and features of the batch, [B, D + F]. Returns the embeddings [B, D], the gradient [B, D + F]
         and the loss. Sets the gradients of the criterion's parameters and, where it calls f_embed, of that.
         """
-        whole = whole.clone().requires_grad_()
-        n_features = whole.shape[1] - self.opt.embed_dim
-        embeddings, features = whole.split([self.opt.embed_dim, n_features], dim=1)
-        loss = self.loss(embeddings, features, labels)
+        n_dimensions = self.opt.embed_dim
+        leaves = [part.contiguous().requires_grad_() for part in (whole[:, :n_dimensions], whole[:, n_dimensions:])]
+        loss = self.loss(*leaves, labels)
         self.scaled(loss).backward()
-        return embeddings.detach(), whole.grad, loss.detach().to(whole.dtype)
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        return leaves[0].detach(), torch.cat(gradients, dim=1), loss.detach().to(whole.dtype)
 
     def join(self, layers, fraction, loss, of_criterion):
         """

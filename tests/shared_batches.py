@@ -108,14 +108,15 @@ def network(opt, frozen=True, dropout=0.0):
     return EmbeddingNetwork(opt, Backbone(torch.nn.Sequential(*layers), 4, n_features=24), frozen, normalize=True)
 
 
-def build(flags, dtype=torch.float64, **of_network):
+def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
     opt = parameters.parse(shlex.split(f'{COMMON} {flags}'))
-    opt.device, opt.n_classes = torch.device('cpu'), 6
+    opt.device, opt.n_classes = torch.device(device), 6
     seed_everything(opt.seed)
     images, miner = Images(dtype), batch_mining.select(opt)
-    built = Parts(network(opt, **of_network).to(dtype), argparse.Namespace(
-        train=images, evaluation={'train': images, 'val': images}), criteria.select(opt, miner).to(dtype), miner)
+    model = network(opt, **of_network).to(opt.device, dtype, memory_format=torch.channels_last)
+    built = Parts(model, argparse.Namespace(train=images, evaluation={'train': images, 'val': images}),
+                  criteria.select(opt, miner).to(opt.device, dtype), miner)
     built.sampler = datasampler.select(opt, images)
     built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
     built.step = training_step.TrainingStep(opt, built)
@@ -126,9 +127,9 @@ def tensors_of(state):
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def train(flags, dtype=torch.float64, **of_network):
+def train(flags, dtype=torch.float64, device='cpu', **of_network):
     """Trains all epochs by main.train_epoch. Returns {'network', 'criterion', 'gradients', 'losses'}."""
-    opt, built, loader = build(flags, dtype, **of_network)
+    opt, built, loader = build(flags, dtype, device, **of_network)
     step, losses = built.step, []
 
     def recorded(*arguments):
@@ -169,6 +170,16 @@ class Overflows(FeaturesAndLayer):
         infinite = factor.clone()
         infinite.register_hook(lambda gradient: gradient * torch.inf) if infinite.requires_grad else None
         return super().forward(batch, **kwargs) + 0.1 * infinite
+
+
+def train_on_gpus(rank, n, flags, folder):
+    """One of n processes, each with a GPU; BatchNorm is not frozen. Writes FOLDER/<n>_<rank>.pt."""
+    torch.cuda.set_device(rank)
+    if n > 1:
+        dist.init_process_group('nccl', f'file://{folder}/group', rank=rank, world_size=n)
+    torch.save(train(flags, torch.float32, torch.device('cuda', rank), frozen=False), f'{folder}/{n}_{rank}.pt')
+    if n > 1:
+        dist.destroy_process_group()
 
 
 def work(rank, folder):

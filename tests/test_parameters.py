@@ -83,6 +83,9 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
     ('--loss_margin_beta inf', '--loss_margin_beta: expected a number, not inf'),
     ('--loss_softmax_temperature 0', 'expected a number above 0, not 0'),
     ('--tv_split_perc 1.2', 'expected a number above 0 and at most 1, not 1.2'),
+    ('--clip_grad 0', '--clip_grad: expected a number above 0, not 0'),
+    ('--micro_bs -1', '--micro_bs: expected a whole number of at least 0, not -1'),
+    ('--amp half', "--amp: invalid choice: 'half'"),
     ('--optim lion', "--optim: invalid choice: 'lion'"),
     ('--use_tv_split maybe', "--use_tv_split: expected true or false, not 'maybe'"),
     ('--use_tv_split --tv_split_perc 1', '--tv_split_perc 1 leaves nothing to validate on'),
@@ -203,6 +206,7 @@ def test_flags_without_effect_are_named(tmp_path):
         '--batch_mining semihard', '--miner_semihard_margin 0.1']
     assert idle('--data_sampler fid_batchmatch --data_gc_softened --data_mb_lr 2 --data_batchmatch_ncomps 3') == [
         '--data_gc_softened True', '--data_mb_lr 2.0']
+    assert idle('--micro_bs 112 --clip_grad 1') == ['--micro_bs 112'] and idle('--bs 200 --micro_bs 112') == []
     assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
         '--miner_parametric_init hards']
 

@@ -1,4 +1,7 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
+import math
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -7,10 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shared_batches import LOSSES, TRAINED
+import architectures
+import criteria
+import optimization
+import parameters
+import training_step
+from architectures import batch_norm
+from architectures.embedding_network import EmbeddingNetwork
+from benchmarks.measure import peak_memory
+from tests.helpers import assert_same_end, folder_of
+from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
+from utilities import checkpoint
+from utilities.errors import RunFailed, UserError
+from utilities.randomness import derive, seed_everything, seeded
+from utilities.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 WAYS = ['in pieces', '2 processes', '3 processes']
+CPU = torch.device('cpu')
 
 
 @pytest.fixture(scope='module')
@@ -67,3 +84,323 @@ def test_all_processes_have_the_same_bits(way, trained):
             for name, value in results['network'].items():
                 assert torch.equal(value, other[case]['network'][name]), (case, name)
             assert torch.equal(results['losses']['losses'], other[case]['losses']['losses'])
+
+
+@pytest.mark.parametrize('way', ['alone', *WAYS])
+def test_a_step_in_float16_that_is_not_finite_is_skipped_by_all_processes(way, trained):
+    """Also where only the gradient of the criterion's own parameter, in process 0, is not finite."""
+    for results in trained[way]:
+        skipped = [log['train_skipped_steps'] for log in results['float16']['logs']]
+        assert skipped[0] == 1 and not any(skipped[1:])
+        assert all(math.isfinite(log['train_grad_norm']) for log in results['float16']['logs'])
+        assert 'train_skipped_steps' not in results['bfloat16']['logs'][0]
+    assert trained[way][0]['float16']['criterion']['factor'].isfinite()
+
+
+def statistics_of(starts):
+    """The BatchNorm statistics of the run `statistics` where the pieces of each batch begin at `starts`, by hand."""
+    opt, built, loader = build('--lr 0', frozen=False)
+    convolution, mean, variance = built.model.backbone[0], torch.zeros(6).double(), torch.ones(6).double()
+    for epoch in range(1, opt.n_epochs + 1):
+        for images, _, _ in loader.epoch(epoch):
+            with torch.no_grad():
+                outputs = convolution((images - built.model.mean) / built.model.std)
+            new = []
+            for piece in outputs.tensor_split(starts[1:]):
+                new.append([.9 * mean + .1 * piece.mean((0, 2, 3)),
+                            .9 * variance + .1 * piece.transpose(0, 1).flatten(1).var(1), len(piece) / len(images)])
+            mean, variance = (sum(weight * values[i] for *values, weight in new) for i in (0, 1))
+    return {'backbone.1.running_mean': mean, 'backbone.1.running_var': variance}
+
+
+@pytest.mark.parametrize('way, starts', [('alone', [0]), ('2 processes', [0, 5]), ('3 processes', [0, 4, 7])])
+def test_running_statistics_are_means_over_the_processes(way, starts, trained):
+    expected = statistics_of(starts)
+    state = trained[way][0]['statistics']['network']
+    assert_near(expected, {name: state[name] for name in expected}, 1e-6)
+
+
+def test_a_second_pass_updates_no_running_statistics():
+    opt, built, loader = build('--micro_bs 3 --lr 0 --iterations_per_epoch 1', frozen=False)
+    images, labels, _ = next(iter(loader.epoch(1)))
+    model = build('--lr 0', frozen=False)[1].model.train()
+    for piece in images.tensor_split(4):
+        model(piece)
+    built.model.start_epoch(warming_up=False)
+    built.step(1, images, labels)
+    for one, other in zip(model.buffers(), built.model.buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert built.model.backbone[1].num_batches_tracked == 4 and built.model.backbone[1].track_running_stats
+
+
+def with_graphs(flags, starts):
+    """Trains as shared_batches.train, the pieces of each batch with their graphs kept, in a loop of its own."""
+    opt, built, loader = build(flags, dropout=0.5)
+    number = 0
+    for epoch in range(1, opt.n_epochs + 1):
+        seed_everything(derive(opt.seed, epoch))
+        built.schedule.start(epoch)
+        built.model.start_epoch(warming_up=False)
+        for images, labels, _ in loader.epoch(epoch):
+            number += 1
+            outputs = []
+            for start, piece in zip(starts, images.tensor_split(starts[1:]), strict=True):
+                with seeded(derive(opt.seed, 'piece', number, start), CPU):
+                    outputs.append(built.model(piece))
+            embeddings, features = map(torch.cat, zip(*outputs, strict=True))
+            built.optimizer.zero_grad()
+            built.criterion(batch=embeddings, labels=labels, batch_features=features,
+                            f_embed=built.model.f_embed).backward()
+            built.optimizer.step()
+    return built.model.state_dict()
+
+
+def test_with_dropout_pieces_are_embedded_twice_with_the_same_random_numbers(trained):
+    """In one process and in two; the miner of the default flags is random, and does not notice the dropout."""
+    alone = train('--micro_bs 3', dropout=0.5)['network']
+    assert_near(with_graphs('', [0, 3, 6, 8]), alone, 1e-6)
+    together = trained['dropout'][0]['network']
+    assert_near(with_graphs('', [0, 2, 4, 5, 7, 9]), together, 1e-6)
+    with pytest.raises(AssertionError):
+        assert_near(alone, together, 1e-3)
+
+
+def test_the_generators_are_as_before_an_embedding():
+    before = torch.get_rng_state()
+    with seeded(3, CPU):
+        inside = torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded(3, CPU):
+        assert torch.equal(torch.rand(2), inside)
+
+
+def test_the_memory_of_a_step_is_that_of_a_piece():
+    memory = {}
+    for micro_bs in (0, 16):
+        opt, built, _ = build(f'--bs 128 --samples_per_class 64 --micro_bs {micro_bs} --loss proxyanchor '
+                             '--batch_mining none')
+        images, labels = torch.rand(128, 3, 16, 16, dtype=torch.float64), torch.arange(128) % 6
+        built.model.backbone = torch.nn.Sequential(*built.model.backbone[:4], torch.nn.AdaptiveAvgPool2d(2),
+                                                   torch.nn.Flatten())
+        memory[micro_bs] = peak_memory(lambda built=built, images=images, labels=labels: built.step(1, images, labels))
+    assert memory[16] < memory[0] / 4
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+def test_a_step_in_bfloat16_with_every_loss(loss):
+    opt, built, loader = build(f'{LOSSES[loss]} --amp bfloat16', torch.float32)
+    built.model.start_epoch(warming_up=False)
+    before = [parameter.clone() for parameter in built.model.parameters()]
+    embeddings, scalars = built.step(1, *next(iter(loader.epoch(1)))[:2])
+    assert embeddings.dtype == torch.float32 and scalars['loss'].isfinite() and scalars['grad_norm'] > 0
+    assert all(parameter.isfinite().all() for parameter in built.model.parameters())
+    assert not all(map(torch.equal, before, built.model.parameters()))
+
+
+@pytest.mark.parametrize('arch', architectures.ARCHITECTURES)
+def test_a_step_in_bfloat16_with_every_architecture(arch):
+    if arch == 'bninception':
+        pytest.importorskip('pretrainedmodels')
+    opt, built, _ = build(f'--arch {arch}_normalize --not_pretrained --amp bfloat16 --loss proxyanchor '
+                          '--batch_mining none --bs 4 --lr 0.001', torch.float32)
+    opt.input_size = {'bninception': 224, 'conv4': 32}.get(arch, 64)
+    backbone = architectures.select_backbone(opt)
+    torch.manual_seed(0)
+    built.model = EmbeddingNetwork(opt, backbone, frozen=False, normalize=True)
+    built.optimizer, _ = optimization.select(opt, built.model, built.criterion)
+    step = training_step.TrainingStep(opt, built)
+    built.model.start_epoch(warming_up=False)
+    images = torch.rand(4, 3, backbone.size, backbone.size)
+    dtypes = set()
+    convolution = next(module for module in built.model.modules() if isinstance(module, torch.nn.Conv2d))
+    convolution.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    _, scalars = step(1, images, torch.tensor([0, 0, 1, 1]))
+    assert dtypes == {torch.bfloat16} and scalars['loss'].isfinite() and 0 < scalars['grad_norm'] < math.inf
+    assert all(parameter.isfinite().all() and parameter.dtype == torch.float32
+               for parameter in built.model.parameters())
+
+
+def test_features_reach_the_criterion_in_float32(monkeypatch):
+    """So that it can call f_embed on them."""
+    seen = []
+
+    class Layer(torch.nn.Module):
+        def __init__(self, opt):
+            super().__init__()
+
+        def forward(self, batch, labels, batch_features, f_embed):
+            seen.extend([batch.dtype, batch_features.dtype])
+            return f_embed(batch_features).square().mean() + batch.mean()
+
+    monkeypatch.setitem(criteria.CRITERIA, 'layer', type('layer', (), {
+        'Criterion': Layer, 'REQUIRES_BATCHMINER': False, 'REQUIRES_OPTIM': False}))
+    for more in ('', ' --micro_bs 3'):
+        train('--loss layer --batch_mining none --amp bfloat16 --n_epochs 1' + more, torch.float32)
+    assert set(seen) == {torch.float32}
+
+
+@pytest.mark.parametrize('flags', ['--clip_grad 0.05', '--clip_grad_value 0.003', '--clip_grad 0.05 --clip_grad_value '
+                                   '0.003', '--clip_grad 0.05 --amp float16'])
+def test_gradients_are_clipped_after_they_are_unscaled_and_logged_as_they_were(flags):
+    common = ('--loss proxyanchor --batch_mining none --loss_weights 0.02 --optim sgd --lr 0 --iterations_per_epoch 1 '
+              f'--n_epochs 1 --amp {"float16" if "amp" in flags else "none"}')
+    results = {name: train(f'{common} {more}', torch.float32) for name, more in (('whole', ''), ('clipped', flags))}
+    whole, clipped = (list(results[name]['gradients'].values()) for name in ('whole', 'clipped'))
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in whole))
+    assert results['clipped']['logs'][0]['train_grad_norm'] == pytest.approx(norm, rel=1e-5) and norm > 0.06
+    factor = 0.05 / norm if '--clip_grad ' in flags else 1
+    limit = 0.003 if 'value' in flags else math.inf
+    for one, other in zip(whole, clipped, strict=True):
+        torch.testing.assert_close((one * factor).clamp(-limit, limit), other, rtol=1e-4, atol=1e-9)
+
+
+def step_of(trace, loss=1.0, norm=1.0, skipped=False):
+    trace.add(loss=torch.tensor(loss), grad_norm=torch.tensor(norm), skipped_steps=torch.tensor(skipped))
+
+
+def test_the_trace_of_skipped_steps():
+    trace = Trace(1)
+    for i in range(Trace.COPY_EVERY):
+        step_of(trace, norm=math.inf if i == 3 else 2.0, skipped=i == 3)
+    step_of(trace, norm=math.inf, skipped=True)
+    assert trace.summary() == {'train_loss': 1, 'train_grad_norm': 2, 'train_skipped_steps': 2}
+    with pytest.raises(RunFailed, match='in 50 steps one after the other, a gradient in float16 was not finite'):
+        for _ in range(Trace.COPY_EVERY):
+            step_of(trace, norm=math.inf, skipped=True)
+    with pytest.raises(RunFailed, match='step 1: the loss is nan'):
+        trace = Trace(1)
+        step_of(trace, math.nan, math.nan, True)
+        trace.summary()
+
+
+def compiles():
+    try:
+        training_step.check_compiler(CPU)
+    except UserError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize('flags', [
+    '--micro_bs 5', '--amp bfloat16', '--clip_grad 0.1 --clip_grad_value 0.01', '--compile --micro_bs 5',
+    '--amp float16 --bs 4 --iterations_per_epoch 2',             # which the CPU computes a hundred times as slowly
+    '--micro_bs 2 --amp float16 --bs 4 --iterations_per_epoch 1 --loss margin+softmax --batch_mining distance+none',
+])
+def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path):
+    if 'compile' in flags and not compiles():
+        pytest.skip('torch.compile does not work here')
+    arguments = [*quick, '--no_train_metrics', *shlex.split(flags)]
+    assert run(*arguments, '--group', 'whole') == 0
+    assert run(*arguments, '--n_epochs', '1') == 0
+    torch.compiler.reset()                                              # as in another process
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+    assert run(*quick, '--no_train_metrics', '--group', 'plain') == 0
+    states = [checkpoint.load(folder_of(tmp_path, name) / 'checkpoint_last.pt') for name in ('quick_s1', 'plain_s1')]
+    assert states[0]['model'].keys() == states[1]['model'].keys()
+    assert ('scaler' in states[0]) == ('float16' in flags.split())
+    assert not all(map(torch.equal, states[0]['model'].values(), states[1]['model'].values()))     # it has an effect
+
+
+def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick, run, tmp_path, capsys):
+    assert run(*quick, '--n_epochs', '1', '--no_train_metrics') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--micro_bs', '4', '--clip_grad', '1') == 0
+    assert 'the statistics of BatchNorm are those of 4 images or fewer at a time' in capsys.readouterr().out
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--amp', 'bfloat16') == 2
+    assert 'cannot change within a run: --amp bfloat16 (was none)' in capsys.readouterr().err
+
+
+def test_a_compiled_network_computes_the_same():
+    """Also where its random numbers are asked for twice: with those of eager mode, dropout leaves out the same."""
+    if not compiles():
+        pytest.skip('torch.compile does not work here')
+    from torch._inductor import config
+    flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --n_epochs 1'
+    with config.patch(fallback_random=True):
+        plain, compiled = (train(f'{flags} {more}', torch.float32, dropout=0.5) for more in ('', '--compile'))
+    assert_near(plain['network'], compiled['network'], 1e-4)
+
+
+def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers():
+    if not compiles():
+        pytest.skip('torch.compile does not work here')
+    opt, built, _ = build('--compile', torch.float32, dropout=0.5)
+    built.model.backbone.append(torch.nn.Dropout(0.3))
+    built.model.start_epoch(warming_up=False)
+    images = torch.rand(3, 3, 4, 4)
+    with torch.no_grad():
+        first, other = built.step.piece(images, 1), built.step.piece(images, 2)
+    second = built.step.piece(images, 1)
+    assert second.requires_grad and torch.allclose(first, second, atol=1e-6)
+    assert not torch.allclose(first, other, atol=1e-2)
+
+
+def test_without_a_compiler_a_sentence_says_so(quick, tmp_path):
+    environment = os.environ | {'CXX': str(tmp_path / 'none'), 'TORCHINDUCTOR_CACHE_DIR': str(tmp_path / 'cache')}
+    done = subprocess.run([sys.executable, 'main.py', *quick, '--compile'], cwd=ROOT, capture_output=True, text=True,
+                          env=environment)
+    assert done.returncode == 2 and '--compile: torch.compile does not work on this machine' in done.stderr
+    assert len(done.stderr.splitlines()) <= 2 and not folder_of(tmp_path).exists()
+
+
+def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, 'is_autocast_enabled', lambda kind: False)
+    with pytest.raises(UserError, match='--amp float16: not available on this device .cpu.'):
+        build('--amp float16')
+
+
+@pytest.mark.parametrize('arch', ['conv4', 'timm:efficientvit_b0', 'timm:tf_efficientnet_b0'])
+def test_synchronised_batch_norm_has_the_same_weights_and_activations(arch):
+    if arch.startswith('timm'):
+        pytest.importorskip('timm')
+    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', '32'])
+    torch.manual_seed(0)
+    model = architectures.select(opt).eval()
+    images, keys = torch.rand(2, 3, 32, 32), model.state_dict().keys()
+    before = model(images)[0]
+    batch_norm.synchronise(model.backbone)
+    assert any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules())
+    assert model.state_dict().keys() == keys and torch.allclose(model(images)[0], before, atol=1e-6)
+
+
+def test_the_optimizer_of_a_checkpoint_takes_the_device_of_the_run():
+    """A checkpoint of a GPU has a fused optimizer; that of the CPU stays as it is."""
+    _, built, _ = build('')
+    state = built.optimizer.state_dict()
+    for group in state['param_groups']:
+        group['fused'] = True
+    built.optimizer.load_state_dict(state)
+    assert not any(group['fused'] for group in built.optimizer.param_groups)
+
+
+# On GPUs
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an NVIDIA GPU')
+
+
+@needs_gpu
+@pytest.mark.parametrize('flags', ['', '--amp bfloat16', '--amp float16', '--compile', '--amp bfloat16 --compile',
+                                   '--clip_grad 1 --amp float16'])
+@pytest.mark.parametrize('pieces', ['', '--micro_bs 5'])
+def test_runs_on_a_gpu(flags, pieces, quick, run, tmp_path):
+    arguments = [*quick, '--device', 'cuda', '--no_train_metrics', *flags.split(), *pieces.split()]
+    assert run(*arguments, '--n_epochs', '1') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--device', 'cpu') == 0
+
+
+@needs_gpu
+def test_a_gpu_computes_the_gradients_of_the_cpu_in_pieces():
+    flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --optim sgd --iterations_per_epoch 1 --n_epochs 1'
+    on_cpu, on_gpu = (train(flags, torch.float32, device)['gradients'] for device in ('cpu', 'cuda'))
+    assert_near(on_cpu, {name: gradient.cpu() for name, gradient in on_gpu.items()}, 1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='needs two NVIDIA GPUs')
+def test_batch_norm_is_synchronised_on_two_gpus(tmp_path):
+    flags = '--loss proxyanchor --batch_mining none --optim sgd --lr 0.01 --iterations_per_epoch 5 --n_epochs 1'
+    for n in (1, 2):
+        torch.multiprocessing.spawn(train_on_gpus, (n, flags, tmp_path), n)
+    one, *two = (torch.load(tmp_path / name, map_location='cpu') for name in ('1_0.pt', '2_0.pt', '2_1.pt'))
+    assert_near(one['network'], two[0]['network'], 1e-3)
+    assert all(torch.equal(value, two[1]['network'][name]) for name, value in two[0]['network'].items())

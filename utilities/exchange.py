@@ -58,4 +58,6 @@ def add_up(tensors):
 def copy_from_main(tensors):
     """Replaces the values of the tensors by those of process 0."""
     for tensor in tensors:
-        dist.broadcast(tensor, src=0)
+        values = tensor.contiguous()                                  # the weights of convolutions may be channels last
+        dist.broadcast(values, src=0)
+        tensor.copy_(values)
