@@ -92,6 +92,19 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     assert names[0] == names[1] != []
 
 
+def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick):
+    """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
+    of_main = ('sizes = lambda: [len(processes.of_main(bytes, 20 << 20)) for _ in range(4)]\n'
+               'def work(arguments):\n'
+               '    before = processes.of_main(processes.store().num_keys)\n'
+               '    right = sizes() == [20 << 20] * 4\n'
+               '    dist.all_reduce(torch.zeros(1))\n'
+               '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
+               'main.work = work')
+    codes, _, error = runs((3, quick, of_main))
+    assert codes == [[0, 0, 0]], error
+
+
 def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     bad = draw_classes(tmp_path / 'bad' / 'images', 12, 6).parent
     (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
