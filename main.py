@@ -17,7 +17,7 @@ from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary
-from utilities.loading import TrainingLoader
+from utilities.loading import TrainingLoader, network_input
 from utilities.randomness import derive, seed_everything
 from utilities.records import Records, untrained
 from utilities.trace import Trace
@@ -119,7 +119,7 @@ def train_epoch(opt, built, loader, epoch):
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
-        images, labels = images.to(opt.device, non_blocking=True), labels.to(opt.device, non_blocking=True)
+        images, labels = network_input(images, opt.device), labels.to(opt.device, non_blocking=True)
         embeddings, features = model(images)
         loss = criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=model.f_embed)
         optimizer.zero_grad()

@@ -99,6 +99,10 @@ def data_parameters(parser):
                             'decoded each time')
     switch(group, '--image_cache_check',
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
+    group.add_argument('--decode', choices=['exact', 'fast'], default='exact',
+                       help='how images are decoded and resized; exact: all of their pixels, by Pillow; fast: large '
+                            'JPEG files at 1/2, 1/4 or 1/8 of their size where that suffices, resized by torch, which '
+                            'changes pixels slightly')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
                        help='how the data are split; half: training and test classes; class_folds: also folds of '
                             'validation classes; mlrc: the class lists of Musgrave et al.; closed_set: every class is '

@@ -6,6 +6,7 @@ from tqdm import tqdm
 
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
 from datasets.base import ImageSet, check_names, read_image
+from datasets.decoding import open_photo
 from datasets.image_cache import ImageCache
 from utilities import stopping
 from utilities.errors import UserError, choose
@@ -42,7 +43,7 @@ def select(opt, input_size):
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
     training, evaluation = transforms.select(opt, input_size, table.characters)
-    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else read_image
+    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else open_photo
     if opt.skip_bad_images:
         table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
     if splits.scheme(opt, table) != 'predefined':

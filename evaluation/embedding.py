@@ -10,7 +10,7 @@ from evaluation.neighbours import Search
 from utilities import stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
-from utilities.loading import evaluation_loader
+from utilities.loading import evaluation_loader, network_input
 
 
 @dataclass
@@ -43,7 +43,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     bar = tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision:
-            embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]
+            embedded = model(network_input(batch, opt.device))[int(features)]
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
         embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded

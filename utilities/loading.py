@@ -14,7 +14,17 @@ torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class Loader(torch.utils.data.DataLoader):
-    """A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch."""
+    """
+    A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch.
+
+    The images of an ImageSet stay uint8 [B, 3, H, W], until network_input.
+    """
+
+    def __init__(self, dataset, **arguments):
+        if hasattr(dataset, 'loaded'):
+            super().__init__(Loaded(dataset), collate_fn=collate, **arguments)
+        else:
+            super().__init__(dataset, **arguments)
 
     def __iter__(self):
         try:
@@ -25,6 +35,34 @@ class Loader(torch.utils.data.DataLoader):
                 raise
             stopping.check()                                 # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from error
+
+
+class Loaded(torch.utils.data.Dataset):
+    """An ImageSet whose items are those that data workers hand over."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, item):
+        return self.images.loaded(item)
+
+
+def collate(items):
+    """Items with images [H, W, 3] -> (images [B, 3, H, W], labels [B], indices [B])."""
+    images, labels, indices = torch.utils.data.default_collate(items)
+    return images.permute(0, 3, 1, 2), labels, indices
+
+
+def network_input(images, device):
+    """Images [B, 3, H, W] as a loader gives them -> what the network takes: float32 RGB in [0, 1], on `device`."""
+    images = images.to(device, non_blocking=True)
+    if images.dtype != torch.uint8:
+        return images
+    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's
+    return images.to(torch.float32, memory_format=layout).mul_(1 / 255)
 
 
 def n_cores():
