@@ -43,8 +43,8 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
              'weights')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
-AFTERWARDS = ('n_training_folds', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
-              'projector')
+AFTERWARDS = ('n_training_folds', 'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every',
+              'ranking_backend', 'pictures', 'projector')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
@@ -130,6 +130,9 @@ def data_parameters(parser):
                             'crops and flips (for images of characters: small affine changes); adv: base with random '
                             'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
                             'Musgrave et al.; characters: small affine changes')
+    switch(group, '--augment_on_gpu',
+           help='compute the crops, flips and colours of the training images on the --device; the random numbers stay '
+                'the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
 
 
 def network_parameters(parser):

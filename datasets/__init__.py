@@ -4,7 +4,18 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
+from datasets import (
+    cars196,
+    cub200,
+    folder,
+    glyphs,
+    inshop,
+    omniglot,
+    on_device,
+    online_products,
+    splits,
+    transforms,
+)
 from datasets.base import ImageSet, check_names, read_image
 from datasets.decoding import open_photo
 from datasets.image_cache import ImageCache
@@ -50,6 +61,8 @@ def select(opt, input_size):
         table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
+    if opt.augment_on_gpu and any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
+        training = on_device.DevicePipeline(training, opt.device)
     return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
 
 

@@ -77,21 +77,39 @@ class Pipeline:
     def load(self, photo):
         """The same as a uint8 tensor [H, W, 3], a quarter of the bytes for a data worker to hand over."""
         first, *others = self.transforms
-        resized = resized_by_torch if self.fast else resized_by_pillow
         if isinstance(first, v2.RandomResizedCrop):
-            crop = first.make_params([torch.empty(1, photo.height, photo.width, device='meta')])
-            image = resized(photo, first.size, **crop)
+            image = self.resized(photo, first.size, **first.make_params([blank(photo.height, photo.width)]))
         elif isinstance(first, v2.Resize):
-            image = resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
+            image = self.resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
         else:
             image = first(as_pillow(np.asarray(photo)))
-        for step in others:
-            image = step(image)
+        for transform in others:
+            image = transform(image)
+        return self.pixels(image)
+
+    def collate(self, loaded):
+        """A list of B results of `load` -> what a data worker hands over, here the batch, uint8 [B, 3, H, W]."""
+        return torch.utils.data.default_collate(loaded).permute(0, 3, 1, 2)
+
+    def finish(self, batch):
+        """What `collate` gave, in the main process -> uint8 [B, 3, H, W]."""
+        return batch
+
+    def resized(self, photo, size, top, left, height, width):
+        """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
+        return (resized_fast if self.fast else resized_by_pillow)(photo, size, top, left, height, width)
+
+    @staticmethod
+    def pixels(image):
+        """A PIL image, or a tensor [3 or 1, H, W] -> uint8 tensor [H, W, 3]."""
         if isinstance(image, Image.Image):
-            pixels = torch.from_numpy(np.array(image).reshape(image.height, image.width, -1))
-        else:
-            pixels = image.permute(1, 2, 0)
-        return pixels.expand(-1, -1, 3)
+            return torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).expand(-1, -1, 3)
+        return image.permute(1, 2, 0).expand(-1, -1, 3)
+
+
+def blank(height, width):
+    """A tensor of the size of an image, from which torchvision's transforms can sample their parameters."""
+    return torch.empty(1, height, width, device='meta')
 
 
 def as_pillow(pixels):
@@ -105,14 +123,25 @@ def resized_by_pillow(photo, size, top, left, height, width):
     return region.resize((size[1], size[0]), Image.Resampling.BILINEAR)
 
 
-def resized_by_torch(photo, size, top, left, height, width):
-    """As resized_by_pillow, but a uint8 tensor [3 or 1, *size], of a photo decoded at reduced size if that suffices."""
+def resized_fast(photo, size, top, left, height, width):
+    """As resized_by_pillow, of a photo decoded at reduced size if that suffices; else by torch, a uint8 tensor."""
+    pixels, y, x = reduced(photo, size, height, width)
+    if y < 1:                               # the edges of the region need not be those of pixels, which Pillow allows
+        box = left * x, top * y, min((left + width) * x, pixels.shape[1]), min((top + height) * y, pixels.shape[0])
+        return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR, box)
+    images = torch.from_numpy(pixels[top:top + height, left:left + width])[None]
+    images = images.permute(0, 3, 1, 2)     # the layout that torch resizes fastest
+    return F.interpolate(images, size, mode='bilinear', antialias=True)[0]
+
+
+def reduced(photo, size, height, width):
+    """
+    The photo, decoded at the smallest scale at which a region of `height` x `width` pixels has at least `size`: uint8
+    [h, w, 3 or 1], and by what vertical and horizontal distances are to be multiplied.
+    """
     scale = next((scale for scale in (8, 4, 2) if height >= scale * size[0] and width >= scale * size[1]), 1)
     pixels = np.array(photo) if isinstance(photo, Image.Image) else photo.decode(scale)
-    y, x = pixels.shape[0] / photo.height, pixels.shape[1] / photo.width
-    region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
-    images = torch.from_numpy(region)[None].permute(0, 3, 1, 2)            # the layout that torch resizes fastest
-    return F.interpolate(images, size, mode='bilinear', antialias=True)[0]
+    return pixels, pixels.shape[0] / photo.height, pixels.shape[1] / photo.width
 
 
 def size_after(resize, photo):

@@ -1,6 +1,8 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -17,18 +19,20 @@ class Loader(torch.utils.data.DataLoader):
     """
     A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch.
 
-    The images of an ImageSet stay uint8 [B, 3, H, W], until network_input.
+    The images of an ImageSet are handed over as its transform's `load` and `collate` make them, and yielded as its
+    `finish` does: uint8 [B, 3, H, W], for network_input.
     """
 
     def __init__(self, dataset, **arguments):
-        if hasattr(dataset, 'loaded'):
-            super().__init__(Loaded(dataset), collate_fn=collate, **arguments)
-        else:
-            super().__init__(dataset, **arguments)
+        self.transform = getattr(dataset, 'transform', None)
+        if self.transform:
+            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(self.transform)
+        super().__init__(dataset, **arguments)
 
     def __iter__(self):
         try:
-            yield from super().__iter__()
+            for batch in super().__iter__():
+                yield [self.transform.finish(batch[0]), *batch[1:]] if self.transform else batch
         except (RuntimeError, OSError, EOFError) as error:
             of_worker = 'in DataLoader worker process' in str(error)                # raised by the data set there
             if of_worker or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
@@ -37,11 +41,10 @@ class Loader(torch.utils.data.DataLoader):
             raise WorkerLost from error
 
 
+@dataclass
 class Loaded(torch.utils.data.Dataset):
     """An ImageSet whose items are those that data workers hand over."""
-
-    def __init__(self, images):
-        self.images = images
+    images: torch.utils.data.Dataset
 
     def __len__(self):
         return len(self.images)
@@ -50,10 +53,14 @@ class Loaded(torch.utils.data.Dataset):
         return self.images.loaded(item)
 
 
-def collate(items):
-    """Items with images [H, W, 3] -> (images [B, 3, H, W], labels [B], indices [B])."""
-    images, labels, indices = torch.utils.data.default_collate(items)
-    return images.permute(0, 3, 1, 2), labels, indices
+@dataclass
+class Collate:
+    """Items (image, label, index) -> (what the transform's `collate` makes of the images, labels [B], indices [B])."""
+    transform: Callable
+
+    def __call__(self, items):
+        images, labels, indices = zip(*items, strict=True)
+        return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
 
 
 def network_input(images, device):
