@@ -207,7 +207,7 @@ def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
     assert abs(flipped - .5) < .05 and abs(greys - .2) < .04
     torch.manual_seed(1)
     ours, _ = transforms.select(opt(augmentation='adv'), 16)
-    plain = torch.stack([pipeline(photo) for _ in range(1500)]) * 255
+    plain = torch.stack([ours(photo) for _ in range(1500)]) * 255
     for statistic in (torch.mean, torch.std):
         both = [statistic(values, dim=(1, 2, 3)) for values in (images, plain)]
         error = (both[0].var() / 1500 + both[1].var() / 1500) ** .5
