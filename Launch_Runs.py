@@ -32,7 +32,9 @@ def build():
         help='time limit of a job; at the limit, the job is queued again and its run is resumed')
     add('--at_once', type=command_line.POSITIVE_INT, default=64, help='largest number of jobs that run at once')
     add('--cpus', type=command_line.POSITIVE_INT, default=4, help='number of processor cores of each job')
-    add('--gpus_per_job', type=command_line.COUNT, default=1, help='number of GPUs of each job')
+    add('--gpus_per_job', type=command_line.COUNT, default=1,
+        help='number of GPUs of each job, on each of its machines; its run has a process on each')
+    add('--nodes', type=command_line.POSITIVE_INT, default=1, help='number of machines that each run is trained on')
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
         help='further options of sbatch, such as account=lab qos=long')
@@ -44,7 +46,7 @@ def work(opt):
     if bool(opt.script) == bool(opt.line):
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
     if opt.line:
-        return local.run_line(opt.line)
+        return local.run_line(opt.line, opt.gpus_per_job, opt.nodes)
     at_once = slots.of_flags(opt)
     runs = plan.of_script(opt.script, opt.only, opt.skip_refused)
     if opt.dry_run:

@@ -11,7 +11,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
-from utilities import errors, run_folder, run_lock, run_records, stopping
+from utilities import errors, processes, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
 from utilities.errors import RunFailed, UserError
@@ -29,7 +29,7 @@ def run(opt, arguments):
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
-    folder = find_folder(opt, settings, arguments, built.data)
+    folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
     with run_lock.held(folder), explained_stop(opt, state):
         first = continue_run(opt, state, arguments) if opt.resume else 0
@@ -39,19 +39,29 @@ def run(opt, arguments):
 
 def train(opt, built, state, first):
     """Evaluates the untrained network, then trains, evaluates and records epoch by epoch, from the epoch `first` on."""
-    with Records(opt, state.folder, state.settings, first, state.records) as records:
+    with recorded(opt, state, first) as records:
         loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
         if first == 0:
             evaluated, embedded = evaluate_untrained(opt, built, state.folder)
-            record(records, state, 0, {}, evaluated)
+            processes.of_main(record, records, state, 0, {}, evaluated)
         for epoch in range(max(first, 1), opt.n_epochs + 1):
-            if patience_is_over(opt, state):
+            if processes.of_main(patience_is_over, opt, state):
                 break
             trained, evaluated = train_epoch(opt, built, loader, epoch), None
             if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                 evaluated, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
-            record(records, state, epoch, trained, evaluated)
-        finish(opt, built, embedded, records, state)
+            processes.of_main(record, records, state, epoch, trained, evaluated)
+        split = evaluation.split_of_pictures(opt, built.data)
+        if split not in embedded:
+            embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
+        processes.of_main(finish, opt, embedded[split], split, records, state)
+
+
+def recorded(opt, state, first):
+    """The Records of a run from the epoch `first` on; of several processes, the first one has them."""
+    if processes.is_main():
+        return Records(opt, state.folder, state.settings, first, state.records)
+    return contextlib.nullcontext()
 
 
 def find_folder(opt, settings, arguments, data):
@@ -64,10 +74,30 @@ def find_folder(opt, settings, arguments, data):
     return run_folder.create(opt, settings, arguments, data.description)
 
 
+def continued(opt, arguments):
+    """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
+    found = processes.of_main(parameters.find_run, opt)
+    if found is None:
+        return opt
+    folder, is_finished = found
+    if is_finished:
+        print(f'{folder}: this run is finished')
+        return None
+    return parameters.parse([*arguments, '--resume', str(folder)])
+
+
 def continue_run(opt, state, arguments):
     """Restores the run of --resume and records the resumption; returns the next epoch."""
-    remove_temporary(state.folder)
     first = state.resume()
+    if first != processes.of_main(note_resumption, opt, state, arguments, first):
+        raise RunFailed(f'The processes of the run do not see the same {state.last}: the run folder must be in a file '
+                        'system that all machines share.')
+    return first
+
+
+def note_resumption(opt, state, arguments, first):
+    """Checks and records that a run goes on with the epoch `first`, which it returns."""
+    remove_temporary(state.folder)
     if first == 0 and (last := run_records.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
@@ -83,12 +113,13 @@ def continue_run(opt, state, arguments):
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        yield
+        with processes.ending_together():
+            yield
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:
-        if not opt.resume and not state.trained:
+        if not opt.resume and not state.trained and processes.is_main():
             shutil.rmtree(state.folder)                      # nothing is lost, and the name is free again
         raise
     except Exception as error:
@@ -103,7 +134,7 @@ def evaluate_untrained(opt, built, folder):
     """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
     if not opt.untrained:
         return evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch=0)
-    return untrained(opt.untrained, folder, parameters.of_the_untrained()), {}
+    return processes.of_main(untrained, opt.untrained, folder, parameters.of_the_untrained()), {}
 
 
 def train_epoch(opt, built, loader, epoch):
@@ -152,16 +183,13 @@ def summary(opt, folder, built, first):
                       f'{opt.dataset}: ' + '; '.join(splits)])
 
 
-def finish(opt, built, embedded, records, state):
-    """Plots the curves and the last network's embeddings, and marks the run as finished."""
-    split, plots = evaluation.split_of_pictures(opt, built.data), state.folder / 'plots'
-    if split not in embedded:
-        embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-    panel = state.folder / f'retrieval_{split}.png'
+def finish(opt, embedded, split, records, state):
+    """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
+    plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
     evaluation.curves.plot(records.rows, plots)
-    saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel)
+    saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
     if opt.projector:
-        evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
+        evaluation.projector.write(embedded, state.folder / 'tensorboard')
     records.summarise(state, finished=True)
     print(f'Done.\n  run folder:       {state.folder}\n  plots:            {plots}'
           + (f'\n  retrieved images: {panel}' if panel in saved else ''))
@@ -170,6 +198,12 @@ def finish(opt, built, embedded, records, state):
 def work(arguments):
     """Does what the command line asks for: a run, or the evaluation of a network that is trained already."""
     opt = parameters.parse(arguments)
+    if opt.auto_resume and not opt.resume:
+        opt = continued(opt, arguments)
+    if opt is None:
+        return
+    if len(opt.gpu) > 1 and not processes.connected():
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
         built = parts.restore(opt, opt.evaluate)
         for name, value in evaluation.evaluate(opt, built.model, built.data, built.criterion)[0].items():
@@ -187,9 +221,9 @@ def work(arguments):
 def main(arguments):
     """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
     sys.argv[1:] = run_folder.without_secrets(arguments, parameters.SECRETS)       # logging libraries look there
-    return errors.exit_code('main.py', lambda: work(arguments))
+    return errors.exit_code('main.py', lambda: processes.together(lambda: work(arguments)))
 
 
 if __name__ == '__main__':
     stopping.install()
-    sys.exit(main(sys.argv[1:]))
+    processes.leave(main(sys.argv[1:]))

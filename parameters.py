@@ -7,6 +7,7 @@ A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, 
 import re
 from pathlib import Path
 
+import datasampler
 import evaluation
 from architectures import ARCHITECTURES, PREFIXES
 from batch_mining import BATCHMINERS
@@ -15,7 +16,7 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from utilities import checkpoint, combination, pml, run_folder
+from utilities import checkpoint, combination, pml, run_folder, run_records
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -50,7 +51,7 @@ PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
     'old_update', 'baseline_rate', 'no_self_reg')]
 # what to do, not part of a run's settings
-MODES = ('config', 'reproduce', 'resume', 'evaluate', 'embed', 'draw', 'untrained')
+MODES = ('config', 'reproduce', 'resume', 'auto_resume', 'evaluate', 'embed', 'draw', 'untrained')
 
 
 def run_parameters(parser):
@@ -61,6 +62,9 @@ def run_parameters(parser):
     group.add_argument('--reproduce', metavar='RUN_FOLDER', help='start a new run with the settings of this run')
     group.add_argument('--resume', metavar='RUN_FOLDER',
                        help='continue this run exactly where it stopped; a larger --n_epochs extends a finished run')
+    switch(group, '--auto_resume',
+           help='continue the run of this --group and --seed where it stopped, if there is one with the same settings, '
+                'else start it; a larger --n_epochs extends it, and nothing is done where it is finished')
     group.add_argument('--untrained', metavar='RUN_FOLDER',
                        help='copy the metrics of the untrained network from this run instead of computing them; it '
                             'must have the same seed, data, network and evaluation flags')
@@ -77,7 +81,9 @@ def run_parameters(parser):
     switch(group, '--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
     group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
                        help='device to compute on; auto: an NVIDIA GPU if available, else an Apple GPU, else the CPU')
-    group.add_argument('--gpu', nargs='+', type=COUNT, default=[0], help='index of the NVIDIA GPU, counted from 0')
+    group.add_argument('--gpu', nargs='+', type=COUNT, default=[0],
+                       help='index of the NVIDIA GPU, counted from 0; several indices start as many processes, which '
+                            'compute one run together, each on one GPU (without a GPU, on the CPU)')
     group.add_argument('--kernels', type=COUNT, default=6,
                        help='number of data loading processes, at most one per processor core; 0 loads in the main '
                             'process; it does not change the results')
@@ -559,6 +565,8 @@ def parse(arguments, defaults=None):
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
         raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
+    if modes.auto_resume and folders and not modes.resume:
+        raise UserError('--auto_resume goes with a training run; leave out --reproduce, --evaluate, --embed and --draw')
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, MODES)
@@ -592,6 +600,19 @@ def shown(value):
 def flags_of(place):
     """The settings of a run folder, or of the run that wrote a checkpoint file."""
     return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+
+
+def find_run(opt):
+    """
+    The run of these settings, (its folder, whether it is finished), or None. --n_epochs and flags of the machine may
+    differ; with another --n_epochs, it is not finished.
+    """
+    may_differ = {'n_epochs', *datasampler.chosen_later(opt)}
+    settings = {name: value for name, value in settings_of(opt).items() if name not in may_differ}
+    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings)
+    if folder is None:
+        return None
+    return folder, run_records.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
 
 
 def secrets_of(opt):

@@ -13,7 +13,7 @@ import datasets
 import evaluation
 import optimization
 import training_step
-from utilities import backends, checkpoint, device
+from utilities import backends, checkpoint, device, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -85,10 +85,10 @@ def prepare(opt):
     if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
-    data = datasets.select(opt, backbone.size)
+    data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes = data.train.n_classes
     evaluation.check_data(opt, data)
-    model = architectures.select(opt, backbone)                   # after the data: this may download weights
+    model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return Parts(model.to(opt.device), data)

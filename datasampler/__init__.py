@@ -32,6 +32,11 @@ def is_default(opt):
     return not (opt.resume or opt.reproduce or set(BATCH) & set(opt.given))
 
 
+def chosen_later(opt):
+    """The flags whose values choose_batch() may change."""
+    return BATCH if is_default(opt) else ()
+
+
 def distinct(opt):
     """What never repeats in a batch of --data_sampler: 'classes' (one group of images each), 'images', or None."""
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from tqdm import tqdm
 
 from evaluation.neighbours import Search
-from utilities import stopping
+from utilities import processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
-from utilities.loading import evaluation_loader
+from utilities.loading import evaluation_batches, evaluation_loader
 
 
 @dataclass
@@ -32,26 +33,47 @@ class Embedded:
 @torch.inference_mode()
 def embed(opt, model, images, name, features=False, autocast=None):
     """
-    Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features.
+    Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features. The processes of a run
+    share the batches and exchange the embeddings: all of them must call this function, and each gets all embeddings.
 
     autocast: None, or the name of the dtype to compute in. Raises RunFailed where an embedding is not finite.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
-    embeddings = None
+    embeddings, batches = None, evaluation_batches(opt, images)
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
-    bar = tqdm(evaluation_loader(opt, images), desc=f'embed {name}', leave=False, disable=None)
+    loader = evaluation_loader(opt, images, batches[processes.rank()])
+    bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision:
             embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
         embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded
+    if processes.connected():
+        embeddings = exchange(embeddings, batches, len(images), device)
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
                         f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
     return Embedded(embeddings, images)
+
+
+def exchange(embeddings, batches, n_images, device):
+    """
+    The embeddings of all processes of the run, [n_images, D], in each of them.
+
+    embeddings: the same, with only the rows of the own `batches` computed; None in a process without batches.
+    batches:    of each process, as loading.evaluation_batches gives them.
+    """
+    dim = torch.tensor([0 if embeddings is None else embeddings.shape[1]])
+    dist.all_reduce(dim, dist.ReduceOp.MAX)
+    if embeddings is None:
+        embeddings = torch.empty(n_images, int(dim), device=device)
+    for source, own in enumerate(batches):
+        if own:
+            dist.broadcast(embeddings[own[0][0]:own[-1][-1] + 1], src=source)
+    return embeddings
 
 
 def write(embedded, file):

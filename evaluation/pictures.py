@@ -9,6 +9,7 @@ from PIL import Image
 from evaluation import geometry
 from evaluation.protocol import embed_splits
 from evaluation.ranking import chunks
+from utilities import processes
 from utilities.errors import UserError
 from utilities.files import atomic
 
@@ -36,12 +37,13 @@ def draw(opt, model, data, criterion, folder):
     if opt.pictures == ['none']:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
                         f'the run; name some of {", ".join(PICTURES)}')
-    if not Path(folder).parent.is_dir():
+    if processes.is_main() and not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
-    if Path(folder).is_file():
+    if processes.is_main() and Path(folder).is_file():
         raise UserError(f'--draw {folder}: it is a file; give a folder')
     split = next(name for name in ('test', 'val', 'train') if name in data.evaluation)
-    files = save(opt, embed_splits(opt, model, data, [split], criterion)[split], split, folder)
+    embedded = embed_splits(opt, model, data, [split], criterion)[split]
+    files = processes.of_main(save, opt, embedded, split, folder)
     for file in files:
         print(file)
     missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]

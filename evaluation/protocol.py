@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from evaluation import geometry, ranking
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
+from utilities import processes
 from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import require_folder
@@ -29,13 +30,21 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
                product is then the score in all retrieval metrics but those on cosines.
     epoch:     None, or the epoch: --cluster_every leaves the clustering out in some.
 
+    All processes of a run embed; the first one computes the metrics, and the others wait for them.
+
     Returns ({'<split>_<metric>': float; for rho_spectrum@0 an array}, {split: Embedded}).
     """
-    metrics, row = opt.evaluation_metrics, {}
+    metrics = opt.evaluation_metrics
     if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits, criterion)
+    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
+
+
+def metrics_of(opt, embedded, splits, metrics):
+    """The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split."""
+    row = {}
     for split in splits:
         for level in opt.eval_level:
             part = embedded[split]
@@ -44,7 +53,7 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
                              pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
                              approximate=opt.knn_approx, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
-    return row, embedded
+    return row
 
 
 def validate(opt, model, data, metrics):
@@ -54,17 +63,18 @@ def validate(opt, model, data, metrics):
     """
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
-        values = compute(metrics, embedded.embeddings, embedded.images.labels, embedded.images.is_query, opt.seed)
+        values = processes.of_main(compute, metrics, embedded.embeddings, embedded.images.labels,
+                                   embedded.images.is_query, opt.seed)
     model.train()
     return values
 
 
 def write_embeddings(opt, model, data, file):
     """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError where that cannot be."""
-    require_folder(file, '--embed')
+    processes.of_main(require_folder, file, '--embed')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
-    write({split: embedded[split] for split in splits}, file)
+    processes.of_main(write, {split: embedded[split] for split in splits}, file)
     print(f'Embeddings, labels, class names, paths and splits: {file}')
 
 

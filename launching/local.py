@@ -1,13 +1,15 @@
 """Trains runs on this machine: those of a script at the same time, or one of them in the foreground."""
+import os
 import shlex
 import sys
 import time
 
 from tqdm import tqdm
 
-from launching import plan, process
+from launching import plan, process, slurm
 from launching.pool import ELSEWHERE, FINISHED, Pool
 from utilities import stopping
+from utilities.processes import n_cores
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
 
@@ -49,21 +51,19 @@ def launch(runs, slots):
     return int(bool(failed))
 
 
-def run_line(text):
-    """Trains one run, given by the arguments of main.py as one text; returns its exit code. A job of SLURM calls it."""
+def run_line(text, n_gpus=1, n_nodes=1):
+    """
+    Trains one run, given by the arguments of main.py as one text; returns its exit code. A job of SLURM calls it, on
+    each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
+    """
     run = plan.of_line(shlex.split(text))
-    end = time.monotonic() + PATIENCE
-    while True:                                     # a pre-empted job may come back before its process has ended
-        try:
-            started = process.start(run)
-            break
-        except process.Busy:
-            if time.monotonic() > end:
-                print(f'{run.name}: {ELSEWHERE}')
-                return 0
-            stopping.sleep(stopping.POLL)
+    more, python = (['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []), []
+    if n_nodes > 1:
+        os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // max(1, n_gpus))))
+        more, python = ['--auto_resume'], slurm.torchrun(n_nodes, max(1, n_gpus))
+    leads = slurm.is_first_machine()
+    started = started_when_free(run, more, python) if leads else process.join(run, more, python)
     if started is None:
-        print(f'{run.name}: {FINISHED}')
         return 0
     try:
         while (code := started.poll()) is None:
@@ -71,7 +71,25 @@ def run_line(text):
     except KeyboardInterrupt:
         process.stop({started: run})
         raise
-    process.note_exit(run, code)
-    if code:
+    if leads:
+        process.note_exit(run, code)
+    if leads and code:
         print(f'{run.name}: exit code {code}, {run.log} ends with\n{process.last_lines(run)}', file=sys.stderr)
     return code
+
+
+def started_when_free(run, more, python):
+    """process.start(...), once no other process has the run; None, with a note, where there is nothing to do here."""
+    end = time.monotonic() + PATIENCE
+    while True:                                     # a pre-empted job may come back before its process has ended
+        try:
+            started = process.start(run, more, python)
+            break
+        except process.Busy:
+            if time.monotonic() > end:
+                print(f'{run.name}: {ELSEWHERE}')
+                return None
+            stopping.sleep(stopping.POLL)
+    if started is None:
+        print(f'{run.name}: {FINISHED}')
+    return started

@@ -1,5 +1,4 @@
 """The runs of a script: checked before anything starts, and matched with their run folders."""
-import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,10 @@ import datasampler
 import datasets
 import parameters
 from launching import script
-from utilities import checkpoint, run_folder, run_records, stopping
+from utilities import run_folder, run_records, stopping
 from utilities.errors import UserError, choose
 
-NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained')]
+NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained', 'auto_resume')]
 
 
 @dataclass
@@ -47,29 +46,7 @@ class Planned:
 
     def folder(self):
         """The run folder with these settings, or None; of several, the one with the most epochs."""
-        found = [folder for folder in self.parent.glob(f'{glob_escaped(self.savename)}*')
-                 if re.fullmatch(re.escape(self.savename) + r'(_\d+)?', folder.name)
-                 and run_records.is_run_folder(folder) and self.has_settings_of(run_folder.read(folder)['flags'])]
-        return max(found, default=None, key=lambda folder: ((folder / checkpoint.LAST).exists(), progress(folder)))
-
-    def has_settings_of(self, flags):
-        """Whether the flags of a run folder are those of this run; flags of the machine may differ."""
-        return all(flags[name] == value for name, value in self.settings.items()
-                   if name in flags.keys() - run_folder.MACHINE)
-
-
-def glob_escaped(text):
-    return re.sub(r'([\[\]*?])', r'[\1]', text)
-
-
-def progress(folder):
-    """(whether the run is finished, its last recorded epoch or -1)"""
-    run = run_records.read(folder)
-    return run.state == run_records.FINISHED, run.rows[-1]['epoch'] if run.rows else -1
-
-
-def is_finished(folder):
-    return progress(folder)[0]
+        return run_records.find(self.parent / self.savename, self.settings)
 
 
 def of_script(file, only=(), skip_refused=False):
@@ -109,8 +86,7 @@ def of_line(arguments):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     settings = parameters.settings_of(opt)
-    if datasampler.is_default(opt):                               # the run may choose other values itself
-        settings = {name: value for name, value in settings.items() if name not in datasampler.BATCH}
+    settings = {name: settings[name] for name in settings if name not in datasampler.chosen_later(opt)}
     opt.n_classes, opt.device = 2, torch.device('cpu')            # arbitrary: built only to check the flags
     criteria.select(opt, batch_mining.select(opt))
     choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')

@@ -6,13 +6,12 @@ The process outlives the launcher. It holds the lock of the log as long as it li
 import fcntl
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from launching import plan
+from utilities import run_records
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
@@ -24,11 +23,11 @@ class Busy(Exception):
     """The run is being trained by another process."""
 
 
-def start(run, more=()):
+def start(run, more=(), python=()):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
-    more: arguments after its own. Raises Busy.
+    more: arguments after its own. python: arguments of Python before main.py, as of torchrun. Raises Busy.
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:
@@ -37,13 +36,25 @@ def start(run, more=()):
         except BlockingIOError:
             raise Busy from None
         folder = run.folder()
-        if folder and plan.is_finished(folder):
+        if folder and run_records.is_finished(folder):
             return None
-        arguments = [*run.arguments, *more] + (['--resume', str(folder)] if folder else [])
-        command = [sys.executable, str(MAIN), *arguments]
+        found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
+        command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
+        return opened(command, run, log)
+
+
+def join(run, more, python):
+    """As start(), on the other machines of a run that several machines train: without the log and its lock."""
+    folder = run.folder()
+    if folder and run_records.is_finished(folder):
+        return None
+    return opened([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
+
+
+def opened(command, run, log):
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                            env={'PYTHONUNBUFFERED': '1'} | os.environ | run.environment)
 
 
 def is_running(run):
@@ -68,7 +79,7 @@ def stop(running):
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        note_exit(run, STOPPED if code in (-signal.SIGTERM, -signal.SIGKILL) else code)
+        note_exit(run, code and STOPPED)
 
 
 def note_exit(run, code):

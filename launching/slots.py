@@ -4,15 +4,17 @@ import re
 
 from utilities.command_line import POSITIVE_INT
 from utilities.errors import UserError
-from utilities.loading import n_cores
+from utilities.processes import n_cores
 
 
 def add_flags(parser):
-    """Declares --workers, --gpus and --per_gpu."""
+    """Declares --workers, --gpus, --per_gpu and --gpus_per_run."""
     add = parser.add_argument
     add('--workers', type=POSITIVE_INT, metavar='N', help='number of runs at once on the CPU')
     add('--gpus', metavar='0,1', help='indices of the GPUs to run on, separated by commas')
     add('--per_gpu', type=POSITIVE_INT, metavar='N', default=1, help='number of runs at once on each of the --gpus')
+    add('--gpus_per_run', type=POSITIVE_INT, metavar='N', default=1,
+        help='number of the --gpus that one run uses, with a process on each')
 
 
 def of_flags(opt):
@@ -24,10 +26,15 @@ def of_flags(opt):
     """
     if opt.gpus and opt.workers:
         raise UserError('--gpus and --workers: give one of them')
+    if opt.gpus_per_run > 1 and not opt.gpus:
+        raise UserError(f'--gpus_per_run {opt.gpus_per_run}: say which GPUs there are by --gpus, as 0,1,2,3')
     if opt.gpus:
         if not re.fullmatch(r'\d+(,\d+)*', opt.gpus):
             raise UserError(f'--gpus {opt.gpus}: expected numbers with commas, as 0,1')
-        return [['--gpu', gpu] for _ in range(opt.per_gpu) for gpu in opt.gpus.split(',')]
+        gpus, n = opt.gpus.split(','), opt.gpus_per_run
+        if len(gpus) % n:
+            raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: cannot be divided into groups of {n}')
+        return [['--gpu', *gpus[i:i + n]] for _ in range(opt.per_gpu) for i in range(0, len(gpus), n)]
     if opt.workers:
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // opt.workers)))
         return [['--device', 'cpu']] * opt.workers

@@ -2,7 +2,7 @@
 import collections
 import sys
 
-from launching import plan, process
+from launching import process
 from utilities import run_records, stopping
 from utilities.columns import Column
 
@@ -14,7 +14,7 @@ def dry_run(runs):
     """Prints what would be done with each run."""
     for run in runs:
         folder = run.folder()
-        done = folder and plan.is_finished(folder)
+        done = folder and run_records.is_finished(folder)
         what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
     print(f'{len(runs)} runs, and main.py takes the flags of each.')

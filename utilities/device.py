@@ -3,18 +3,31 @@ import os
 
 import torch
 
+from utilities import processes
 from utilities.errors import UserError
 
 
 def select(opt):
-    """--device and --gpu -> torch.device. `auto`: an NVIDIA GPU if available, else an Apple GPU, else the CPU."""
-    if len(opt.gpu) > 1:
-        raise UserError(f'--gpu {" ".join(map(str, opt.gpu))}: a run uses one GPU; give one index per run')
+    """
+    --device and --gpu -> the torch.device of this process. `auto`: an NVIDIA GPU if available, else an Apple GPU, else
+    the CPU. Of several processes on a machine, each takes one index of --gpu, by default that of its number.
+    """
+    here, indices = processes.local_count(), opt.gpu
+    if here > 1 and 'gpu' not in opt.given:                      # else it may be that of a run folder
+        indices = range(here)
+    if len(indices) != here or len(set(indices)) < here:
+        raise UserError(f'--gpu {" ".join(map(str, indices))}: a run uses one GPU for each of its processes, and there '
+                        f'{"is one" if here == 1 else f"are {here}"} on this machine')
     if opt.device in ('auto', 'cuda') and torch.cuda.is_available():
-        if opt.gpu[0] >= torch.cuda.device_count():
-            raise UserError(f'--gpu {opt.gpu[0]}: this machine has {torch.cuda.device_count()} GPU(s), numbered from 0')
-        return torch.device('cuda', opt.gpu[0])
-    if opt.device in ('auto', 'mps') and torch.backends.mps.is_available():
+        index = indices[processes.local_rank()]
+        if index >= torch.cuda.device_count():
+            raise UserError(f'--gpu {index}: this machine has {torch.cuda.device_count()} GPU(s), numbered from 0')
+        if processes.connected():
+            torch.cuda.set_device(index)                     # what NCCL communicates on
+        return torch.device('cuda', index)
+    if opt.device == 'mps' and processes.connected():
+        raise UserError('--device mps: Apple GPUs cannot be connected; start one process, or take --device cpu')
+    if opt.device in ('auto', 'mps') and not processes.connected() and torch.backends.mps.is_available():
         return torch.device('mps')
     if opt.device in ('cuda', 'mps'):
         raise UserError(f'--device {opt.device}: not available in this PyTorch or on this machine; use auto or cpu')

@@ -1,11 +1,11 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
-import os
 
 import torch
 
 from utilities import exchange, processes, stopping
 from utilities.errors import WorkerLost
+from utilities.processes import n_cores
 from utilities.randomness import derive
 
 # Torch would set a signal handler that raises an error when a data worker is killed, wherever the main process is at
@@ -27,14 +27,9 @@ class Loader(torch.utils.data.DataLoader):
             raise WorkerLost from error
 
 
-def n_cores():
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
 def workers(opt):
-    """--kernels, or the number of processor cores that this process may use if that is smaller."""
-    return min(opt.kernels, n_cores())
+    """--kernels, or the number of processor cores for each process of the run on this machine if that is smaller."""
+    return min(opt.kernels, max(1, n_cores() // processes.local_count()))
 
 
 class TrainingLoader:
@@ -81,7 +76,17 @@ class TrainingLoader:
             yield images, torch.from_numpy(self.dataset.labels)[indices], indices
 
 
-def evaluation_loader(opt, dataset):
-    """Loads all images of `dataset` once, in order."""
-    return Loader(dataset, batch_size=opt.bs, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
+def evaluation_batches(opt, dataset):
+    """
+    The indices of the images of `dataset` in order, a list of batches for each process of the run: what one process
+    would load, in contiguous parts of whole batches.
+    """
+    batches = [range(start, min(start + opt.bs, len(dataset))) for start in range(0, len(dataset), opt.bs)]
+    n = processes.count()
+    return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
+
+
+def evaluation_loader(opt, dataset, batches):
+    """Loads the `batches` of evaluation_batches that one process embeds, each image once."""
+    return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
                   generator=torch.Generator())

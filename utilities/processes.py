@@ -1,5 +1,35 @@
-"""The processes that compute one run together: torchrun starts them, torch.distributed connects them."""
+"""
+The processes that compute one run together. torchrun starts them, or start() below; torch.distributed connects them.
+
+All execute the same program. Process 0 alone writes, prints and computes what is needed once (of_main). A process that
+ends early, for whatever reason, ends all: it notes its exit code in the store that all are connected to, and none waits
+for it.
+"""
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from datetime import timedelta
+
+import torch
 import torch.distributed as dist
+
+from utilities import stopping
+from utilities.errors import RunFailed, UserError
+
+TIMEOUT = timedelta(minutes=30)          # of a collective operation, the last resort: watch() notices other failures
+PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
+LONGEST_PAUSE = 0.05                     # seconds between two looks for a result of another process
+GRACE = 10                               # seconds in which a process ends by itself once another has ended
+ENDED = 'ended'                          # the key of '<rank> <exit code>' of the first process that has ended early
+CODES = {KeyboardInterrupt: 130, UserError: 2, RunFailed: 1}
 
 
 def connected():
@@ -17,15 +47,287 @@ def count():
     return dist.get_world_size() if connected() else 1
 
 
-def of_main(work, *arguments):
-    """The result of work(*arguments) in process 0, a picklable value, in all processes; the others do not call it."""
-    if not connected():
-        return work(*arguments)
-    values = [work(*arguments) if is_main() else None]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
 def is_main():
     """Whether this is the process that writes, prints and computes the loss: number 0."""
     return rank() == 0
+
+
+def local_rank():
+    """The number of this process on its machine, from 0."""
+    return int(os.environ.get('LOCAL_RANK', 0)) if connected() else 0
+
+
+def local_count():
+    """The number of processes of the run on this machine."""
+    return int(os.environ.get('LOCAL_WORLD_SIZE', count())) if connected() else 1
+
+
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def of_main(work, *arguments):
+    """
+    Calls work(*arguments) in process 0 and returns its result, a picklable value, in all processes, which wait for it.
+    All must call this function equally often. Unlike a collective operation, it may take any time.
+    """
+    if not connected():
+        return work(*arguments)
+    key = f'of_main/{n_calls("of_main")}'
+    if is_main():
+        result = work(*arguments)
+        content = pickle.dumps(result)
+        pieces = [content[start:start + PIECE] for start in range(0, len(content), PIECE)]
+        for number, piece in enumerate(pieces):
+            store().set(f'{key}/{number}', piece)
+        store().set(key, str(len(pieces)))
+        return result
+    keys = [f'{key}/{number}' for number in range(int(awaited(store(), key)))]
+    result = pickle.loads(b''.join(map(store().get, keys)))
+    if store().add(f'{key}/readers', 1) == count() - 1:
+        for read in (*keys, key, f'{key}/readers'):
+            store().delete_key(read)
+    return result
+
+
+def one_first(work):
+    """Calls work(), which may download or cache something, in one process of each machine before the others there."""
+    if not connected():
+        return work()
+    key = f'one_first/{os.environ.get("GROUP_RANK", 0)}/{n_calls("one_first")}'
+    if local_rank() > 0:
+        awaited(store(), key)
+    result = work()
+    if local_rank() == 0:
+        store().set(key, '')
+    return result
+
+
+def n_calls(function):
+    """How often this process has called the function, with this call."""
+    return store().add(f'{function}/calls of {rank()}', 1)
+
+
+def awaited(place, key):
+    """The value of the key in a store, once it is there."""
+    pause = 0.001
+    while not place.check([key]):
+        stopping.check()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return place.get(key)
+
+
+def together(work):
+    """
+    Calls work(), which returns an exit code or None for 0, after connecting this process with the others of its run, if
+    there are any. Standard output and errors are those of process 0.
+
+    Where a process raises an exception, this function raises it there, so that it is printed, and returns its exit code
+    in all others, which were interrupted.
+    """
+    if int(os.environ.get('WORLD_SIZE') or 1) == 1:
+        return work()
+    over = threading.Event()
+    threading.Thread(target=watch, args=(over, signals()), daemon=True).start()
+    try:
+        connect()
+        with silent_unless_main(), ending_together():
+            code = work()
+            dist.all_reduce(torch.zeros(1))                 # process 0 may host the store: none leaves before the last
+        dist.destroy_process_group()
+        return code
+    except SystemExit:                                       # after --help
+        raise
+    except BaseException as error:
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), None)
+        first = end(1 if code is None else code)
+        if first is not None:
+            return first
+        if code is not None:
+            raise
+        traceback.print_exc()
+        return 1
+    finally:
+        over.set()
+
+
+def connect():
+    """Raises UserError where the environment is not that of torchrun, RunFailed where the others cannot be reached."""
+    if not dist.is_available():
+        raise UserError('this PyTorch is built without torch.distributed: start one process, without torchrun')
+    try:
+        base, number, n = next(dist.rendezvous('env://', timeout=TIMEOUT))
+        dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
+                                store=dist.PrefixStore(attempt(base, number, n), base), rank=number, world_size=n)
+    except ValueError as error:
+        raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
+                        f'({error}); start the processes by torchrun') from None
+    except RuntimeError as error:
+        raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
+
+
+def attempt(base, number, n):
+    """
+    A name for this attempt to connect n processes, of which this is `number`. torchrun keeps its store `base` when it
+    starts them again, with all that earlier attempts have left in it: the processes agree on a name that is new.
+    """
+    own = uuid.uuid4().hex
+    if number == 0:
+        base.set('attempt', own)
+        others = [awaited(base, f'{own}/{other}') for other in range(1, n)]
+        base.set(f'{own}/others', b' '.join(others))
+        return own
+    while True:
+        name = awaited(base, 'attempt').decode()                 # it may be that of an earlier attempt
+        base.set(f'{name}/{number}', own)
+        while base.get('attempt').decode() == name:
+            if base.check([f'{name}/others']) and own in base.get(f'{name}/others').decode():
+                return name
+            stopping.check()
+            time.sleep(LONGEST_PAUSE)
+
+
+def signals():
+    """A pipe that the numbers of signals are written to at once, also while a collective operation blocks Python."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))         # data workers are no part of this
+    return reading
+
+
+@contextlib.contextmanager
+def silent_unless_main():
+    """In the block, the standard output and errors of all processes but the first go nowhere."""
+    with contextlib.ExitStack() as stack:
+        if not is_main():
+            nowhere = stack.enter_context(open(os.devnull, 'w'))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
+
+
+@contextlib.contextmanager
+def ending_together():
+    """
+    An exception in the block that follows from the end of another process, such as a lost connection, becomes the one
+    that ended that process: KeyboardInterrupt, UserError or RunFailed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not connected() or isinstance(error, SystemExit):
+            raise
+        code = code_of_ended()
+        if code is not None:
+            kind = next(kind for kind, its_code in CODES.items() if its_code == code)
+            raise kind('Another process of the run has ended.') from None
+        if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and 'gloo' in str(error):
+            raise RunFailed('Another process of the run was ended, or cannot be reached any more.') from None
+        raise
+
+
+def end(code):
+    """Notes that this process ends with `code`. Returns None, or the code of the first one if another has been it."""
+    if not connected():
+        return None
+    mine = f'{rank()} {code}'
+    try:
+        first = store().compare_set(ENDED, '', mine).decode()
+    except RuntimeError:                                     # what hosts the store has ended
+        return None
+    return None if first == mine else int(first.split()[1])
+
+
+def code_of_ended():
+    """The exit code of the first process that has ended early; None where none has."""
+    try:
+        return int(store().get(ENDED).split()[1]) if store().check([ENDED]) else None
+    except RuntimeError:
+        return None
+
+
+def watch(over, signals):
+    """
+    In a thread of its own: interrupts this process where another one has ended, or torchrun itself. Ends it after GRACE
+    seconds where it cannot react, since it waits in a collective operation for one that has ended.
+
+    over: an Event that is set when this process needs no watching. signals: as signals() returns it.
+    """
+    own, ended = None, False
+    while not (ended or stopping.requested):
+        if over.wait(stopping.POLL):
+            return
+        with contextlib.suppress(BlockingIOError):               # raised where no signal has come
+            stopping.requested |= bool({signal.SIGINT, signal.SIGTERM} & {*os.read(signals, 100)})
+        try:
+            own = own or (store().clone() if connected() else None)      # another connection: the main one may block
+            ended = own is not None and own.check([ENDED])
+        except RuntimeError:
+            ended = True
+    stopping.requested = True
+    if not over.wait(GRACE):
+        leave_now((code_of_ended() if connected() else None) or CODES[KeyboardInterrupt])
+
+
+def leave(code):
+    """Ends this process with an exit code: one of several that fails, at once, without the others' destructors."""
+    if code and connected():
+        leave_now(code)
+    sys.exit(code)
+
+
+def leave_now(code):
+    for worker in multiprocessing.active_children():         # data workers hold connections of this process open
+        worker.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def start(n, command, environment):
+    """
+    Starts n processes of `command` on this machine, connected as by torchrun, and waits for them. The cores are divided
+    among them by OMP_NUM_THREADS, if it is not set.
+
+    environment: of the processes, in addition to that of this one. Returns the exit code: 0, or that of the first
+    process that failed. Raises RunFailed where it was killed, and KeyboardInterrupt after a stop.
+    """
+    hosted = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    environment = {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
+        'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(hosted.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
+        'TORCHELASTIC_RESTART_COUNT': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
+    running = [subprocess.Popen(command, env=environment | {'RANK': str(i), 'LOCAL_RANK': str(i)},
+                                start_new_session=True) for i in range(n)]      # a terminal signals this one only
+    try:
+        while not any(codes := [process.poll() for process in running]) and None in codes:
+            stopping.sleep(stopping.POLL)
+    finally:
+        end_all(running)
+    failed = [(i, code) for i, code in enumerate(codes) if code]
+    if not failed:
+        return 0
+    number, code = min(failed, key=lambda entry: entry[1])
+    if code < 0:
+        raise RunFailed(f'Process {number} of {n} was ended by {signal.Signals(-code).name}.')
+    return code
+
+
+def end_all(processes):
+    """Interrupts the processes that run, and waits until they have ended; kills them after twice their own GRACE."""
+    for process in processes:
+        process.terminate()
+    limit = time.monotonic() + 2 * GRACE
+    for process in processes:
+        try:
+            process.wait(max(0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def n_cores():
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from utilities import processes
 from utilities.errors import UserError
 
 try:
@@ -20,9 +21,12 @@ NAME = '.lock'
 @contextlib.contextmanager
 def held(folder):
     """
-    Holds the lock of `folder` in the block. Raises UserError where another process holds it. Where the file system has
-    no locks, there is a note and no lock.
+    Holds the lock of `folder` in the block; of several processes of a run, the first holds it. Raises UserError where
+    another run holds it. Where the file system has no locks, there is a note and no lock.
     """
+    if not processes.is_main():
+        yield
+        return
     path = Path(folder) / NAME
     try:
         file = acquire(path)

@@ -1,11 +1,14 @@
 """The records of one run, and how to read them from its folder."""
 import csv
+import glob
 import json
+import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from utilities import columns, run_folder
+from utilities.checkpoint import LAST
 from utilities.errors import UserError
 from utilities.files import read_csv
 
@@ -56,6 +59,33 @@ def read(folder):
     require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state)
+
+
+def find(place, settings):
+    """
+    The run folder with these settings at `place`, <save_path>/<dataset>/<savename>, or beside it with _1, _2 ...; None
+    where there is none. Of several, the one with the most epochs. Flags of the machine, and those that only one side
+    has, may differ.
+    """
+    found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
+             if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
+             and are_same(settings, run_folder.read(folder)['flags'])]
+    return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
+
+
+def are_same(settings, flags):
+    """Whether the flags of a run folder are these settings; flags of the machine may differ."""
+    return all(flags[name] == value for name, value in settings.items() if name in flags.keys() - run_folder.MACHINE)
+
+
+def progress(folder):
+    """(whether the run is finished, its last recorded epoch or −1)"""
+    run = read(folder)
+    return run.state == FINISHED, run.rows[-1]['epoch'] if run.rows else -1
+
+
+def is_finished(folder):
+    return progress(folder)[0]
 
 
 def require_recorded(folder):

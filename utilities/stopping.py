@@ -27,7 +27,8 @@ def on_signal(number, frame):
         if requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
+        if os.environ.get('RANK', '0') == '0':       # of several processes of a run, the first says it
+            os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
     requested = True
 
 

@@ -4,7 +4,7 @@ import pytest
 import Launch_Runs
 from launching import plan
 from tests.helpers import folder_of
-from utilities import run_folder
+from utilities import run_folder, run_records
 
 
 @pytest.mark.parametrize('flags, sentence', [
@@ -29,5 +29,5 @@ def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_pa
     assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
     flags = run_folder.read(folder_of(tmp_path))['flags']
     line = [*small, '--n_epochs', '0', '--no_train_metrics']
-    assert flags['bs'] == 36 and plan.of_line(line).has_settings_of(flags)
-    assert not plan.of_line([*line, '--bs', '12']).has_settings_of(flags)
+    assert flags['bs'] == 36 and run_records.are_same(plan.of_line(line).settings, flags)
+    assert not run_records.are_same(plan.of_line([*line, '--bs', '12']).settings, flags)

@@ -1,0 +1,93 @@
+"""Runs of several processes, started by Launch_Runs.py: on the GPUs of one machine, and on the machines of a job."""
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import Launch_Runs
+from launching import plan, slots, slurm
+from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from utilities import run_records
+from utilities.errors import UserError
+
+FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+
+
+def test_slots_of_several_gpus():
+    def of_flags(*arguments):
+        return slots.of_flags(Launch_Runs.build().parse_args(arguments))
+    pairs = [['--gpu', '0', '1'], ['--gpu', '2', '5']]
+    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs
+    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2', '--per_gpu', '2') == pairs * 2
+    with pytest.raises(UserError, match='--gpus 0,1,2 --gpus_per_run 2: cannot be divided into groups of 2'):
+        of_flags('--gpus', '0,1,2', '--gpus_per_run', '2')
+    with pytest.raises(UserError, match='--gpus_per_run 2: say which GPUs there are by --gpus'):
+        of_flags('--gpus_per_run', '2')
+
+
+def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
+    """On a machine without GPUs, on the CPU."""
+    runs = script(FEW, [*FEW, '--samples_per_class', '5'])
+    assert Launch_Runs.main([runs, '--gpus', '0,1', '--gpus_per_run', '2']) == 1
+    out = capsys.readouterr().out
+    assert 'folder/r_s0: finished' in out and 'folder/r_s1: FAILED with exit code 2' in out
+    assert '--gpu 0 1' in (tmp_path / 'runs' / 'folder' / 'r_s0.log').read_text()
+    assert Launch_Runs.main([runs, '--only', 'r_s0', '--workers', '1']) == 0
+    assert '1 had been finished before' in capsys.readouterr().out        # the GPUs are no setting of a run
+
+
+def test_the_command_of_a_job(quick, monkeypatch, tmp_path):
+    job = slurm.job_of(plan.of_line(quick), 4, 2)
+    opt = Launch_Runs.build().parse_args(job.command[2:])
+    assert (shlex.split(opt.line), opt.gpus_per_job, opt.nodes) == (quick, 4, 2)
+    machines(tmp_path, monkeypatch, 'first\nsecond')
+    monkeypatch.setenv('SLURM_JOB_ID', '70123')
+    assert slurm.torchrun(2, 4) == [
+        '-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=4', '--rdzv_backend=c10d',
+        '--rdzv_endpoint=first:20123', '--rdzv_id=70123']
+
+
+def machines(tmp_path, monkeypatch, names):
+    """Makes a command scontrol that lists these machines, in the place of SLURM's."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin' / 'scontrol').write_text(f'#!/bin/sh\n[ "$*" = "show hostnames list" ] && echo "{names}"\n')
+    (tmp_path / 'bin' / 'scontrol').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
+    monkeypatch.setenv('SLURM_JOB_NODELIST', 'list')
+
+
+def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monkeypatch):
+    """Both machines are this one: each is a torchrun of its own, and they meet as on a cluster."""
+    machines(tmp_path, monkeypatch, 'localhost\nlocalhost')
+
+    def job(group):
+        number = str(random.randrange(10 ** 6))                          # of the port, among other things
+        command = [sys.executable, str(slurm.ROOT / 'Launch_Runs.py'), '--nodes=2', '--gpus_per_job=0', '--line',
+                   shlex.join([*quick, *FEW, '--n_epochs', '12', '--group', group])]
+        return [subprocess.Popen(command, env=os.environ | {'SLURM_NODEID': str(node), 'SLURM_JOB_ID': number},
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
+
+    def codes_of(job):
+        ends = [process.communicate(timeout=300) for process in job]
+        return [process.returncode for process in job], ends
+
+    folder, first = folder_of(tmp_path), job('quick')
+    log = folder / 'log.csv'
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
+    for process in first:
+        process.send_signal(signal.SIGTERM)
+    codes, ends = codes_of(first)
+    assert codes == [130, 130] and not run_records.is_finished(folder), ends
+    codes, ends = codes_of(job('quick'))
+    assert codes == [0, 0] and len(rows_of(folder)) == 13, ends
+    codes, ends = codes_of(job('quick'))
+    assert codes == [0, 0] and 'had been finished before' in ends[0][0]
+    codes, ends = codes_of(job('whole'))
+    assert codes == [0, 0], ends
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
+    assert [path.name for path in folder.parent.glob('quick*')] in (['quick_s1', 'quick_s1.log'],
+                                                                    ['quick_s1.log', 'quick_s1'])

@@ -1,0 +1,113 @@
+"""--auto_resume: one command line starts, continues and extends a run, for schedulers and restarts by torchrun."""
+import functools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import main
+from tests.helpers import assert_same_end, folder_of, wait_for
+from tests.test_resume import ROOT
+from utilities import run_folder
+
+FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+def test_the_same_command_continues_and_extends_a_run(quick, run, tmp_path, monkeypatch, capsys):
+    arguments = [*quick, *FEW, '--xbm_size', '30', '--loss', 'contrastive', '--batch_mining', 'all']
+    assert run(*arguments, '--n_epochs', '3', '--group', 'whole') == 0
+    folder = folder_of(tmp_path)
+
+    def stopped(opt, built, loader, epoch, train_epoch=main.train_epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+        return train_epoch(opt, built, loader, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(main, 'train_epoch', stopped)
+        assert run(*arguments) == 130
+    assert run(*arguments, '--kernels', '1') == 0                 # what belongs to the machine may differ
+    before = content_of(folder)
+    capsys.readouterr()
+    assert run(*arguments) == 0 and f'{folder}: this run is finished' in capsys.readouterr().out
+    assert content_of(folder) == before
+    assert run(*arguments, '--n_epochs', '3') == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
+    assert [entry['at_epoch'] for entry in run_folder.read(folder)['resumed']] == [2, 3]
+    assert run(*arguments, '--n_epochs', '1') == 2 and 'has trained 3 epochs already' in capsys.readouterr().err
+
+
+def test_another_setting_is_another_run_and_a_run_without_checkpoint_starts_again(quick, run, tmp_path, capsys):
+    arguments = [*quick, *FEW, '--n_epochs', '1']
+    assert run(*arguments) == 0 and run(*arguments, '--lr', '0.1') == 0 and run(*arguments, '--seed', '2') == 0
+    parent = folder_of(tmp_path).parent
+    assert {path.name for path in parent.iterdir()} == {'quick_s1', 'quick_s1_1', 'quick_s2'}
+    for path in folder_of(tmp_path).iterdir():
+        if path.name not in ('config.yaml', 'splits.yaml'):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert run(*arguments) == 0
+    assert {path.name for path in parent.iterdir()} == {'quick_s1', 'quick_s1_1', 'quick_s2'}
+    run(*arguments, '--group', 'again')
+    assert_same_end(folder_of(tmp_path, 'again_s1'), folder_of(tmp_path))
+    (folder_of(tmp_path) / 'checkpoint_last.pt').unlink()          # never replaces records by fewer
+    assert run(*arguments, '--n_epochs', '2') == 2 and 'it has records up to epoch 1' in capsys.readouterr().err
+    assert run(*quick, '--auto_resume', '--reproduce', folder_of(tmp_path)) == 2
+    assert '--auto_resume goes with a training run' in capsys.readouterr().err
+
+
+def test_a_batch_size_that_the_run_has_chosen_is_no_other_setting(quick, run, tmp_path):
+    place = quick.index('--bs')
+    small = quick[:place] + quick[place + 4:]
+    small += ['--n_epochs', '1', *FEW]
+    assert not {'--bs', '--samples_per_class'} & {*small} and run(*small) == 0 and run(*small, '--n_epochs', '2') == 0
+    assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
+
+
+def workers_of(torchrun):
+    """The process ids of the processes that torchrun has started, those that run."""
+    listed = subprocess.run(['ps', '-o', 'pid=,stat=', '--ppid', str(torchrun.pid)], capture_output=True, text=True)
+    return [int(pid) for pid, state in map(str.split, listed.stdout.splitlines()) if not state.startswith('Z')]
+
+
+@pytest.mark.skipif(not shutil.which('ps'), reason='ps lists the processes')
+def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick, tmp_path):
+    """One of three processes is killed at three random moments; compared with an undisturbed run of three."""
+    def start(group):
+        command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=3',
+                   '--max-restarts=3', str(ROOT / 'main.py'), *quick, *FEW, '--n_epochs', '8', '--loss', 'margin',
+                   '--data_sampler', 'd2_coreset', '--data_batchmatch_bigbs', '30', '--group', group]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=os.environ | {'OMP_NUM_THREADS': '1'})
+
+    generator, folder = random.Random(time.time_ns()), folder_of(tmp_path, 'killed_s1')
+    whole = start('whole')
+    killed = start('killed')
+    def has_reached(n_rows):
+        return killed.poll() is not None or len(workers_of(killed)) == 3 and n_rows_of(folder) >= n_rows
+
+    for n_rows in (0, 2, 5):
+        wait_for(functools.partial(has_reached, n_rows))
+        time.sleep(generator.uniform(0, 1.5))
+        if workers_of(killed):
+            os.kill(generator.choice(workers_of(killed)), signal.SIGKILL)
+            time.sleep(1)
+    out, error = killed.communicate(timeout=400)
+    assert killed.returncode == 0, out + error
+    out, error = whole.communicate(timeout=400)
+    assert whole.returncode == 0, out + error
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith('killed')] == ['killed_s1']
+
+
+def n_rows_of(folder):
+    log = folder / 'log.csv'
+    return len(log.read_text().splitlines()) - 1 if log.exists() else 0

@@ -1,0 +1,187 @@
+"""The processes of one run: evaluation is shared, one of them writes and prints, and they end together."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from tests.conftest import draw_classes
+from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from tests.test_resume import ROOT
+
+# Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
+# of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
+FORKER = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import main
+from utilities import processes, stopping
+
+for n, arguments, before in json.loads(sys.argv[1]):
+    reading, writing = os.pipe()
+    host = os.fork()
+    if not host:
+        store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+        os.write(writing, str(store.port).encode())
+        signal.pause()
+    port, children = os.read(reading, 9).decode(), []
+    for rank in range(n):
+        children.append(os.fork())
+        if not children[-1]:
+            os.environ |= {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n),
+                           'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port,
+                           'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RESTART_COUNT': '0'}
+            stopping.install()
+            exec(before)
+            processes.leave(main.main(arguments))
+    print('codes', *[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], flush=True)
+    os.kill(host, signal.SIGKILL)
+    os.waitpid(host, 0)
+"""
+# For `before`: calls hook() in process `number` where an epoch after the first one begins.
+AT_EPOCH_2 = """
+def disturb(number, hook, train_epoch=main.train_epoch):
+    def disturbed(opt, built, loader, epoch):
+        if epoch == 2 and rank == number:
+            hook()
+        return train_epoch(opt, built, loader, epoch)
+    main.train_epoch = disturbed
+def fail():
+    raise ZeroDivisionError('of this test')
+"""
+FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
+
+
+def runs(*plan):
+    """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors)."""
+    plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
+    done = subprocess.run([sys.executable, '-c', FORKER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT,
+                          timeout=400, env=os.environ | {'OMP_NUM_THREADS': '1'})
+    assert done.returncode == 0, done.stderr
+    codes = re.findall(r'^codes (.*)$', done.stdout, re.MULTILINE)
+    assert len(codes) == len(plan), done.stdout + done.stderr
+    return [list(map(int, line.split())) for line in codes], done.stdout, done.stderr
+
+
+def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
+    """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
+    flags = [*quick, *FEW, '--n_epochs', '0']
+    variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
+                ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
+    whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
+    plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
+    plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 2, 3)]
+    for n in (1, 3):
+        plan += [(n, ['--embed', whole[0], tmp_path / f'{n}.npz']), (n, ['--draw', whole[0], tmp_path / f'drawn{n}'])]
+    codes, out, error = runs(*plan)
+    assert codes == [[0] * n for n, _ in plan], error
+    assert_same_end(*whole)
+    assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
+    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 12]]
+    assert all(lines[0].endswith(', epoch 0') and len(lines) >= 5 for lines in printed)
+    assert all(printed[i] == printed[i + 1] == printed[i + 2] for i in range(0, 12, 3))
+    assert len(set(map(str, printed))) == len(variants)
+    files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
+    assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
+    names = [sorted(path.name for path in (tmp_path / f'drawn{n}').iterdir()) for n in (1, 3)]
+    assert names[0] == names[1] != []
+
+
+def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick):
+    """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
+    of_main = ('sizes = lambda: [len(processes.of_main(bytes, 20 << 20)) for _ in range(4)]\n'
+               'def work(arguments):\n'
+               '    before = processes.of_main(processes.store().num_keys)\n'
+               '    right = sizes() == [20 << 20] * 4\n'
+               '    dist.all_reduce(torch.zeros(1))\n'
+               '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
+               'main.work = work')
+    codes, _, error = runs((3, quick, of_main))
+    assert codes == [[0, 0, 0]], error
+
+
+def test_what_the_user_must_change_is_said_once(quick, tmp_path):
+    bad = draw_classes(tmp_path / 'bad' / 'images', 12, 6).parent
+    (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
+    plan = [(3, [*quick, '--los', 'triplet']), (3, [*quick, '--loss', 'triplets']),
+            (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing'])]
+    codes, _, error = runs(*plan)
+    assert codes == [[2] * n for n, _ in plan]
+    lines = error.splitlines()
+    assert len(lines) == 4 and all(line.startswith('main.py: error: ') for line in lines), error
+    assert '5.png: not a readable image' in lines[2]
+    assert not list((tmp_path / 'runs').rglob('config.yaml')), 'no folder is left'
+
+
+def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_number(quick, tmp_path):
+    flags = [*quick, *FEW]
+    plan = [(3, [*flags, '--group', 'whole']),
+            (3, [*flags, '--group', 'nan', '--lr', '1e30', '--loss', 'npair', '--batch_mining', 'npair']),
+            (3, [*flags, '--group', 'bug0'], AT_EPOCH_2, 'disturb(0, fail)'),
+            (3, [*flags, '--group', 'bug2'], AT_EPOCH_2, 'disturb(2, fail)'),
+            (3, [*flags, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
+            (3, [*flags, '--group', 'term1'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 15))'),
+            (3, [*flags, '--group', 'term0'], AT_EPOCH_2, 'disturb(0, lambda: os.kill(os.getpid(), 15))'),
+            *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
+              for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
+    codes, out, error = runs(*plan)
+    assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
+    assert codes[5:7] == [[130, 130, 130]] * 2 and codes[7:] == [[0] * 3] * 4 + [[0]], error
+    assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
+    assert error.count('ZeroDivisionError: of this test') == 2
+    assert error.count('Another process of the run was ended, or cannot be reached any more.') == 1
+    for name in ('term1', 'term0'):
+        assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
+    for name in ('bug0', 'bug2', 'killed', 'term1'):
+        assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
+    assert len(rows_of(folder_of(tmp_path, 'term0_s1'))) == 3
+
+
+def start(*arguments, **more):
+    return subprocess.Popen([sys.executable, str(ROOT / 'main.py'), *map(str, arguments)], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, cwd=ROOT, **more)
+
+
+def rows_written(folder, n):
+    return lambda: (folder / 'log.csv').exists() and len((folder / 'log.csv').read_text().splitlines()) > n
+
+
+def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
+    """On a machine without GPUs, processes on the CPU."""
+    done = start(*quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5')
+    assert done.communicate(timeout=200)[1].count('main.py: error: ') == 1 and done.returncode == 2
+    process = start(*quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
+    wait_for(rows_written(folder_of(tmp_path), 2))
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=200)
+    assert process.returncode == 130 and 'Traceback' not in error and error.count('press Ctrl-C again') == 1
+    assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
+    n_rows = len(rows_of(folder_of(tmp_path)))
+    process = start('--resume', folder_of(tmp_path), '--gpu', '0')
+    wait_for(rows_written(folder_of(tmp_path), n_rows + 1))
+    process.terminate()
+    assert process.wait(200) == 130
+    process.communicate()
+
+
+def pids_of(group):
+    """The process ids of the main.py's that run with this --group."""
+    listed = subprocess.run(['ps', '-wweo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in listed if 'main.py' in line and f'--group {group} ' in f'{line} ']
+
+
+def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
+    group = f'orphan{time.time_ns()}'
+    process = start(*quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200', '--kernels', '1', '--group', group)
+    wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2))
+    n_processes = len(pids_of(group))
+    process.kill()
+    process.wait()
+    assert n_processes >= 4
+    wait_for(lambda: not pids_of(group))
+    process.communicate()
