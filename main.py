@@ -11,6 +11,7 @@ import batch_mining
 import criteria
 import datasampler
 import evaluation
+import optimization
 import parameters
 import parts
 from utilities import errors, run_folder, run_lock, run_records, stopping
@@ -126,9 +127,8 @@ def train_epoch(opt, built, loader, epoch):
                          **dict(zip(['feature_maps'], maps, strict=False)))
         optimizer.zero_grad()
         loss.backward()
-        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group['params']
-                     if parameter.grad is not None]
-        trace.add(loss=loss, grad_norm=torch.nn.utils.get_total_norm(gradients), **getattr(criterion, 'log', {}))
+        grad_norm = torch.nn.utils.get_total_norm(optimization.gradients(optimizer))
+        trace.add(loss=loss, grad_norm=grad_norm, **getattr(criterion, 'log', {}))
         optimizer.step()
         datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),

@@ -16,7 +16,56 @@ def select(opt, model, criterion):
     optimizer = {'adam': lambda: torch.optim.Adam(groups), 'adamw': lambda: torch.optim.AdamW(groups),
                  'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
+    update_rows_of_sparse(optimizer)
     return optimizer, Schedule(opt, optimizer)
+
+
+def update_rows_of_sparse(optimizer):
+    """
+    Makes the optimizer update, of a parameter with a sparse gradient, only the rows that the gradient has, together
+    with the moments of these rows: for the time of a step, they take the place of the parameter and its state.
+    """
+    replaced = []
+
+    def take_rows(*_):
+        for group in optimizer.param_groups:
+            for place, whole in enumerate(group['params']):
+                if whole.grad is None or not whole.grad.is_sparse:
+                    continue
+                gradient = whole.grad.coalesce()
+                rows = gradient.indices()[0]
+                part = torch.nn.Parameter(whole.detach()[rows])
+                part.grad, group['params'][place] = gradient.values(), part
+                if whole in optimizer.state:
+                    optimizer.state[part] = {name: value[rows] if are_moments(value, whole) else value
+                                             for name, value in optimizer.state[whole].items()}
+                replaced.append((group['params'], place, whole, part, rows))
+
+    @torch.no_grad()
+    def put_rows(*_):
+        while replaced:
+            params, place, whole, part, rows = replaced.pop()
+            params[place], state = whole, optimizer.state[whole]
+            whole.index_copy_(0, rows, part)
+            for name, value in optimizer.state.pop(part).items():
+                if are_moments(value, part):
+                    state.setdefault(name, torch.zeros_like(whole)).index_copy_(0, rows, value)
+                else:
+                    state[name] = value
+
+    optimizer.register_step_pre_hook(take_rows)
+    optimizer.register_step_post_hook(put_rows)
+
+
+def are_moments(value, parameter):
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+
+
+def gradients(optimizer):
+    """The gradients of the optimizer's parameters, of a sparse one its values."""
+    found = [parameter.grad for group in optimizer.param_groups for parameter in group['params']
+             if parameter.grad is not None]
+    return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
 
 
 class Schedule:
