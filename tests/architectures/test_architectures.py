@@ -31,6 +31,32 @@ def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, opt):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize('arch, n_maps, side, pool', [
+    ('conv4', 64, 2, lambda maps: maps.flatten(1)), ('bninception', 1024, 7, lambda maps: maps.mean(dim=(2, 3))),
+    ('torchvision:resnet18', 512, 7, lambda maps: maps.mean(dim=(2, 3))),
+    ('torchvision:densenet121', 1024, 7, lambda maps: maps.mean(dim=(2, 3)))])
+def test_feature_maps_and_their_double_pooling(arch, n_maps, side, pool, opt):
+    """With them, nothing else changes."""
+    model, double = (select(opt, f'{arch}{suffix}', embed_dim=7).eval() for suffix in ('', '_double'))
+    assert double.f_embed.in_features == n_maps
+    images = torch.rand(2, 3, model.input_size, model.input_size)
+    plain, (embeddings, features, maps) = model(images), model(images, with_maps=True)
+    assert torch.equal(plain[0], embeddings) and torch.equal(plain[1], features)
+    assert maps.shape == (2, n_maps, side, side)
+    torch.testing.assert_close(features, pool(maps))
+    double.backbone.load_state_dict(model.backbone.state_dict())
+    torch.testing.assert_close(double(images)[1], maps.mean(dim=(2, 3)) + maps.amax(dim=(2, 3)))
+    maps.sum().backward()
+    assert next(model.backbone.parameters()).grad.abs().sum() > 0
+
+
+def test_a_network_without_feature_maps_cannot_pool_them(opt):
+    namespace = opt(arch='torchvision:vit_b_16', not_pretrained=True)
+    assert architectures.sizes(namespace, architectures.select_backbone(namespace)) == (768, None)
+    with pytest.raises(UserError, match='_double pools the last feature maps, which this network does not have'):
+        select(opt, 'torchvision:vit_b_16_double')
+
+
 @pytest.mark.parametrize('arch', ['conv4_frozen_normalize', 'conv4_normalize_frozen', 'conv4_normalize', 'conv4_frozen',
                                   'conv4'])
 def test_suffixes_in_any_order(arch, opt):
