@@ -23,6 +23,7 @@ def select(opt, model, criterion, n_steps=1):
                  'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum, **fused),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
     optimizer.register_load_state_dict_pre_hook(as_built)
+    update_rows_of_sparse(optimizer)
     return optimizer, Schedule(opt, optimizer, n_steps)
 
 
@@ -65,6 +66,47 @@ def as_built(optimizer, state):
     own = [{name: group[name] for name in ('fused',) if name in group} for group in optimizer.param_groups]
     return state | {'param_groups': [saved | fused
                                      for saved, fused in zip(state['param_groups'], own, strict=True)]}
+
+
+def update_rows_of_sparse(optimizer):
+    """
+    Makes the optimizer update, of a parameter with a sparse gradient, only the rows that the gradient has, together
+    with the moments of these rows: for the time of a step, they take the place of the parameter and its state.
+    """
+    replaced = []
+
+    def take_rows(*_):
+        for group in optimizer.param_groups:
+            for place, whole in enumerate(group['params']):
+                if whole.grad is None or not whole.grad.is_sparse:
+                    continue
+                gradient = whole.grad.coalesce()
+                rows = gradient.indices()[0]
+                part = torch.nn.Parameter(whole.detach()[rows])
+                part.grad, group['params'][place] = gradient.values(), part
+                if whole in optimizer.state:
+                    optimizer.state[part] = {name: value[rows] if are_moments(value, whole) else value
+                                             for name, value in optimizer.state[whole].items()}
+                replaced.append((group['params'], place, whole, part, rows))
+
+    @torch.no_grad()
+    def put_rows(*_):
+        while replaced:
+            params, place, whole, part, rows = replaced.pop()
+            params[place], state = whole, optimizer.state[whole]
+            whole.index_copy_(0, rows, part)
+            for name, value in optimizer.state.pop(part).items():
+                if are_moments(value, part):
+                    state.setdefault(name, torch.zeros_like(whole)).index_copy_(0, rows, value)
+                else:
+                    state[name] = value
+
+    optimizer.register_step_pre_hook(take_rows)
+    optimizer.register_step_post_hook(put_rows)
+
+
+def are_moments(value, parameter):
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
 class Schedule:

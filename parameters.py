@@ -383,6 +383,9 @@ def loss_parameters(parser):
     add('--xbm_weight', type=NOT_NEGATIVE, default=1.0,
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
+    add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
+        help='softmax, arcface, cosface, subcenter_arcface: fraction of the classes whose weights are used in a batch '
+             '(partial softmax): those in the batch and others at random; 1 means all classes')
     add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1, distance: {LpDistance: {power: 2}}}'; one mapping "
              'for each such loss, or one for all')

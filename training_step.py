@@ -16,6 +16,7 @@ state, and the miner are used in process 0 only.
 import contextlib
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -172,11 +173,13 @@ class TrainingStep:
         if self.scaler:
             norm = norm / self.scaler.scale(torch.ones_like(norm))
             self.scaler.unscale_(self.optimizer)
-        parameters = self.of_network + self.of_criterion
-        if self.opt.clip_grad:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.opt.clip_grad, norm)
-        if self.opt.clip_grad_value:
-            torch.nn.utils.clip_grad_value_(parameters, self.opt.clip_grad_value)
+        if self.opt.clip_grad or self.opt.clip_grad_value:
+            gradients = [SimpleNamespace(grad=gradient)                       # as the parameters that torch expects
+                         for gradient in gradients_of(self.of_network + self.of_criterion)]
+            if self.opt.clip_grad:
+                torch.nn.utils.clip_grads_with_norm_(gradients, self.opt.clip_grad, norm)
+            if self.opt.clip_grad_value:
+                torch.nn.utils.clip_grad_value_(gradients, self.opt.clip_grad_value)
         if not self.scaler:
             self.optimizer.step()
             return {'grad_norm': norm}
@@ -186,7 +189,12 @@ class TrainingStep:
 
 
 def gradients_of(parameters):
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    """The gradients of the parameters that have one; of a sparse gradient its values, which may be changed in place."""
+    having = [parameter for parameter in parameters if parameter.grad is not None]
+    for parameter in having:
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+    return [parameter.grad.values() if parameter.grad.is_sparse else parameter.grad for parameter in having]
 
 
 def norm_of(parameters, like):

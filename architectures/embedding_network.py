@@ -82,11 +82,16 @@ def count_features(backbone, opt):
 
 @torch.no_grad()
 def count_maps(backbone):
-    """C, the number of the last maps, from one black image; None where the network has none, or they are unknown."""
+    """
+    C, the number of the last maps, from one black image; None where these are not known, or where neither --pool nor an
+    average pools them.
+    """
     if backbone.maps is None:
         return None
     maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
-    return maps.shape[1] if maps.dim() == 4 else None
+    if maps.dim() == 4 and (backbone.pool or maps.shape[1] == backbone.n_features):
+        return maps.shape[1]
+    return None
 
 
 class EmbeddingNetwork(torch.nn.Module):

@@ -111,6 +111,10 @@ def select(opt, batchminer):
         if getattr(opt, flag) and not any(isinstance(module, wrapper)
                                           for criterion in criteria for module in criterion.modules()):
             raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
+    if opt.class_sample_rate < 1 and not any(hasattr(CRITERIA.get(part.loss), 'SAMPLES_CLASSES')
+                                             for part in with_inner(flags)):
+        names = [name for name, module in CRITERIA.items() if hasattr(module, 'SAMPLES_CLASSES')]
+        raise UserError(f'--class_sample_rate does not work with --loss {opt.loss}, but with {", ".join(names)}')
     if len(criteria) == 1 and not opt.loss_weights:
         return criteria[0]
     names = [part.loss for part in flags]
@@ -170,8 +174,8 @@ def build_around(opt, module, batchminer, pml_arguments):
         if getattr(CRITERIA.get(name := getattr(opt, f'loss_s2sd_{flag}')), 'REQUIRES_CRITERIA', False) or '+' in name:
             raise UserError(f'--loss_s2sd_{flag} {name}: give one loss, and not s2sd itself')
     if opt.loss_s2sd_pool_aggr and opt.n_maps is None:
-        raise UserError(f'--loss_s2sd_pool_aggr: --arch {opt.arch} has no feature maps before its pooling; leave the '
-                        'flag out')
+        raise UserError(f'--loss_s2sd_pool_aggr: --arch {opt.arch} has no feature maps, or does not pool them by their '
+                        'average; give --pool avg, or leave the flag out')
 
     def inner(name, dim):
         return build(argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim}), batchminer, pml_arguments)

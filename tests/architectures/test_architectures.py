@@ -31,6 +31,36 @@ def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, opt):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize('arch, n_maps, side', [
+    ('bninception', 1024, 7), ('torchvision:resnet18', 512, 7), ('torchvision:densenet121', 1024, 7)])
+def test_feature_maps_and_their_double_pooling(arch, n_maps, side, opt):
+    """With them, nothing else changes."""
+    model, double = (select(opt, f'{arch}{suffix}', embed_dim=7).eval() for suffix in ('', '_double'))
+    assert double.f_embed.in_features == n_maps
+    images = torch.rand(2, 3, model.input_size, model.input_size)
+    plain, (embeddings, features, maps) = model(images), model(images, with_maps=True)
+    torch.testing.assert_close(plain, (embeddings, features))
+    assert maps.shape == (2, n_maps, side, side)
+    torch.testing.assert_close(features, maps.mean(dim=(2, 3)))
+    double.backbone.load_state_dict(model.backbone.state_dict())
+    torch.testing.assert_close(double(images)[1], maps.mean(dim=(2, 3)) + maps.amax(dim=(2, 3)))
+    maps.sum().backward()
+    assert next(model.backbone.parameters()).grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize('arch, n_maps', [('torchvision:vit_b_16', None), ('conv4', None), ('conv4_double', 64)])
+def test_maps_that_no_average_pools_are_not_given(arch, n_maps, opt):
+    backbone = architectures.select_backbone(opt(arch=arch, not_pretrained=True))
+    assert architectures.embedding_network.count_maps(backbone) == n_maps
+
+
+def test_double_is_a_name_of_a_pooling(opt):
+    with pytest.raises(UserError, match='--pool avg_max: of --arch torchvision:vit_b_16_double only'):
+        select(opt, 'torchvision:vit_b_16_double')
+    with pytest.raises(UserError, match='_double means --pool avg_max; leave --pool gem out'):
+        select(opt, 'conv4_double', pool='gem')
+
+
 @pytest.mark.parametrize('arch', ['conv4_frozen_normalize', 'conv4_normalize_frozen', 'conv4_normalize', 'conv4_frozen',
                                   'conv4'])
 def test_suffixes_in_any_order(arch, opt):
