@@ -100,9 +100,9 @@ def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick,
         if workers_of(killed):
             os.kill(generator.choice(workers_of(killed)), signal.SIGKILL)
             time.sleep(1)
-    out, error = killed.communicate(timeout=400)
+    out, error = killed.communicate(timeout=1200)
     assert killed.returncode == 0, out + error
-    out, error = whole.communicate(timeout=400)
+    out, error = whole.communicate(timeout=1200)
     assert whole.returncode == 0, out + error
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith('killed')] == ['killed_s1']

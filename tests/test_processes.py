@@ -60,7 +60,7 @@ def runs(*plan):
     """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors)."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
     done = subprocess.run([sys.executable, '-c', FORKER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT,
-                          timeout=400, env=os.environ | {'OMP_NUM_THREADS': '1'})
+                          timeout=1200, env=os.environ | {'OMP_NUM_THREADS': '1'})
     assert done.returncode == 0, done.stderr
     codes = re.findall(r'^codes (.*)$', done.stdout, re.MULTILINE)
     assert len(codes) == len(plan), done.stdout + done.stderr
@@ -75,16 +75,16 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
                 ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
-    plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 2, 3)]
+    plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
     for n in (1, 3):
         plan += [(n, ['--embed', whole[0], tmp_path / f'{n}.npz']), (n, ['--draw', whole[0], tmp_path / f'drawn{n}'])]
     codes, out, error = runs(*plan)
     assert codes == [[0] * n for n, _ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
-    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 12]]
+    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 8]]
     assert all(lines[0].endswith(', epoch 0') and len(lines) >= 5 for lines in printed)
-    assert all(printed[i] == printed[i + 1] == printed[i + 2] for i in range(0, 12, 3))
+    assert all(printed[i] == printed[i + 1] for i in range(0, 8, 2))
     assert len(set(map(str, printed))) == len(variants)
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
     assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
@@ -154,18 +154,18 @@ def rows_written(folder, n):
 def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
     """On a machine without GPUs, processes on the CPU."""
     done = start(*quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5')
-    assert done.communicate(timeout=200)[1].count('main.py: error: ') == 1 and done.returncode == 2
+    assert done.communicate(timeout=600)[1].count('main.py: error: ') == 1 and done.returncode == 2
     process = start(*quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
     wait_for(rows_written(folder_of(tmp_path), 2))
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=200)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == 130 and 'Traceback' not in error and error.count('press Ctrl-C again') == 1
     assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
     n_rows = len(rows_of(folder_of(tmp_path)))
     process = start('--resume', folder_of(tmp_path), '--gpu', '0')
     wait_for(rows_written(folder_of(tmp_path), n_rows + 1))
     process.terminate()
-    assert process.wait(200) == 130
+    assert process.wait(600) == 130
     process.communicate()
 
 

@@ -75,7 +75,7 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monke
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
 
     def codes_of(job):
-        ends = [process.communicate(timeout=300) for process in job]
+        ends = [process.communicate(timeout=1200) for process in job]
         return [process.returncode for process in job], ends
 
     folder, first = folder_of(tmp_path), job()
