@@ -41,6 +41,7 @@ class Case:
     once:     the batch size from which the counterpart is called only once.
     most:     the largest batch size and the largest batch size x dimension for which the counterpart is called, and
               what it would need beyond.
+    n_classes: the largest number of classes for which the counterpart is called.
     """
     loss: str
     batch_mining: str = 'none'
@@ -50,6 +51,7 @@ class Case:
     triplets: bool = False
     once: float = math.inf
     most: tuple = (math.inf, math.inf, '')
+    n_classes: float = math.inf
 
 
 def plain(library, power=1):
@@ -95,6 +97,12 @@ def multisimilarity(library, n_classes, dim):
 
 def softtriplet(library, n_classes, dim):
     return library.losses.SoftTripleLoss(n_classes, dim, centers_per_class=2, la=8)
+
+
+def regularised_softtriplet(library, n_classes, dim):
+    return library.losses.SoftTripleLoss(
+        n_classes, dim, centers_per_class=2, la=8, weight_reg_weight=0.2,
+        weight_regularizer=library.regularizers.SparseCentersRegularizer(n_classes, 2))
 
 
 CUBE = 'B³ memory, beyond 8 GB'
@@ -150,9 +158,8 @@ CASES = {
                                   num_classes=n_classes, embedding_size=dim, margin=math.degrees(0.5), scale=64,
                                   sub_centers=3)),
     'softtriplet, no reg.': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0}, counterpart=softtriplet),
-    'softtriplet': Case('softtriplet', counterpart=lambda library, n_classes, dim: library.losses.SoftTripleLoss(
-        n_classes, dim, centers_per_class=2, la=8, weight_reg_weight=0.2,
-        weight_regularizer=library.regularizers.SparseCentersRegularizer(n_classes, 2))),
+    # the library's regulariser takes all pairs of centres of all classes
+    'softtriplet': Case('softtriplet', counterpart=regularised_softtriplet, n_classes=1024),
     'proxyanchor': Case('proxyanchor', counterpart=lambda library, n_classes, dim: library.losses.ProxyAnchorLoss(
         n_classes, dim, margin=0.1, alpha=32)),
     'proxynca_pp': Case('proxynca_pp', counterpart=lambda library, n_classes, dim: library.losses.ProxyNCALoss(
@@ -201,9 +208,9 @@ def ours(case, batch, labels, triplets, n_classes):
 
 
 def theirs(case, batch, labels, triplets, n_classes):
-    """The counterpart's step; None where there is none, or where this batch is too large for it."""
+    """The counterpart's step; None where there is none, or where this is too large for it."""
     n_samples, area, _ = case.most
-    if case.counterpart is None or len(batch) > n_samples or batch.numel() > area:
+    if case.counterpart is None or len(batch) > n_samples or batch.numel() > area or n_classes > case.n_classes:
         return None
     import pytorch_metric_learning as library
     import pytorch_metric_learning.distances
