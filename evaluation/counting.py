@@ -34,6 +34,7 @@ from evaluation.neighbours import bisect, in_threads
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together
 SAMPLE = 1024                # gallery images from whose scores those of the `depth` nearest are estimated
+DEVIATIONS = 4               # how many standard deviations lower than estimated, so that it is too high for few queries
 
 
 def by_counting(search, depth):
@@ -194,7 +195,7 @@ def estimate(scores, n_gallery, depth):
     """
     n = scores.shape[1]
     mean = depth * n / n_gallery if depth < n_gallery else np.inf
-    place = min(depth, np.ceil(mean + 4 * mean ** 0.5)) + 1                   # 1 more for the query itself
+    place = min(depth, np.ceil(mean + DEVIATIONS * mean ** 0.5)) + 1                   # 1 more for the query itself
     if place > n:
         return np.full(len(scores), -np.inf, scores.dtype)
     return np.partition(scores, n - int(place), axis=1)[:, n - int(place)]
