@@ -6,7 +6,7 @@ Counting looks up every score that is above that of the query's farthest positiv
 metric looks at. These are few where nearly all neighbours are right or only the first ranks matter, and most of all
 scores where classes are large and overlap. Their fraction is estimated from a sample of the scores.
 
-The constants, in nanoseconds, were fitted to 40 times of each way: 6,000 and 12,000 images of 7 to 300 positives,
+The constants, in nanoseconds, were fitted to 40 times of each way: 6,000 and 12,000 images with 7 to 300 positives,
 recall@1 of 0.3 to 0.99, 128 and 512 dimensions, one thread of an Intel Xeon with AVX-512. Only their ratios matter.
 """
 import numpy as np

@@ -20,7 +20,8 @@ queries and TILE gallery images, and each tile is compared with them (count_stri
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
-A query is left to by_differences where an image of another class scores within float32's error of one of its positives.
+A query is left to by_differences where an image of another class scores within float32's error of one of its positives,
+or where the estimated score of the last rank that matters turns out too high: fewer images than that rank reach it.
 """
 import threading
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from evaluation.neighbours import bisect, in_threads
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together
 SAMPLE = 1024                # gallery images from whose scores those of the `depth` nearest are estimated
+DEVIATIONS = 4               # standard deviations that the estimate is lowered by, so that it is seldom too high
 
 
 def by_counting(search, depth):
@@ -194,7 +196,7 @@ def estimate(scores, n_gallery, depth):
     """
     n = scores.shape[1]
     mean = depth * n / n_gallery if depth < n_gallery else np.inf
-    place = min(depth, np.ceil(mean + 4 * mean ** 0.5)) + 1                   # 1 more for the query itself
+    place = min(depth, np.ceil(mean + DEVIATIONS * mean ** 0.5)) + 1                   # 1 more for the query itself
     if place > n:
         return np.full(len(scores), -np.inf, scores.dtype)
     return np.partition(scores, n - int(place), axis=1)[:, n - int(place)]

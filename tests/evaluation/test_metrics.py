@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, counting, geometry, neighbours, ranking, retrieval, sorting
+from evaluation import choosing, clustering, counting, geometry, neighbours, ranking, retrieval, sorting
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -58,10 +58,10 @@ def cases(draw):
     return points, labels, None if is_query is None else np.array(is_query)
 
 
-def small_tiles(patch, tile, pick, sample):
-    """Several tiles even where there are few images; both ways to count in them, and samples too small for a bound."""
+def small_tiles(patch, tile, deviations, sample):
+    """Several tiles even where there are few images; estimated bounds that are often too high; samples without one."""
     patch.setattr(counting, 'TILE', tile)
-    patch.setattr(counting, 'PICK', pick)
+    patch.setattr(counting, 'DEVIATIONS', deviations)
     patch.setattr(counting, 'SAMPLE', sample)
     patch.setattr(ranking, 'CHUNK', 40 * tile)
     patch.setattr(sorting, 'CHUNK', 40 * tile)
@@ -69,11 +69,11 @@ def small_tiles(patch, tile, pick, sample):
 
 @settings(max_examples=200, deadline=None)
 @given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
-       pick=st.sampled_from([0, 3, 1e9]), sample=st.sampled_from([1, 4, 9, 99]))
-def test_retrieval_metrics_equal_brute_force(case, tile, backend, pick, sample):
+       deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]))
+def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample):
     points, labels, is_query = case
     with pytest.MonkeyPatch.context() as patch:
-        small_tiles(patch, tile, pick, sample)
+        small_tiles(patch, tile, deviations, sample)
         values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
         short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
     for name in RETRIEVAL:
@@ -82,15 +82,15 @@ def test_retrieval_metrics_equal_brute_force(case, tile, backend, pick, sample):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(EXACT), pick=st.sampled_from([0, 3, 1e9]),
+@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(EXACT), deviations=st.sampled_from([0, 4]),
        metric=st.sampled_from(['mAP', 'map_at_r']), seed=st.integers(0, 99))
-def test_a_gallery_that_holds_only_some_of_the_queries(case, tile, backend, pick, metric, seed):
+def test_a_gallery_that_holds_only_some_of_the_queries(case, tile, backend, deviations, metric, seed):
     points, labels, _ = case
     random = np.random.default_rng(seed)
     is_query, in_gallery = random.random((2, len(points))) < .7
     is_query[0], in_gallery[-1] = True, True
     with pytest.MonkeyPatch.context() as patch:
-        small_tiles(patch, tile, pick, sample=4)
+        small_tiles(patch, tile, deviations, sample=4)
         pool = evaluation.Pool(torch.from_numpy(points), labels, is_query, in_gallery)
         found = evaluation.compute([metric], torch.from_numpy(points), labels, pool=pool, backend=backend)[metric]
     values = []
@@ -143,18 +143,46 @@ def test_a_distance_of_its_own_keeps_its_float64(backend, is_query):
     assert values['mAP'] == pytest.approx(np.mean(expected), abs=1e-12)
 
 
-def test_counting_few_or_all_scores_of_a_tile_gives_the_same_ranks(monkeypatch):
-    """Embeddings that float32 rounds, in which many images are there twice."""
+@pytest.mark.parametrize('n_queries', [0, 300])
+def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
+    """Embeddings on a grid, of which half are there twice; the ranks within `depth` by counting and by sorting."""
     random = np.random.default_rng(0)
-    labels = random.integers(0, 90, 700)
-    points = (random.normal(size=(90, 12))[labels] + random.normal(size=(700, 12))).astype(np.float32)
-    points[350:] = points[:350]
-    search, found = neighbours.Search(torch.from_numpy(points), labels), []
-    for pick in (0, 1e9):
-        monkeypatch.setattr(counting, 'PICK', pick)
-        found.append(list(counting.by_counting(search, np.inf)))
-    for (rows, ranks), (same_rows, same_ranks) in zip(*found, strict=True):
-        assert np.array_equal(rows, same_rows) and np.array_equal(ranks, same_ranks)
+    labels = random.integers(0, 90, 900)
+    points = (random.integers(-3, 4, (90, 12))[labels] + random.integers(-2, 3, (900, 12))).astype(np.float32)
+    points[450:] = points[:450]
+    search = neighbours.Search(torch.from_numpy(points), labels, np.arange(900) < n_queries if n_queries else None)
+    asked, decide = [], counting.by_differences
+
+    def by_differences(search, rows, depth):
+        asked.extend(rows)
+        return decide(search, rows, depth)
+
+    monkeypatch.setattr(counting, 'SAMPLE', 300)
+    monkeypatch.setattr(counting, 'by_differences', by_differences)
+    for deviations in (0, 4):
+        monkeypatch.setattr(counting, 'DEVIATIONS', deviations)
+        assert within_depth(counting.by_counting(search, 30)) == within_depth(sorting.by_sorting(search, 30))
+    assert len(asked) > 100                                # of the queries, mostly with DEVIATIONS = 0
+
+
+def within_depth(groups, depth=30):
+    return {row: ranks[ranks <= depth].tolist() for rows, found in groups
+            for row, ranks in zip(rows, found, strict=True)}
+
+
+def test_auto_chooses_by_the_scores():
+    """Few positives, or well separated classes: counting; large classes that overlap: sorting."""
+    random = np.random.default_rng(0)
+    normal = random.normal(size=(2, 3000, 16)).astype(np.float32)
+
+    def chosen(n_classes, spread, short=False):
+        labels = np.arange(3000) % n_classes
+        search = neighbours.Search(torch.from_numpy(normal[0][labels] + spread * normal[1]), labels)
+        return {choosing.choose(search, search.n_positives if short else np.inf) for _ in range(2)}
+
+    assert chosen(n_classes=1000, spread=.1) == chosen(n_classes=50, spread=.1) == {'count'}
+    assert chosen(n_classes=50, spread=2) == {'sort'}
+    assert chosen(n_classes=300, spread=2, short=True) == {'count'} and chosen(n_classes=300, spread=2) == {'sort'}
 
 
 def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():
