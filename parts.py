@@ -12,7 +12,7 @@ import datasampler
 import datasets
 import evaluation
 import optimization
-from utilities import backends, checkpoint, device
+from utilities import allocator, backends, checkpoint, device
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -76,6 +76,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
+    allocator.keep_freed(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or opt.embed or opt.draw or (opt.resume and (Path(opt.resume) / checkpoint.LAST).exists()):
