@@ -1,7 +1,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
+QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contract.py tests/criteria/test_known_numbers.py \
+        tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
+        tests/reports/test_significance.py tests/utilities/test_columns.py tests/tuning/test_ranges.py
 
-.PHONY: help demo test test-slurm test-postgres toy clean
+.PHONY: help demo test quick test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -13,6 +16,10 @@ demo: .venv/installed           ## train on the embedded data set for about a mi
 test: .venv/installed-dev       ## ruff and pytest
 	$(BIN)/ruff check .
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist loadfile
+
+quick: .venv/installed-dev      ## ruff, and the tests that a change needs most often, in less than a minute
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile $(QUICK)
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh

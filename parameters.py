@@ -81,6 +81,9 @@ def run_parameters(parser):
     switch(group, '--deterministic',
            help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it is always repeatable')
     switch(group, '--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
+    switch(group, '--system_malloc',
+           help='let the C library return freed memory to the operating system at once; by default the run keeps it '
+                'for reuse, which is faster on the CPU and takes more memory; it does not change the results')
     group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
                        help='device to compute on; auto: an NVIDIA GPU if available, else an Apple GPU, else the CPU')
     group.add_argument('--gpu', nargs='+', type=COUNT, default=[0],

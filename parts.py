@@ -14,7 +14,7 @@ import evaluation
 import optimization
 import training_step
 from architectures import embedding_layer
-from utilities import backends, checkpoint, device, processes
+from utilities import allocator, backends, checkpoint, device, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -91,6 +91,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
+    allocator.keep_freed(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):

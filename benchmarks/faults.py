@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome, start
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
+from launching import fork_server
 from utilities import checkpoint, run_records
 from utilities.errors import UserError
 
@@ -217,6 +218,7 @@ def main(arguments):
     parser.add_argument('--seed', type=int, default=0, help='of the faults')
     opt = parser.parse_args(arguments)
     torch.set_num_threads(1)                                 # a process of more threads cannot be forked
+    fork_server.import_packages()
     folder = Path(tempfile.mkdtemp(prefix='faults_'))
     draw(folder / 'data')
     counts, lab = {}, Lab(folder, random.Random(opt.seed))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import main
+from launching import fork_server
 from tests.conftest import draw_classes
 from tests.helpers import assert_same_end, folder_of, rows_of
 from utilities import checkpoint
@@ -24,7 +25,9 @@ ROOT = Path(__file__).parents[1]
 KILLER = """
 import json, os, signal, sys
 import main
+from launching.fork_server import import_packages
 
+import_packages()
 for arguments, kill_at, before in json.loads(sys.argv[1]):
     child = os.fork()
     if not child:
@@ -77,18 +80,24 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
         assert not list(folder.glob('.*')), 'no temporary file is left'
 
 
+def begun(command, folder):
+    """The process of `command`, forked where the system allows it."""
+    with open(folder / 'output.txt', 'a') as log:
+        return fork_server.start(command, log, {}) or subprocess.Popen(command, stdout=log, stderr=log)
+
+
 def test_killed_again_and_again_at_random_moments(quick, tmp_path):
     """The children get random times, at first too short for anything; at last the run is through."""
     arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
     start = [sys.executable, str(ROOT / 'main.py')]
-    assert subprocess.run([*start, *arguments], capture_output=True).returncode == 0
+    assert begun([*start, *arguments], tmp_path).wait() == 0
     folder = folder_of(tmp_path, 'killed_s1')
     command = [*start, *arguments, '--group', 'killed']
     random = np.random.default_rng(0)
     for attempt in range(30):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = begun(command, tmp_path)
         try:
-            code = process.wait(random.uniform(3, 6 + attempt))
+            code = process.wait(random.uniform(0.2, 2 + attempt))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

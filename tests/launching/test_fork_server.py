@@ -91,7 +91,7 @@ def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tm
     assert process.is_running(run)
     with pytest.raises(process.Busy):
         process.start(run)
-    connection, server = fork_server.server(tuple(os.environ.items()))
+    server = fork_server.server(tuple(os.environ.items()))[1]
     server.kill()
     server.wait()
     assert process.is_running(run) and begun.poll() is None
@@ -106,7 +106,7 @@ def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tm
 
 
 def test_another_environment_needs_another_server(start, monkeypatch):
-    _, before = fork_server.server(tuple(os.environ.items()))
+    before = fork_server.server(tuple(os.environ.items()))[1]
     n_threads = 1 if torch.get_num_threads() > 1 else 2
     monkeypatch.setenv('OMP_NUM_THREADS', str(n_threads))         # read when torch is imported
     run, begun = start('0')
@@ -132,9 +132,9 @@ def test_no_server_after_a_stop_was_requested(start, monkeypatch):
 
 
 def test_the_random_numbers_of_runs_do_not_depend_on_the_server(quick, tmp_path, run):
-    """A run's records are those of main.py called here, to the last bit."""
+    """A run's records are those of main.py called here, to the last bit; also with another way to allocate memory."""
     from tests.helpers import folder_of, rows_of
-    planned = plan.of_line([*quick, '--n_epochs', '1'])
+    planned = plan.of_line([*quick, '--n_epochs', '1', '--system_malloc'])
     assert process.start(planned).wait(timeout=120) == 0
     assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
     assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))

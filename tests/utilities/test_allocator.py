@@ -1,0 +1,41 @@
+"""utilities/allocator.py: freed memory is reused, unless --system_malloc."""
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utilities import allocator
+
+ROOT = Path(__file__).parents[2]
+# prints the page faults of ten blocks of 32 MB, one after the other
+SCRIPT = '''
+import argparse, resource, sys
+import numpy as np
+from utilities import allocator
+allocator.keep_freed(argparse.Namespace(system_malloc='system_malloc' in sys.argv))
+for number in range(12):
+    if number == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(1 << 25, np.uint8).fill(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+'''
+
+
+def faults(*arguments):
+    return int(subprocess.run([sys.executable, '-c', SCRIPT, *arguments], cwd=ROOT, check=True, capture_output=True,
+                              text=True).stdout)
+
+
+@pytest.mark.skipif(not allocator.has_glibc(), reason='the thresholds are those of glibc')
+def test_freed_memory_is_reused():
+    pages = 10 * (1 << 25) // 4096
+    assert faults() < pages / 10
+    assert faults('system_malloc') > faults()
+
+
+def test_elsewhere_nothing_is_called(monkeypatch):
+    monkeypatch.setattr(allocator.os, 'confstr_names', {})
+    monkeypatch.setattr(allocator.ctypes, 'CDLL', lambda name: 1 / 0)
+    allocator.keep_freed(argparse.Namespace(system_malloc=False))
