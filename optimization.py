@@ -32,12 +32,11 @@ def update_rows_of_sparse(optimizer):
             for place, whole in enumerate(group['params']):
                 if whole.grad is None or not whole.grad.is_sparse:
                     continue
-                gradient = whole.grad.coalesce()
-                rows = gradient.indices()[0]
-                part = torch.nn.Parameter(whole.detach()[rows])
-                part.grad, group['params'][place] = gradient.values(), part
+                rows, gradient = rows_of(whole.grad)
+                part = torch.nn.Parameter(whole.detach().index_select(0, rows))
+                part.grad, group['params'][place] = gradient, part
                 if whole in optimizer.state:
-                    optimizer.state[part] = {name: value[rows] if are_moments(value, whole) else value
+                    optimizer.state[part] = {name: value.index_select(0, rows) if are_moments(value, whole) else value
                                              for name, value in optimizer.state[whole].items()}
                 replaced.append((group['params'], place, whole, part, rows))
 
@@ -57,6 +56,15 @@ def update_rows_of_sparse(optimizer):
     optimizer.register_step_post_hook(put_rows)
 
 
+def rows_of(gradient):
+    """The rows that a sparse gradient [C, ...] has, [S] in ascending order, and their values [S, ...]."""
+    rows, values = gradient._indices()[0], gradient._values()
+    if (rows[1:] > rows[:-1]).all():             # autograd forgets that it is coalesced, and coalesce() is slow
+        return rows, values
+    gradient = gradient.coalesce()
+    return gradient.indices()[0], gradient.values()
+
+
 def are_moments(value, parameter):
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
@@ -65,7 +73,7 @@ def gradients(optimizer):
     """The gradients of the optimizer's parameters, of a sparse one its values."""
     found = [parameter.grad for group in optimizer.param_groups for parameter in group['params']
              if parameter.grad is not None]
-    return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
+    return [rows_of(gradient)[1] if gradient.is_sparse else gradient for gradient in found]
 
 
 class Schedule:
