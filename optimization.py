@@ -47,10 +47,12 @@ def update_rows_of_sparse(optimizer):
             params[place], state = whole, optimizer.state[whole]
             whole.index_copy_(0, rows, part)
             for name, value in optimizer.state.pop(part).items():
-                if are_moments(value, part):
-                    state.setdefault(name, torch.zeros_like(whole)).index_copy_(0, rows, value)
-                else:
+                if not are_moments(value, part):
                     state[name] = value
+                    continue
+                if name not in state:
+                    state[name] = torch.zeros_like(whole)
+                state[name].index_copy_(0, rows, value)
 
     optimizer.register_step_pre_hook(take_rows)
     optimizer.register_step_post_hook(put_rows)
