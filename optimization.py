@@ -80,12 +80,11 @@ def update_rows_of_sparse(optimizer):
             for place, whole in enumerate(group['params']):
                 if whole.grad is None or not whole.grad.is_sparse:
                     continue
-                gradient = whole.grad.coalesce()
-                rows = gradient.indices()[0]
-                part = torch.nn.Parameter(whole.detach()[rows])
-                part.grad, group['params'][place] = gradient.values(), part
+                rows, gradient = rows_of(whole.grad)
+                part = torch.nn.Parameter(whole.detach().index_select(0, rows))
+                part.grad, group['params'][place] = gradient, part
                 if whole in optimizer.state:
-                    optimizer.state[part] = {name: value[rows] if are_moments(value, whole) else value
+                    optimizer.state[part] = {name: value.index_select(0, rows) if are_moments(value, whole) else value
                                              for name, value in optimizer.state[whole].items()}
                 replaced.append((group['params'], place, whole, part, rows))
 
@@ -96,13 +95,24 @@ def update_rows_of_sparse(optimizer):
             params[place], state = whole, optimizer.state[whole]
             whole.index_copy_(0, rows, part)
             for name, value in optimizer.state.pop(part).items():
-                if are_moments(value, part):
-                    state.setdefault(name, torch.zeros_like(whole)).index_copy_(0, rows, value)
-                else:
+                if not are_moments(value, part):
                     state[name] = value
+                    continue
+                if name not in state:
+                    state[name] = torch.zeros_like(whole)
+                state[name].index_copy_(0, rows, value)
 
     optimizer.register_step_pre_hook(take_rows)
     optimizer.register_step_post_hook(put_rows)
+
+
+def rows_of(gradient):
+    """The rows that a sparse gradient [C, ...] has, [S] in ascending order, and their values [S, ...]."""
+    rows, values = gradient._indices()[0], gradient._values()
+    if (rows[1:] > rows[:-1]).all():             # autograd forgets that it is coalesced, and coalesce() is slow
+        return rows, values
+    gradient = gradient.coalesce()
+    return gradient.indices()[0], gradient.values()
 
 
 def are_moments(value, parameter):

@@ -101,8 +101,8 @@ def data_parameters(parser):
                        help='folder that contains the folders of the data sets; for --dataset folder, the one that '
                             'contains images/')
     group.add_argument('--csv', metavar='FILE',
-                       help='for --dataset folder: CSV file with the columns path, label and, optionally, split; by '
-                            'default the classes are the folders in images/')
+                       help='for --dataset folder: CSV file with the columns path, label and, optionally, split and '
+                            'superclass; by default the classes are the folders in images/')
     switch(group, '--download', help='download the data set first, if it has a stable public address')
     switch(group, '--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
     group.add_argument('--image_cache', metavar='FOLDER',

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import criteria
+import optimization
 from architectures import batch_norm
 from utilities import exchange, processes
 from utilities.errors import UserError
@@ -190,11 +191,15 @@ class TrainingStep:
 
 def gradients_of(parameters):
     """The gradients of the parameters that have one; of a sparse gradient its values, which may be changed in place."""
-    having = [parameter for parameter in parameters if parameter.grad is not None]
-    for parameter in having:
-        if parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
-    return [parameter.grad.values() if parameter.grad.is_sparse else parameter.grad for parameter in having]
+    found = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            rows, values = optimization.rows_of(parameter.grad)
+            parameter.grad = torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True)
+            found.append(values)
+        elif parameter.grad is not None:
+            found.append(parameter.grad)
+    return found
 
 
 def norm_of(parameters, like):

@@ -18,7 +18,7 @@ class SampledRows(torch.autograd.Function):
     def forward(ctx, weights, rows):
         ctx.save_for_backward(rows)
         ctx.shape = weights.shape
-        return weights[rows]
+        return weights.index_select(0, rows)
 
     @staticmethod
     def backward(ctx, gradient):

@@ -18,7 +18,7 @@ DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadr
 NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'happier', 'histogram',
                'multisimilarity', 'ntxent', 'oproxy', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp',
                'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
-# Parameters and buffers with a row for each class; those of hier are not of classes
+# Parameters and buffers with a row for each class; in hier, not of classes
 OF_CLASSES = ['weights', 'proxies', 'centers', 'centroids', 'beta', 'superclasses']
 some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
 seeds = strategies.integers(0, 999)
@@ -115,8 +115,8 @@ def test_nothing_is_nan_or_infinite(loss, device, opt, labels, seed, kind, scale
     """In float32, whatever the labels, for points and class weights that coincide, are opposite, zero, tiny or huge."""
     labels = torch.tensor(labels, device=device)
     criterion = cases.build(cases.flags_of(opt, loss, {}))[0].float().to(device)
-    for parameter in criterion.parameters():
-        if parameter.dim() > 1:
+    for name, parameter in criterion.named_parameters():
+        if parameter.dim() > 1 and name in OF_CLASSES:                  # not the weights of MLPs
             rows = degenerate(vectors, parameter.numel() // 4, seed)
             parameter.data = rows.reshape(parameter.shape).float().to(device)
     for part in evaluate(criterion, (scale * degenerate(kind, len(labels), seed)).float().to(device), labels):
