@@ -46,8 +46,8 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
              'lr_warmup_unit', 'onecycle_peak')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
-AFTERWARDS = ('n_training_folds', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
-              'projector')
+AFTERWARDS = ('n_training_folds', 'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every',
+              'ranking_backend', 'pictures', 'projector')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
@@ -107,6 +107,10 @@ def data_parameters(parser):
                             'decoded each time')
     switch(group, '--image_cache_check',
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
+    group.add_argument('--decode', choices=['exact', 'fast'], default='exact',
+                       help='how images are decoded and resized; exact: all of their pixels, by Pillow; fast: large '
+                            'JPEG files at 1/2, 1/4 or 1/8 of their size where that suffices, resized by torch, which '
+                            'changes pixels slightly')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
                        help='how the data are split; half: training and test classes; class_folds: also folds of '
                             'validation classes; mlrc: the class lists of Musgrave et al.; closed_set: every class is '
@@ -134,6 +138,9 @@ def data_parameters(parser):
                             'crops and flips (for images of characters: small affine changes); adv: base with random '
                             'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
                             'Musgrave et al.; characters: small affine changes')
+    switch(group, '--augment_on_gpu',
+           help='compute the crops, flips and colours of the training images on the --device; the random numbers stay '
+                'the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
 
 
 def frozen_part(text):

@@ -24,6 +24,7 @@ import criteria
 from architectures import batch_norm
 from utilities import exchange, processes
 from utilities.errors import UserError
+from utilities.loading import network_input
 from utilities.randomness import derive, seeded
 
 
@@ -78,7 +79,7 @@ class TrainingStep:
         images [b, 3, H, W] on any device -> [embeddings [b, D], features [b, F]] in at least float32, and the maps
         [b, C, h, w] where the criterion requires them.
         """
-        images = images.to(self.opt.device, non_blocking=True)
+        images = network_input(images, self.opt.device)
         with torch.autocast(self.opt.device.type, self.dtype, enabled=self.dtype is not None):
             outputs = self.network(images, self.with_maps)
         return [output.to(torch.promote_types(output.dtype, torch.float32)) for output in outputs]

@@ -3,10 +3,11 @@ CPU time and peak memory of the evaluation on random embeddings clustered by cla
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
 is what is used in addition to the embeddings.
 
-OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [rest] [scaling] [CUB] [Cars] [In-Shop] [SOP]
+OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [--sizes CUB ...] [--recall 0.6]
 """
+import argparse
 import ctypes
-import sys
+import itertools
 import time
 from pathlib import Path
 from statistics import median
@@ -17,29 +18,49 @@ import torch
 
 import evaluation
 import parameters
-from evaluation import clustering, geometry, neighbours, ranking
+from benchmarks import Row
+from evaluation import choosing, clustering, geometry, neighbours
 
 # name: images, classes, images of the largest class, queries (0: every image is a query, and all others its gallery)
 SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830, 3985, 30, 14218),
          'SOP': (60502, 11316, 12, 0), 'SOP/3': (20167, 3772, 12, 0)}
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
-LONG = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'r_precision', 'map_at_r', 'mAP_1000', 'mAP']
+DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
+WAYS = ('auto', 'count', 'sort')
 
 
-def embeddings(n, n_classes, largest, n_queries, dim):
-    """[n, dim] float32 of norm 1 around random class centres, labels [n], and None or [n] bool: the queries."""
+def embeddings(n, n_classes, largest, n_queries, dim, recall):
+    """
+    [n, dim] float32 of norm 1 around random class centres, labels [n], and None or [n] bool: the queries. The points
+    are so far from the centres that the recall at 1 is about `recall`.
+    """
     random = np.random.default_rng(0)
     sizes = np.full(n_classes, 2)
     while sizes.sum() < n:
         free = random.permutation(np.flatnonzero(sizes < largest))[:n - sizes.sum()]
         sizes[free] += random.random(len(free)) < 0.5
     labels = random.permutation(np.repeat(np.arange(n_classes), sizes))
-    centres, points = random.normal(size=(n_classes, dim)).astype(np.float32), np.empty((n, dim), np.float32)
-    for start in range(0, n, 10_000):
-        part = slice(start, min(start + 10_000, n))
-        points[part] = centres[labels[part]] + 1.5 * random.normal(size=(part.stop - start, dim))
-        points[part] /= np.linalg.norm(points[part], axis=1, keepdims=True)
-    return torch.from_numpy(points), labels, np.arange(n) < n_queries if n_queries else None
+    centres = random.normal(size=(n_classes, dim)).astype(np.float32)
+    noise = random.normal(size=(n, dim)).astype(np.float32)
+    is_query = np.arange(n) < n_queries if n_queries else None
+    low, high = 0.1, 40.0                                  # of the spread around a centre; recall decreases with it
+    for _ in range(12):
+        spread = (low * high) ** 0.5
+        points = centres[labels] + np.float32(spread) * noise
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        low, high = (spread, high) if recall_at_1(points, labels, is_query) > recall else (low, spread)
+    return torch.from_numpy(points), labels, is_query
+
+
+def recall_at_1(points, labels, is_query):
+    """Of 1,000 of the queries, or fewer with a gallery of more than 100,000 images."""
+    queries = np.arange(len(points)) if is_query is None else np.flatnonzero(is_query)
+    gallery = queries if is_query is None else np.flatnonzero(~is_query)
+    n = min(1000, 10 ** 8 // len(gallery))
+    queries = queries[np.linspace(0, len(queries) - 1, n).astype(int)]
+    scores = points[queries] @ points[gallery].T
+    scores[queries[:, None] == gallery] = -np.inf
+    return np.mean(labels[gallery[scores.argmax(axis=1)]] == labels[queries])
 
 
 def resident(what):
@@ -67,63 +88,84 @@ def interleaved(contenders, rounds):
     return {name: (median(run[0] for run in runs), max(run[1] for run in runs)) for name, runs in found.items()}
 
 
-def per_row(points, labels, queries):
-    """The values of LONG for one query at a time, from its sorted distances."""
-    for q in queries:
-        order = np.argsort(((points[q] - points) ** 2).sum(axis=1), kind='stable')
-        hits = (labels == labels[q])[order[order != q]]
-        ranks = np.flatnonzero(hits) + 1
-        precision = np.arange(1, len(ranks) + 1) / ranks
-        n = len(ranks)
-        yield [*(ranks[0] <= k for k in (1, 10, 100, 1000)), (ranks <= n).mean(), precision[ranks <= n].sum() / n,
-               precision[ranks <= 1000].sum() / min(n, 1000), precision.mean()]
-
-
-def ranking_table():
+def contenders(points, labels, is_query):
+    """
+    {name: function}: `faiss`, a flat search of the largest class + 2 neighbours; `PML`, pytorch-metric-learning's
+    AccuracyCalculator for the metrics of SHORT; `short` and `deep`, these metrics here and those of DEEP.
+    """
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=torch.device('cpu'))
-    print('short: precision_at_1, r_precision, map_at_r. long: recall at 1, 10, 100, 1000, r_precision, map_at_r, '
-          'mAP_1000, mAP.\nfaiss: only a flat search with k = max R. PML: AccuracyCalculator, k = max_bin_count. '
-          'per row: long, extrapolated from 20 queries.')
-    print(f'{"":<9}{"dim":>4}{"way":>7} | CPU seconds: {"faiss":>7}{"PML":>8}{"short":>8}{"long":>8}{"per row":>9} | '
-          f'{"short/faiss":>11}{"PML/short":>10}{"long/faiss":>11} | MB: {"faiss":>6}{"PML":>7}{"short":>6}{"long":>6}')
-    for name, size in ((name, SIZES[name]) for name in SIZES if name in sys.argv or not set(SIZES) & set(sys.argv)):
-        for dim in (128, 512):
-            points, labels, is_query = embeddings(*size, dim)
-            array, gallery = points.numpy(), ~is_query if is_query is not None else slice(None)
-            queries = is_query if is_query is not None else slice(None)
-            k = int(np.bincount(labels[gallery]).max())
+    everyone = np.ones(len(labels), bool)
+    queries, gallery = (everyone, everyone) if is_query is None else (is_query, ~is_query)
 
-            def search(array=array, queries=queries, gallery=gallery, dim=dim, k=k):
-                index = faiss.IndexFlatL2(dim)
-                index.add(array[gallery])
-                index.search(array[queries], k)
+    def search():
+        index = faiss.IndexFlatL2(points.shape[1])
+        index.add(points.numpy()[gallery])
+        index.search(points.numpy()[queries], int(np.bincount(labels[gallery]).max()) + 2)
 
-            def calculate(points=points, labels=labels, queries=queries, gallery=gallery):
-                labels = torch.from_numpy(labels)
-                if isinstance(queries, slice):
-                    calculator.get_accuracy(points, labels)
-                else:
-                    calculator.get_accuracy(points[queries], labels[queries], points[gallery], labels[gallery],
-                                            ref_includes_query=False)
+    def calculate():
+        targets = torch.from_numpy(labels)
+        reference = () if is_query is None else (points[gallery], targets[gallery], False)
+        calculator.get_accuracy(points[queries], targets[queries], *reference)
 
-            found = interleaved({'faiss': search, 'PML': calculate} | {
-                way: lambda metrics=metrics: evaluation.compute(metrics, points, labels, is_query)  # noqa: B023
-                for way, metrics in (('short', SHORT), ('long', LONG))}, 5 if len(points) < 50_000 else 2)
-            rows = range(20)
-            slow = measure(lambda: list(per_row(array, labels, rows)))[0] * len(labels) / 20      # noqa: B023
-            seconds, peaks = ({way: pair[i] for way, pair in found.items()} for i in (0, 1))
-            way = ranking.choose(neighbours.Search(points, labels, is_query), np.inf)
-            print(f'{name:<9}{dim:>4}{way:>7} | {"":<12}{seconds["faiss"]:>8.2f}{seconds["PML"]:>8.2f}'
-                  f'{seconds["short"]:>8.2f}{seconds["long"]:>8.2f}{slow:>9.0f} | '
-                  f'{seconds["short"] / seconds["faiss"]:>11.2f}{seconds["PML"] / seconds["short"]:>10.2f}'
-                  f'{seconds["long"] / seconds["faiss"]:>11.2f} | {"":<3} {peaks["faiss"]:>6.0f}{peaks["PML"]:>7.0f}'
-                  f'{peaks["short"]:>6.0f}{peaks["long"]:>6.0f}', flush=True)
+    return {'faiss': search, 'PML': calculate,
+            'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
+            'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}
 
 
-def rest_table():
-    points, labels, _ = embeddings(*SIZES['SOP'], 128)
+def ranking_row(size, dim, recall, rounds):
+    """(seconds, MB: {contender: number}; measured recall at 1; the ways that are chosen for short and deep)."""
+    points, labels, is_query = embeddings(*size, dim, recall)
+    search = neighbours.Search(points, labels, is_query)
+    ways = [choosing.choose(search, depth) for depth in (search.n_positives, np.inf)]
+    found = interleaved(contenders(points, labels, is_query), rounds)
+    seconds, peaks = ({name: pair[i] for name, pair in found.items()} for i in (0, 1))
+    measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
+    return seconds, peaks, measured, ways
+
+
+def ranking_table(options):
+    print(f'short: {", ".join(SHORT)}. deep: {", ".join(DEEP)}.\nfaiss: a flat search of the largest class + 2 '
+          'neighbours. PML: AccuracyCalculator, k = max_bin_count, for short.')
+    print('| images x dim | R@1 | ways: short, deep | faiss | PML | short | deep | PML / short | deep / faiss | '
+          'MB: faiss / PML / short / deep |')
+    for name, dim in itertools.product(options.sizes, options.dims):
+        rounds = 5 if SIZES[name][0] < 50_000 else 2
+        seconds, peaks, measured, ways = ranking_row(SIZES[name], dim, options.recall, rounds)
+        times = ' | '.join(f'{seconds[way]:.2f}' for way in seconds)
+        print(f'| {name} x {dim} | {measured:.2f} | {", ".join(ways)} | {times} | '
+              f'{seconds["PML"] / seconds["short"]:.2f} | {seconds["deep"] / seconds["faiss"]:.2f} | '
+              f'{" / ".join(f"{peaks[way]:,.0f}" for way in peaks)} |', flush=True)
+
+
+def sweep_points(n, positives, recalls, dim=128, rounds=3):
+    """Yields (positives, measured recall at 1, metrics, chosen way, {way: CPU seconds})."""
+    for n_positives, recall in itertools.product(positives, recalls):
+        points, labels, _ = embeddings(n, n // (n_positives + 1), n_positives + 2, 0, dim, recall)
+        search = neighbours.Search(points, labels)
+        measured = evaluation.compute(['precision_at_1'], points, labels)['precision_at_1']
+        for metrics, depth in ((SHORT, search.n_positives), (DEEP, np.inf)):
+            found = interleaved({way: lambda way=way: evaluation.compute(                      # noqa: B023
+                metrics, points, labels, backend=way) for way in WAYS}, rounds)                # noqa: B023
+            yield (n_positives, measured, 'short' if metrics is SHORT else 'deep', choosing.choose(search, depth),
+                   {way: seconds for way, (seconds, _) in found.items()})
+
+
+def sweep_table(options):
+    print(f'{options.images:,} images x 128; CPU seconds of each way, and of auto over the faster one')
+    print(f'| positives | R@1 | metrics | chosen | {" | ".join(WAYS)} | auto / best |')
+    ratios = []
+    for n_positives, measured, metrics, chosen, seconds in sweep_points(
+            options.images, (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)):
+        ratios.append(seconds['auto'] / min(seconds['count'], seconds['sort']))
+        print(f'| {n_positives} | {measured:.2f} | {metrics} | {chosen} | '
+              f'{" | ".join(f"{seconds[way]:.2f}" for way in WAYS)} | {ratios[-1]:.2f} |', flush=True)
+    print(f'largest auto / best: {max(ratios):.2f}; median: {median(ratios):.2f}')
+
+
+def rest_table(options):
+    points, labels, _ = embeddings(*SIZES['SOP'], 128, options.recall)
     array, k = points.numpy(), SIZES['SOP'][1]
     clusters = np.random.default_rng(0).permutation(labels)          # as many clusters as classes, of the same sizes
     spectrum = [f'rho_spectrum@{number}' for number in (0, -1, 1, 2, 10)]
@@ -166,29 +208,55 @@ def rest_table():
           f'{whole / (ranks + kmeans):.2f}')
 
 
-def scaling_table():
+def scaling_table(options):
     print(f'{"images":>9}{"queries":>9}{"way":>8}{"CPU s":>8}{"ns per pair":>13}{"MB":>7}{"map_at_r":>10}')
     both = ('exact', 'approx')
     for n, n_classes, n_queries, ways in ((30_000, 5_500, 0, both), (60_000, 11_000, 0, both),
                                           (250_000, 46_000, 0, both), (1_000_000, 185_000, 1_000, ('exact',))):
-        points, labels, is_query = embeddings(n, n_classes, 12, n_queries, 128)
+        points, labels, is_query = embeddings(n, n_classes, 12, n_queries, 128, options.recall)
         for way in ways:
             values = {}
             seconds, peak = measure(lambda: values.update(evaluation.compute(          # noqa: B023
-                SHORT if way == 'approx' else LONG, points, labels, is_query, approximate=way == 'approx')))  # noqa: B023
+                SHORT if way == 'approx' else DEEP, points, labels, is_query, approximate=way == 'approx')))  # noqa: B023
             pairs = (n_queries or n) * (n - n_queries)
             print(f'{n:>9,}{n_queries or n:>9,}{way:>8}{seconds:>8.1f}{seconds / pairs * 1e9:>13.2f}{peak:>7.0f}'
                   f'{values["map_at_r"]:>10.4f}', flush=True)
 
 
-def main():
+def short():
+    """CUB and a third of SOP: the targets of ranking, and auto against the faster way."""
+    one_thread()
+    for name, faster, rounds in (('CUB', 1.3, 5), ('SOP/3', 2.5, 3)):
+        seconds, *_ = ranking_row(SIZES[name], 128, 0.6, rounds)
+        yield Row(f'short metrics, {name}; AccuracyCalculator', seconds['short'], seconds['PML'], 1 / faster)
+        yield Row(f'deep metrics, {name}; faiss search', seconds['deep'], seconds['faiss'], 1.1)
+    for n_positives, measured, metrics, _, seconds in sweep_points(6000, (7, 60), (0.6,)):
+        yield Row(f'{metrics} metrics, {n_positives} positives, R@1 {measured:.2f}; the faster way', seconds['auto'],
+                  min(seconds['count'], seconds['sort']), 1.15)
+
+
+def one_thread():
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
+
+
+def main():
+    tables = {'ranking': ranking_table, 'sweep': sweep_table, 'rest': rest_table, 'scaling': scaling_table}
+    parser = argparse.ArgumentParser(prog='benchmarks.evaluation', description=__doc__)
+    parser.add_argument('tables', nargs='*', choices=[*tables, []], metavar='TABLE',
+                        help=f'tables to print, of {", ".join(tables)}; all by default')
+    parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES), help='data sets of the ranking table')
+    parser.add_argument('--dims', nargs='+', type=int, default=[128, 512], help='dimensions in the ranking table')
+    parser.add_argument('--recall', type=float, default=0.6, help='recall at 1 of the embeddings, from 0.3 to 0.99')
+    parser.add_argument('--images', type=int, default=6000, help='number of images in the sweep')
+    options = parser.parse_args()
+    if not 0.3 <= options.recall <= 0.99:
+        parser.error(f'--recall {options.recall}: expected a number from 0.3 to 0.99')
+    one_thread()
     print(f'torch {torch.__version__}, numpy {np.__version__}, faiss {faiss.__version__}, one thread')
-    tables = {'ranking': ranking_table, 'rest': rest_table, 'scaling': scaling_table}
-    for name in [name for name in tables if name in sys.argv] or tables:
+    for name in options.tables or tables:
         print()
-        tables[name]()
+        tables[name](options)
 
 
 if __name__ == '__main__':

@@ -2,7 +2,8 @@
 Time and memory of every loss, forward and backward, over those of pytorch-metric-learning's counterparts on the CPU.
 
 python -m benchmarks.losses [--losses NAME ...] [--sizes B ...] [--dims D ...] [--json FILE]
-python -m benchmarks.losses --growth          how time and memory of the losses alone grow from 512 to 1,024 samples
+python -m benchmarks.losses --classes 100 11318     losses with class weights, for these numbers of classes
+python -m benchmarks.losses --growth                growth of time and memory, from 512 to 1,024 samples
 """
 import argparse
 import json
@@ -112,7 +113,13 @@ CASES = {
     'npair, pairs': Case('npair', 'npair', {'loss_npair_negatives': 'pairs', 'loss_npair_l2': 0},
                          lambda library, n_classes, dim: library.losses.NPairsLoss(
                              distance=library.distances.DotProductSimilarity(normalize_embeddings=False))),
-    'angular': Case('angular', 'npair'),
+    # the nearest losses of the library compute less: pairs only, the angular term only, no direction
+    'npair': Case('npair', 'npair', counterpart=lambda library, n_classes, dim: library.losses.NPairsLoss(
+        distance=library.distances.DotProductSimilarity(normalize_embeddings=False))),
+    'angular': Case('angular', 'npair', counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
+    'dr_triplet, given': Case('dr_triplet', triplets=True,
+                              counterpart=lambda library, n_classes, dim: library.losses.TripletMarginLoss(
+                                  0.278, distance=plain(library), reducer=mean(library))),
     # the counterpart takes every positive of an anchor, our loss a random one
     'angular, its term': Case('angular', 'npair', term=criteria.angular.angular_terms,
                               counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
@@ -142,14 +149,16 @@ CASES = {
                               counterpart=lambda library, n_classes, dim: library.losses.SubCenterArcFaceLoss(
                                   num_classes=n_classes, embedding_size=dim, margin=math.degrees(0.5), scale=64,
                                   sub_centers=3)),
-    'softtriplet': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0}, counterpart=softtriplet),
+    'softtriplet, no reg.': Case('softtriplet', flags={'loss_softtriplet_reg_weight': 0}, counterpart=softtriplet),
+    'softtriplet': Case('softtriplet', counterpart=lambda library, n_classes, dim: library.losses.SoftTripleLoss(
+        n_classes, dim, centers_per_class=2, la=8, weight_reg_weight=0.2,
+        weight_regularizer=library.regularizers.SparseCentersRegularizer(n_classes, 2))),
     'proxyanchor': Case('proxyanchor', counterpart=lambda library, n_classes, dim: library.losses.ProxyAnchorLoss(
         n_classes, dim, margin=0.1, alpha=32)),
     'proxynca_pp': Case('proxynca_pp', counterpart=lambda library, n_classes, dim: library.losses.ProxyNCALoss(
         n_classes, dim, softmax_scale=9)),
     'proxynca': Case('proxynca'),
     'quadruplet, given': Case('quadruplet', triplets=True),
-    'dr_triplet, given': Case('dr_triplet', triplets=True),
     'dr_proxynca': Case('dr_proxynca'),
     'dr_multisimilarity': Case('dr_multisimilarity'),
     'hyperbolic': Case('hyperbolic'),
@@ -176,17 +185,22 @@ def step(loss, *arguments):
     return lambda: torch.autograd.grad(loss(*arguments), [batch, *trained], allow_unused=True)
 
 
-def ours(case, batch, labels, triplets):
+def has_class_weights(case):
+    module = CRITERIA[case.loss]
+    return getattr(module, 'REQUIRES_OPTIM', False) and not module.REQUIRES_BATCHMINER
+
+
+def ours(case, batch, labels, triplets, n_classes):
     opt = parameters.build().parse_args([])
     vars(opt).update(case.flags, loss=case.loss, batch_mining='random' if case.triplets else case.batch_mining,
-                     n_classes=int(labels.max()) + 1, embed_dim=batch.shape[1], device=batch.device)
+                     n_classes=n_classes, embed_dim=batch.shape[1], device=batch.device)
     miner = (lambda batch, labels: triplets) if case.triplets else batch_mining.select(opt)
     if case.term:
         return step(lambda batch, labels: case.term(batch, *miner(batch, labels)).mean(), batch, labels)
     return step(criteria.select(opt, miner), batch, labels)
 
 
-def theirs(case, batch, labels, triplets):
+def theirs(case, batch, labels, triplets, n_classes):
     """The counterpart's step; None where there is none, or where this batch is too large for it."""
     n_samples, area, _ = case.most
     if case.counterpart is None or len(batch) > n_samples or batch.numel() > area:
@@ -197,7 +211,7 @@ def theirs(case, batch, labels, triplets):
     import pytorch_metric_learning.miners
     import pytorch_metric_learning.reducers
     import pytorch_metric_learning.regularizers
-    loss = case.counterpart(library, int(labels.max()) + 1, batch.shape[1])
+    loss = case.counterpart(library, n_classes, batch.shape[1])
     return step(loss, batch, labels, *([tuple(triplets.T)] if case.triplets else []))
 
 
@@ -215,15 +229,20 @@ def single_call(function):
     return times[1], peak
 
 
-def compare(name, n_samples, dim):
-    """A row of the table: medians in seconds and peaks in bytes, None where the counterpart was not called."""
+def compare(name, n_samples, dim, n_classes=None):
+    """
+    A row of the table: medians in seconds and peaks in bytes, None where the counterpart was not called.
+
+    n_classes: number of training classes; by default those of the batch.
+    """
     case = CASES[name]
     batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
     torch.manual_seed(0)
     triplets = random_triplets(labels, n_samples) if case.triplets else None
-    competitors = {'ours': ours(case, batch, labels, triplets)}
-    counterpart = theirs(case, batch, labels, triplets)
-    row = {'loss': name, 'batch': n_samples, 'dim': dim, 'theirs_s': None, 'theirs_bytes': None}
+    n_classes = n_classes or int(labels.max()) + 1
+    competitors = {'ours': ours(case, batch, labels, triplets, n_classes)}
+    counterpart = theirs(case, batch, labels, triplets, n_classes)
+    row = {'loss': name, 'batch': n_samples, 'dim': dim, 'classes': n_classes, 'theirs_s': None, 'theirs_bytes': None}
     if counterpart and n_samples >= case.once:
         row['theirs_s'], row['theirs_bytes'] = single_call(counterpart)
     elif counterpart:
@@ -239,7 +258,7 @@ def grow(name, dim=128):
     for n_samples in (512, 1024, 2048):
         batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
         triplets = random_triplets(labels, n_samples) if case.triplets else None
-        steps[n_samples] = ours(case, batch, labels, triplets)
+        steps[n_samples] = ours(case, batch, labels, triplets, int(labels.max()) + 1)
     row = {'loss': name, 'dim': dim}
     for n_samples, seconds in median_times({n: steps[n] for n in (512, 1024)}, REPEATS, BUDGET).items():
         row[f'seconds_{n_samples}'] = seconds
@@ -256,13 +275,14 @@ def ratio(row, unit, first='ours', second='theirs'):
 
 
 def comparison_table(rows):
-    heads = ['loss', 'batch', 'dim', 'ms', 'counterpart', 'ratio', 'faster', 'MB', 'counterpart', 'ratio']
+    heads = ['loss', 'batch', 'dim', 'classes', 'ms', 'counterpart', 'ratio', 'faster', 'MB', 'counterpart', 'ratio']
     cells = []
     for row in rows:
         once = '*' if row['theirs_s'] is not None and row['batch'] >= CASES[row['loss']].once else ''
         faster = row['theirs_s'] and row['theirs_s'] / row['ours_s']
-        cells.append([row['loss'], f'{row["batch"]:,}', str(row['dim']), number(row['ours_s'], 1e3),
-                      number(row['theirs_s'], 1e3) + once, number(ratio(row, 's'), 1), number(faster, 1, 1),
+        cells.append([row['loss'], f'{row["batch"]:,}', str(row['dim']), f'{row["classes"]:,}',
+                      number(row['ours_s'], 1e3), number(row['theirs_s'], 1e3) + once,
+                      number(ratio(row, 's'), 1), number(faster, 1, 1),
                       number(row['ours_bytes'], 1e-6, 1), number(row['theirs_bytes'], 1e-6, 1) + once,
                       number(ratio(row, 'bytes'), 1)])
     return table(heads, cells)
@@ -304,6 +324,8 @@ def main():
                         help=', '.join(CRITERIA))
     parser.add_argument('--sizes', nargs='+', type=int, default=list(TABLE), choices=list(SIZES), help='batch sizes')
     parser.add_argument('--dims', nargs='+', type=int, default=list(DIMS), help='dimensions of the embeddings')
+    parser.add_argument('--classes', nargs='+', type=int, metavar='N',
+                        help='numbers of training classes, for losses with class weights, with batches of 112')
     parser.add_argument('--growth', action='store_true', help='growth of the losses alone, from 512 to 1,024 samples')
     parser.add_argument('--json', metavar='FILE', help='also write the rows to this file')
     opt = parser.parse_args()
@@ -315,7 +337,10 @@ def main():
         rows = [grow(name) for name in tqdm(names, desc='losses', disable=None)]
         print(growth_table(rows))
     else:
-        points = [(name, size, dim) for name in names for size in opt.sizes for dim in opt.dims]
+        if opt.classes:
+            names, opt.sizes = [name for name in names if has_class_weights(CASES[name])], [112]
+        points = [(name, size, dim, n_classes) for name in names for size in opt.sizes for dim in opt.dims
+                  for n_classes in opt.classes or [None]]
         rows = [compare(*point) for point in tqdm(points, desc='comparisons', disable=None)]
         print(comparison_table(rows), '* called once', *left_out(names, opt.sizes, opt.dims), sep='\n')
     if opt.json:

@@ -16,24 +16,33 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
+from utilities.combination import triplets_of
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
+AS_TRIPLETS = 'all, as triplets'                           # what a loss gets that takes no masks
 REPEATS, BUDGET = 31, 40                                    # rounds, seconds of a comparison
 
 
 def competitors():
-    """{miner: (a miner of pytorch-metric-learning, its name)}"""
+    """{miner: a miner of pytorch-metric-learning, or a function in its place}"""
     from pytorch_metric_learning import distances, miners
+    from pytorch_metric_learning.utils import loss_and_miner_utils
+
+    def get_all_triplets_indices(batch, labels):
+        return loss_and_miner_utils.get_all_triplets_indices(labels)
+
     euclidean, squared = distances.LpDistance(), distances.LpDistance(power=2)
     return {'distance': miners.DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=2.0),
             'semihard': miners.TripletMarginMiner(0.2, 'semihard', distance=squared),
             'hard': miners.BatchHardMiner(distance=euclidean),
             'easyhard': miners.BatchEasyHardMiner('easy', 'semihard', distance=euclidean),
-            'multisimilarity': miners.MultiSimilarityMiner(epsilon=0.1)}
+            'multisimilarity': miners.MultiSimilarityMiner(epsilon=0.1), AS_TRIPLETS: get_all_triplets_indices}
 
 
 def build(name):
+    if name == AS_TRIPLETS:
+        return lambda batch, labels: triplets_of(*batch_mining.all_pairs.all_pairs(labels))
     return batch_mining.select(parameters.build().parse_args(['--batch_mining', name, '--loss', 'triplet']))
 
 
@@ -42,15 +51,15 @@ def measure(n_classes, n_samples, dim, theirs):
     torch.manual_seed(0)
     labels = torch.arange(n_classes).repeat_interleave(n_samples)
     batch = torch.nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
-    for name in [name for name in batch_mining.BATCHMINERS if name != 'none']:
+    for name in [*(name for name in batch_mining.BATCHMINERS if name != 'none'), AS_TRIPLETS]:
         miners = {'ours': build(name)} | ({'pml': theirs[name]} if name in theirs else {})
         functions = {key: functools.partial(miner, batch, labels) for key, miner in miners.items()}
         times = median_times(functions, REPEATS, BUDGET)
         memory = {key: peak_memory(function) for key, function in functions.items()}
         row = {'miner': name, 'batch': len(labels), 'dim': dim, 'seconds': times['ours'], 'bytes': memory['ours']}
         if name in theirs:
-            row |= {'pml': type(theirs[name]).__name__, 'pml_seconds': times['pml'], 'pml_bytes': memory['pml'],
-                    'ratio': times['pml'] / times['ours']}
+            row |= {'pml': getattr(theirs[name], '__name__', type(theirs[name]).__name__), 'pml_seconds': times['pml'],
+                    'pml_bytes': memory['pml'], 'ratio': times['pml'] / times['ours']}
         yield row
 
 

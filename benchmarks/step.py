@@ -29,7 +29,7 @@ from utilities.randomness import seed_everything
 
 ON_CPU = ['--arch', 'conv4_frozen_normalize', '--input_size', '32', '--device', 'cpu']
 ON_GPU = ['--arch', 'resnet50_frozen_normalize']
-ROUNDS, WARM_UP = 9, 3
+ROUNDS, WARM_UP = 15, 2
 
 
 class Case:
@@ -67,31 +67,14 @@ class Case:
         self.number += 1
         self.built.step(self.number, self.images[exchange.part(self.opt.bs)], self.labels)
 
-    def now(self):
-        if self.opt.device.type != 'cuda':
-            return time.process_time()
-        torch.cuda.synchronize(self.opt.device)
-        return time.perf_counter()
-
     def timed(self, name, function):
-        """The function, whose time is noted under this name."""
+        """The function, whose times are noted under this name."""
         def call(*arguments, **named):
-            began = self.now()
+            began = now()
             result = function(*arguments, **named)
-            self.seconds.setdefault(name, []).append(self.now() - began)
+            self.seconds.setdefault(name, []).append(now() - began)
             return result
         return call
-
-    def measure(self, functions):
-        """{name: function} -> {name: median seconds of a call}, in turn."""
-        for function in functions.values():
-            for _ in range(WARM_UP):
-                function()
-        self.seconds.clear()
-        for _ in range(ROUNDS):
-            for name, function in functions.items():
-                self.timed(name, function)()
-        return {name: median(self.seconds[name]) for name in functions}
 
     def memory(self, function):
         """The peak memory of a call in MiB, without the weights and the state of the optimizer."""
@@ -108,12 +91,36 @@ class Case:
         step.embed, step.loss = self.timed('forward', step.embed), self.timed('loss', step.loss)
         step.update = self.timed('update', step.update)
         optimizer.step = self.timed('optimizer', optimizer.step)
-        self.measure({'step': self.step})
-        of = {name: median(times[-ROUNDS:]) for name, times in self.seconds.items()}
+        self.seconds.clear()
+        for _ in range(ROUNDS):
+            self.timed('step', self.step)()
+        of = {name: median(times) for name, times in self.seconds.items()}
         miner = of.get('miner', 0.0)
         return {'forward': of['forward'], 'miner': miner, 'loss without miner': of['loss'] - miner,
                 'optimizer': of['optimizer'], 'clipping': of['update'] - of['optimizer'],
                 'backward and gradient norm': of['step'] - of['forward'] - of['loss'] - of['update']}
+
+
+def now():
+    """Seconds of processor time; of wall-clock time once the GPU is done, if there is one."""
+    if not torch.cuda.is_available():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(functions):
+    """{name: function} -> {name: seconds of each of ROUNDS calls}; the functions are called in turn."""
+    for function in functions.values():
+        for _ in range(WARM_UP):
+            function()
+    seconds = {name: [] for name in functions}
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
+            began = now()
+            function()
+            seconds[name].append(now() - began)
+    return seconds
 
 
 def shared(rank, n, flags, folder):
@@ -124,7 +131,7 @@ def shared(rank, n, flags, folder):
         torch.cuda.set_device(rank)
     dist.init_process_group('nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
     case = Case(flags)
-    torch.save((case.measure({'step': case.step})['step'], case.memory(case.step)), f'{folder}/{rank}.pt')
+    torch.save((median(measure({'step': case.step})['step']), case.memory(case.step)), f'{folder}/{rank}.pt')
     dist.destroy_process_group()
 
 
@@ -136,40 +143,38 @@ def of_processes(n, flags):
     return max(seconds) if torch.cuda.is_available() else sum(seconds), max(memory)
 
 
-def line(name, seconds, bare, n_images, memory):
-    print(f'{name:<38}{seconds * 1e3:>10.1f}{seconds / bare:>8.2f}{n_images / seconds:>12.0f}{memory:>12.0f}',
-          flush=True)
+def line(name, seconds, ratio, n_images, memory):
+    print(f'{name:<38}{seconds * 1e3:>10.1f}{ratio:>8.2f}{n_images / seconds:>12.0f}{memory:>12.0f}', flush=True)
 
 
 def main(flags):
     torch.set_num_threads(1)
-    case = Case(flags)
-    opt, quarter = case.opt, ['--micro_bs', str(-(-case.opt.bs // 4))]
-    times = case.measure({'bare loop': case.bare, 'step': case.step})
-    bare = times['bare loop']
+    plain, gpus = Case(flags), torch.cuda.device_count()
+    opt, quarter = plain.opt, ['--micro_bs', str(-(-plain.opt.bs // 4))]
     print(f'torch {torch.__version__}, {opt.device}, --arch {opt.arch} --bs {opt.bs} --loss {opt.loss} '
-          f'--batch_mining {opt.batch_mining}, images of {case.images.shape[-1]} pixels, median of {ROUNDS} steps')
-    print(f'{"":<38}{"ms":>10}{"ratio":>8}{"images/s":>12}{"peak MiB":>12}')
-    line('bare loop', bare, bare, opt.bs, case.memory(case.bare))
-    line('plain step', times['step'], bare, opt.bs, case.memory(case.step))
-    half = [['--amp', 'float16']] if torch.cuda.is_available() else []      # a hundred times as slow on the CPU
-    for more in (quarter, ['--amp', 'bfloat16'], *half, ['--compile'], [*quarter, '--amp', 'bfloat16'],
-                 ['--amp', 'bfloat16', '--compile']):
+          f'--batch_mining {opt.batch_mining}, images of {plain.images.shape[-1]} pixels, median of {ROUNDS} rounds')
+    cases, half = {'bare loop': plain, 'plain step': plain}, ['--amp', 'bfloat16']
+    scaled = [['--amp', 'float16']] if gpus else []                          # a hundred times as slow on the CPU
+    for more in (quarter, half, [*quarter, *half], *scaled, ['--compile'], [*half, '--compile']):
         try:
-            variant = Case([*flags, *more])
-            seconds = variant.measure({'step': variant.step})['step']
+            cases[' '.join(more)] = Case([*flags, *more])
         except UserError as error:
-            print(f'{" ".join(more):<38}  {error}')
-            continue
-        line(' '.join(more), seconds, bare, opt.bs, variant.memory(variant.step))
-    if torch.cuda.is_available() and torch.cuda.device_count() < 2:
+            print(error)
+    functions = {name: case.step for name, case in cases.items()} | {'bare loop': plain.bare}
+    seconds = measure(functions)
+    bare = seconds['bare loop']
+    print(f'{"":<38}{"ms":>10}{"ratio":>8}{"images/s":>12}{"peak MiB":>12}')
+    for name, times in seconds.items():
+        ratio = median(time / reference for time, reference in zip(times, bare, strict=True))
+        line(name, median(times), ratio, opt.bs, cases[name].memory(functions[name]))
+    if gpus == 1:
         print('2 processes: need two GPUs')
     else:
         for more in ([], ['--micro_bs', str(-(-opt.bs // 8))]):
-            seconds, memory = of_processes(2, [*flags, *more])
-            line(' '.join(['2 processes', *more]), seconds, bare, opt.bs, memory)
-    print('the plain step: ' + ', '.join(f'{name} {seconds / times["step"]:.1%}'
-                                         for name, seconds in case.parts().items()))
+            taken, memory = of_processes(2, [*flags, *more])
+            line(' '.join(['2 processes', *more]), taken, taken / median(bare), opt.bs, memory)
+    parts = plain.parts()
+    print('the plain step: ' + ', '.join(f'{name} {taken / sum(parts.values()):.1%}' for name, taken in parts.items()))
 
 
 if __name__ == '__main__':

@@ -26,8 +26,8 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    positive = batch.index_select(0, positives.to(torch.uint8).argmax(dim=1))     # any in rows that are no anchor
-    exponents = 4 * tangent2 * (batch + positive) @ batch.T
+    positive = batch.index_select(0, positives.view(torch.uint8).argmax(dim=1))   # any in rows that are no anchor
+    exponents = (4 * tangent2 * (batch + positive)) @ batch.T
     push = logsumexp(exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
     # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
     return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1), threshold=40)
@@ -37,7 +37,7 @@ def npair_terms(batch, positives, negatives):
     """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row: [B], of the batch as it is."""
     products = batch @ batch.T
     logits = products.masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
-    return F.cross_entropy(logits, positives.to(torch.uint8).argmax(dim=1), reduction='none')
+    return F.cross_entropy(logits, positives.view(torch.uint8).argmax(dim=1), reduction='none')
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):

@@ -6,6 +6,7 @@ from tqdm import tqdm
 
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
 from datasets.base import ImageSet, check_names, read_image
+from datasets.decoding import open_photo
 from datasets.image_cache import ImageCache
 from utilities import stopping
 from utilities.errors import UserError, choose
@@ -42,13 +43,17 @@ def select(opt, input_size):
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
     training, evaluation = transforms.select(opt, input_size, table.characters)
-    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else read_image
+    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else open_photo
     if opt.skip_bad_images:
         table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
     if splits.scheme(opt, table) != 'predefined':
         table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
+    if opt.augment_on_gpu:
+        from datasets import on_device  # imports torchvision, as slow as torch itself
+        if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
+            training = on_device.DevicePipeline(training, opt.device)
     return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
 
 

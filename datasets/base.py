@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
+from datasets import decoding
 from utilities.command_line import is_text
 from utilities.errors import UserError
 
@@ -45,18 +46,9 @@ def read_image(path):
 
     Raises UserError with the file's name if it is missing, truncated or not an image.
     """
-    try:
-        with Image.open(path) as image:
-            image = ImageOps.exif_transpose(image)
-            if image.mode in ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N'):
-                image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-            if image.mode in ('RGBA', 'LA', 'PA') or 'transparency' in image.info:
-                image = image.convert('RGBA')
-                image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
-            return image.convert('RGB')
-    except Exception as error:  # decoders raise all kinds of exceptions on broken files
-        raise UserError(f'{path}: not a readable image ({error}). Replace it, or leave such files out with '
-                        '--skip_bad_images.') from None
+    with decoding.named(path), Image.open(path) as image:
+        image = decoding.upright(image)
+        return image if image.mode == 'RGB' else image.convert('RGB')      # convert copies RGB images, too
 
 
 class ImageSet(torch.utils.data.Dataset):
@@ -71,12 +63,13 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: such lists, first this one, then those of coarser
                  super-classes.
-    read:        read_image, or an ImageCache in its place.
+    transform:   a pipeline.Pipeline, or an on_device.DevicePipeline.
+    read:        path -> decoding.Photo: decoding.open_photo, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     """
 
-    def __init__(self, table, chosen, transform, read=read_image):
+    def __init__(self, table, chosen, transform, read=decoding.open_photo):
         table = table.keep(chosen)
         self.paths, self.transform, self.read = table.paths, transform, read
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
@@ -124,12 +117,19 @@ class ImageSet(torch.utils.data.Dataset):
         return len(self.paths)
 
     def __getitem__(self, item):
+        return self.at(item, self.transform)
+
+    def loaded(self, item):
+        """The item as data workers hand it over: its image is what transform.load gives."""
+        return self.at(item, self.transform.load)
+
+    def at(self, item, transform):
         index, seed = item if isinstance(item, tuple) else (item, None)
         image = self.read(self.paths[index])
         with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)       # torch.manual_seed also seeds GPUs, which is slow
-            return self.transform(image), int(self.labels[index]), int(index)
+            return transform(image), int(self.labels[index]), int(index)
 
 
 def image_files(folder):

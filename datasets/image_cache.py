@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import PIL
-from PIL import Image
 from tqdm import tqdm
 
 from datasets.base import read_image
+from datasets.decoding import Photo, open_photo
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -32,12 +32,12 @@ CHUNK = 64                   # number of images decoded between two writes
 
 class ImageCache:
     """
-    Replaces read_image for `paths`, which may repeat and be in any order.
+    Replaces open_photo for `paths`, which may repeat and be in any order.
 
     resize: the resizing that all pipelines begin with (transforms.shared), whose results are stored; None: the images
             are stored at their own size.
 
-    An image that cannot be read has a row with height 0; reading it calls read_image, which raises the error. Raises
+    An image that cannot be read has a row with height 0; reading it calls open_photo, which raises the error. Raises
     UserError if the folder cannot be used, the disk is too small, or a checksum does not fit: those of a sample of
     images are compared, which depends on --seed, or with --image_cache_check those of all.
     """
@@ -63,10 +63,12 @@ class ImageCache:
     def __call__(self, path):
         offset, height, width, _ = self.index[self.rows[path]].tolist()
         if height == 0:
-            return read_image(path)
+            return open_photo(path)
         if self.pixels is None:
-            self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'r')
-        return Image.fromarray(self.pixels[offset:offset + 3 * height * width].reshape(height, width, 3))
+            # copy on write: torch warns of memory that cannot be written to
+            self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'c')
+        pixels = self.pixels[offset:offset + 3 * height * width].reshape(height, width, 3)
+        return Photo(height, width, lambda scale: pixels)
 
     def check(self, rows, paths):
         """Raises UserError where images of these rows are not as they were written."""

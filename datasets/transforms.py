@@ -1,9 +1,8 @@
 """
-Image pipelines, PIL image -> float32 RGB tensor [3, H, W] in [0, 1]; the network converts it to its own format.
+Augmentations: the training and the evaluation transforms of images.
 
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
-import torch
 
 from utilities.errors import choose
 
@@ -58,11 +57,10 @@ SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the 
 
 def select(opt, size, are_characters=False):
     """--augmentation -> (training, evaluation) pipelines for `size` pixels; for characters, base means `characters`."""
-    from torchvision.transforms import v2
+    from datasets.pipeline import Pipeline
     choose(AUGMENTATIONS, opt.augmentation, '--augmentation')
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
-    to_tensor = v2.ToImage(), v2.ToDtype(torch.float32, scale=True)
-    return tuple(v2.Compose([*steps, *to_tensor]) for steps in AUGMENTATIONS[name](size))
+    return tuple(Pipeline(steps, opt.decode == 'fast') for steps in AUGMENTATIONS[name](size))
 
 
 def shared(training, evaluation):

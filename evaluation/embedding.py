@@ -11,7 +11,7 @@ from evaluation.neighbours import Search
 from utilities import processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
-from utilities.loading import evaluation_batches, evaluation_loader
+from utilities.loading import evaluation_batches, evaluation_loader, network_input
 
 
 @dataclass
@@ -46,7 +46,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision:
-            embedded = model(batch.to(opt.device, non_blocking=True))[int(features)]
+            embedded = model(network_input(batch, opt.device))[int(features)]
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
         embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded

@@ -92,6 +92,19 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     assert names[0] == names[1] != []
 
 
+def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick):
+    """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
+    of_main = ('sizes = lambda: [len(processes.of_main(bytes, 20 << 20)) for _ in range(4)]\n'
+               'def work(arguments):\n'
+               '    before = processes.of_main(processes.store().num_keys)\n'
+               '    right = sizes() == [20 << 20] * 4\n'
+               '    dist.all_reduce(torch.zeros(1))\n'
+               '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
+               'main.work = work')
+    codes, _, error = runs((3, quick, of_main))
+    assert codes == [[0, 0, 0]], error
+
+
 def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     bad = draw_classes(tmp_path / 'bad' / 'images', 12, 6).parent
     (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
@@ -158,7 +171,7 @@ def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
 
 def pids_of(group):
     """The process ids of the main.py's that run with this --group."""
-    listed = subprocess.run(['ps', '-eo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
+    listed = subprocess.run(['ps', '-wweo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listed if 'main.py' in line and f'--group {group} ' in f'{line} ']
 
 
@@ -166,8 +179,9 @@ def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
     group = f'orphan{time.time_ns()}'
     process = start(*quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200', '--kernels', '1', '--group', group)
     wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2))
-    assert len(pids_of(group)) >= 4
+    n_processes = len(pids_of(group))
     process.kill()
     process.wait()
+    assert n_processes >= 4
     wait_for(lambda: not pids_of(group))
     process.communicate()

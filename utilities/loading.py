@@ -1,5 +1,7 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,17 +16,60 @@ torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class Loader(torch.utils.data.DataLoader):
-    """A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch."""
+    """
+    A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch.
+
+    The images of an ImageSet are handed over as its transform's `load` and `collate` make them, and yielded as its
+    `finish` does: uint8 [B, 3, H, W], for network_input.
+    """
+
+    def __init__(self, dataset, **arguments):
+        self.transform = getattr(dataset, 'transform', None)
+        if self.transform:
+            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(self.transform)
+        super().__init__(dataset, **arguments)
 
     def __iter__(self):
         try:
-            yield from super().__iter__()
+            for batch in super().__iter__():
+                yield [self.transform.finish(batch[0]), *batch[1:]] if self.transform else batch
         except (RuntimeError, OSError, EOFError) as error:
             of_worker = 'in DataLoader worker process' in str(error)                # raised by the data set there
             if of_worker or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
                 raise
             stopping.check()                                 # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from error
+
+
+@dataclass
+class Loaded(torch.utils.data.Dataset):
+    """An ImageSet whose items are those that data workers hand over."""
+    images: torch.utils.data.Dataset
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, item):
+        return self.images.loaded(item)
+
+
+@dataclass
+class Collate:
+    """Items (image, label, index) -> (what the transform's `collate` makes of the images, labels [B], indices [B])."""
+    transform: Callable
+
+    def __call__(self, items):
+        images, labels, indices = zip(*items, strict=True)
+        return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
+
+
+def network_input(images, device):
+    """Images [B, 3, H, W] as a loader gives them -> what the network takes: float32 RGB in [0, 1], on `device`."""
+    images = images.to(device, non_blocking=True)
+    if images.dtype != torch.uint8:
+        return images
+    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's
+    return images.to(torch.float32, memory_format=layout).mul_(1 / 255)
 
 
 def workers(opt):

@@ -25,6 +25,7 @@ from utilities import stopping
 from utilities.errors import RunFailed, UserError
 
 TIMEOUT = timedelta(minutes=30)          # of a collective operation, the last resort: watch() notices other failures
+PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
 LONGEST_PAUSE = 0.05                     # seconds between two looks for a result of another process
 GRACE = 10                               # seconds in which a process ends by itself once another has ended
 ENDED = 'ended'                          # the key of '<rank> <exit code>' of the first process that has ended early
@@ -75,9 +76,18 @@ def of_main(work, *arguments):
     key = f'of_main/{n_calls("of_main")}'
     if is_main():
         result = work(*arguments)
-        store().set(key, pickle.dumps(result))
+        content = pickle.dumps(result)
+        pieces = [content[start:start + PIECE] for start in range(0, len(content), PIECE)]
+        for number, piece in enumerate(pieces):
+            store().set(f'{key}/{number}', piece)
+        store().set(key, str(len(pieces)))
         return result
-    return pickle.loads(awaited(store(), key))
+    keys = [f'{key}/{number}' for number in range(int(awaited(store(), key)))]
+    result = pickle.loads(b''.join(map(store().get, keys)))
+    if store().add(f'{key}/readers', 1) == count() - 1:
+        for read in (*keys, key, f'{key}/readers'):
+            store().delete_key(read)
+    return result
 
 
 def one_first(work):
@@ -116,7 +126,7 @@ def together(work):
     Where a process raises an exception, this function raises it there, so that it is printed, and returns its exit code
     in all others, which were interrupted.
     """
-    if int(os.environ.get('WORLD_SIZE', 1)) == 1:
+    if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         return work()
     over = threading.Event()
     threading.Thread(target=watch, args=(over, signals()), daemon=True).start()

@@ -11,6 +11,7 @@ import pytest
 import Launch_Runs
 from launching import plan, slots, slurm
 from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from tests.test_processes import runs
 from utilities import run_records
 from utilities.errors import UserError
 
@@ -64,10 +65,12 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monke
     """Both machines are this one: each is a torchrun of its own, and they meet as on a cluster."""
     machines(tmp_path, monkeypatch, 'localhost\nlocalhost')
 
-    def job(group):
+    arguments = [*quick, *FEW, '--n_epochs', '12']
+
+    def job():
         number = str(random.randrange(10 ** 6))                          # of the port, among other things
         command = [sys.executable, str(slurm.ROOT / 'Launch_Runs.py'), '--nodes=2', '--gpus_per_job=0', '--line',
-                   shlex.join([*quick, *FEW, '--n_epochs', '12', '--group', group])]
+                   shlex.join(arguments)]
         return [subprocess.Popen(command, env=os.environ | {'SLURM_NODEID': str(node), 'SLURM_JOB_ID': number},
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
 
@@ -75,19 +78,18 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monke
         ends = [process.communicate(timeout=300) for process in job]
         return [process.returncode for process in job], ends
 
-    folder, first = folder_of(tmp_path), job('quick')
+    folder, first = folder_of(tmp_path), job()
     log = folder / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     for process in first:
         process.send_signal(signal.SIGTERM)
     codes, ends = codes_of(first)
     assert codes == [130, 130] and not run_records.is_finished(folder), ends
-    codes, ends = codes_of(job('quick'))
+    codes, ends = codes_of(job())
     assert codes == [0, 0] and len(rows_of(folder)) == 13, ends
-    codes, ends = codes_of(job('quick'))
+    codes, ends = codes_of(job())
     assert codes == [0, 0] and 'had been finished before' in ends[0][0]
-    codes, ends = codes_of(job('whole'))
-    assert codes == [0, 0], ends
+    assert runs((2, [*arguments, '--group', 'whole']))[0] == [[0, 0]]
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [path.name for path in folder.parent.glob('quick*')] in (['quick_s1', 'quick_s1.log'],
                                                                     ['quick_s1.log', 'quick_s1'])

@@ -1,0 +1,153 @@
+"""
+Images per second of one core, from the file to the batch, augmented by random crops and flips at 224 pixels, compared
+with a pipeline of Pillow and one of torchvision. All run in turn in one process with one thread.
+
+The pipelines to compare with give normalised float32 images. Ours gives uint8 images; the last line is what it costs to
+make them float32 on the CPU (network_input), which the device does.
+
+OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
+"""
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+import torchvision.transforms as v1
+from PIL import Image, ImageDraw
+from sklearn.datasets import load_sample_images
+from torchvision.io import ImageReadMode, decode_image, read_file
+from torchvision.transforms import v2
+
+import datasets
+import parameters
+from datasets import on_device, pipeline, transforms
+from utilities.loading import Loader, network_input
+
+SIZE, BATCH = 224, 16
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def write_photos(folder, n_images, n_tiles, side):
+    """Files of n_tiles x n_tiles random parts of scikit-learn's two photos, each scaled to `side` x 3/4 `side`."""
+    random, photos = np.random.default_rng(0), [Image.fromarray(photo) for photo in load_sample_images().images]
+    for i in range(n_images):
+        whole = Image.new('RGB', (side * n_tiles, side * 3 // 4 * n_tiles))
+        for tile in range(n_tiles ** 2):
+            photo, width = photos[random.integers(2)], int(random.integers(400, 560))
+            left, top = random.integers(640 - width + 1), random.integers(427 - width * 3 // 4 + 1)
+            part = photo.resize((side, side * 3 // 4), box=(left, top, left + width, top + width * 3 // 4))
+            whole.paste(part, (side * (tile % n_tiles), side * 3 // 4 * (tile // n_tiles)))
+        whole.save(folder / f'{i:03d}.jpg', quality=92)
+
+
+def write_drawings(folder, n_images):
+    """Black lines on white, of 105 x 105 pixels with 1 bit, as in Omniglot."""
+    random = np.random.default_rng(0)
+    for i in range(n_images):
+        drawing = Image.new('1', (105, 105), 1)
+        ImageDraw.Draw(drawing).line(random.integers(10, 95, 16).tolist(), fill=0, width=3)
+        drawing.save(folder / f'{i:03d}.png')
+
+
+class Files(torch.utils.data.Dataset):
+    """A data set of the usual kind: files, and a function that loads one."""
+
+    def __init__(self, paths, load):
+        self.paths, self.load = paths, load
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return self.load(self.paths[index]), 0, index
+
+
+def pillow_pipeline():
+    transform = v1.Compose([v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(),
+                            v1.Normalize(MEAN, STD)])
+    return lambda path: transform(Image.open(path).convert('RGB'))
+
+
+def torchvision_pipeline():
+    transform = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(),
+                            v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    return lambda path: transform(decode_image(read_file(str(path)), ImageReadMode.RGB))
+
+
+def ours(source, cache, *flags):
+    opt = parameters.parse(['--dataset', 'folder', '--source_path', str(source), '--split_scheme', 'half',
+                            '--test_size', '0', '--image_cache', cache, *flags])
+    opt.device = torch.device('cpu')
+    return datasets.select(opt, SIZE).train
+
+
+def passes(source, cache):
+    """{name: function that loads all images once}, in batches but for the parts of a pipeline."""
+    paths = sorted(source.glob('images/*/*'))
+    sets = {'Pillow pipeline': Files(paths, pillow_pipeline()),
+            'torchvision pipeline': Files(paths, torchvision_pipeline()),
+            'ours, --decode exact': ours(source, ''),
+            'ours, --decode fast': ours(source, '', '--decode', 'fast'),
+            'from the cache, exact': ours(source, cache),
+            'from the cache, fast': ours(source, cache, '--decode', 'fast')}
+    batches = [[*range(start, min(start + BATCH, len(paths)))] for start in range(0, len(paths), BATCH)]
+    found = {}
+    for name, images in sets.items():
+        seeded = batches if isinstance(images, Files) else [[(i, 1000 * i) for i in batch] for batch in batches]
+        loader = Loader(images, batch_sampler=seeded)
+        found[name] = lambda loader=loader: [batch for batch in loader]
+    for decode in ('exact', 'fast'):
+        images = ours(source, '', '--decode', decode, '--augment_on_gpu')
+        assert isinstance(images.transform, on_device.DevicePipeline)
+        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: [images.loaded((i, i))
+                                                                                   for i in range(len(images))]
+    decoded = [Image.open(path).convert('RGB') for path in paths]
+    crop = v1.RandomResizedCrop(SIZE)
+    found['decoding alone, Pillow'] = lambda: [Image.open(path).load() for path in paths]
+    found['decoding alone, torchvision'] = lambda: [decode_image(read_file(str(path))) for path in paths]
+    found['crop and resizing alone, Pillow'] = lambda: [crop(image) for image in decoded]
+    arrays = [np.array(image) for image in decoded]
+    photos = [datasets.decoding.Photo(*pixels.shape[:2], lambda scale, pixels=pixels: pixels) for pixels in arrays]
+    fast = pipeline.Pipeline(transforms.base(SIZE)[0][:1], fast=True)
+    found['crop and resizing alone, torch'] = lambda: [fast.load(photo) for photo in photos]
+    batch = next(iter(Loader(sets['ours, --decode exact'], batch_size=BATCH)))[0]
+    found['float32 in the main process'] = lambda: [network_input(batch, torch.device('cpu')) for _ in batches]
+    return found, len(paths)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog='benchmarks.loading')
+    parser.add_argument('--rounds', type=int, default=9, help='number of timed passes of each')
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}; processor time '
+          f'per image, median of {rounds} interleaved passes')
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, write, arguments in (('photos of 500 x 375', write_photos, (48, 1, 500)),
+                                       ('photos of 2,000 x 1,500', write_photos, (8, 2, 1000)),
+                                       ('drawings of 105 x 105', write_drawings, (48,))):
+            source = Path(folder) / kind
+            (source / 'images' / 'class').mkdir(parents=True)
+            write(source / 'images' / 'class', *arguments)
+            functions, n_images = passes(source, os.path.join(folder, 'cache'))
+            times = {name: [] for name in functions}
+            for _ in range(rounds):
+                for name, function in functions.items():
+                    began = time.process_time()
+                    function()
+                    times[name].append((time.process_time() - began) / n_images)
+            medians = {name: median(taken) for name, taken in times.items()}
+            peer = min(medians['Pillow pipeline'], medians['torchvision pipeline'])
+            print(f'\n{kind:<40}{"ms":>8}{"images/s":>10}{"x the faster pipeline":>23}')
+            for name, seconds in medians.items():
+                print(f'{name:<40}{seconds * 1e3:>8.2f}{1 / seconds:>10.0f}{peer / seconds:>23.2f}', flush=True)
+
+
+if __name__ == '__main__':
+    main()

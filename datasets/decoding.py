@@ -1,0 +1,134 @@
+"""Image files: their size, and their pixels when they are needed, at reduced size where that suffices."""
+import contextlib
+import functools
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+
+from utilities.errors import UserError
+
+SIXTEEN_BIT = ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N')
+TRANSPARENT = ('RGBA', 'LA', 'PA')
+CHANNELS = (1, 3)            # of grey and RGB images
+
+
+@dataclass
+class Photo:
+    """
+    An image whose pixels are decoded when they are needed; np.asarray gives all of them.
+
+    height, width: in pixels, upright.
+    decode: scale, of 1, 2, 4 and 8 -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] where
+            the image cannot be decoded at this scale; of a grey image, the last dimension may be 1.
+    """
+    height: int
+    width: int
+    decode: Callable
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.decode(1), dtype, copy=copy)
+
+
+@contextlib.contextmanager
+def named(path):
+    """Turns an error while the image at `path` is read into a UserError with the file's name."""
+    try:
+        yield
+    except Exception as error:  # decoders raise all kinds of exceptions on broken files
+        raise UserError(f'{path}: not a readable image ({error}). Replace it, or leave such files out with '
+                        '--skip_bad_images.') from None
+
+
+def upright(image):
+    """An image that was opened, decoded to RGB or, if it is grey, to L."""
+    ImageOps.exif_transpose(image, in_place=True)                          # loads it
+    if image.mode in SIXTEEN_BIT:
+        image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in TRANSPARENT or 'transparency' in image.info:
+        image = image.convert('RGBA')
+        image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
+    return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
+
+
+def open_photo(path):
+    """
+    The Photo at `path`, with the pixels of read_image. Raises UserError as read_image does, here or when it is decoded.
+
+    torchvision decodes a JPEG faster than Pillow. It is used where both give the same pixels.
+    """
+    with named(path):
+        data = np.fromfile(path, np.uint8)
+        decode_jpeg = jpeg_decoder()
+        header = jpeg_header(memoryview(data)) if decode_jpeg else None
+        if header is None:
+            with Image.open(io.BytesIO(data)) as image:
+                pixels = channels_last(upright(image))
+            return Photo(*pixels.shape[:2], lambda scale: pixels)
+    height, width = header
+
+    def decode(scale):
+        with named(path):
+            if scale == 1:
+                return decode_jpeg(torch.from_numpy(data)).permute(1, 2, 0).numpy()
+            with Image.open(io.BytesIO(data)) as image:
+                image.draft(image.mode, (width // scale, height // scale))
+                return channels_last(upright(image))
+
+    return Photo(height, width, decode)
+
+
+def channels_last(image):
+    """A PIL image in RGB or L -> uint8 [height, width, 3 or 1]."""
+    return np.array(image).reshape(image.height, image.width, -1)
+
+
+def jpeg_header(data):
+    """
+    (height, width) of a JPEG file, or None where only Pillow gives the pixels of read_image: if it
+    is cut off, to be turned, or neither RGB nor grey with 8 bits, or if it is no JPEG.
+
+    ITU-T Recommendation T.81, 1992, Annex B.
+    """
+    if bytes(data[:2]) != b'\xff\xd8' or b'\xff\xd9' not in bytes(data[-64:]):
+        return None
+    start, may_be_turned = 2, False
+    while start + 10 <= len(data) and data[start] == 0xff:
+        marker, length = data[start + 1], int.from_bytes(data[start + 2:start + 4])
+        if marker in (0xc0, 0xc1, 0xc2):                                   # sequential or progressive Huffman coding
+            precision, n_channels = data[start + 4], data[start + 9]
+            height, width = (int.from_bytes(data[place:place + 2]) for place in (start + 5, start + 7))
+            plain = precision == 8 and n_channels in CHANNELS and height and width
+            return (height, width) if plain and not (may_be_turned and is_turned(data)) else None
+        may_be_turned |= marker == 0xe1                                    # EXIF or XMP
+        start += 2 + length
+    return None
+
+
+def is_turned(data):
+    with Image.open(io.BytesIO(data)) as image:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+
+
+@functools.cache
+def jpeg_decoder():
+    """torchvision's decoder, file [N] -> pixels [3 or 1, H, W], all uint8; None if they differ from Pillow's."""
+    try:
+        from torchvision.io import decode_jpeg  # deprecated; later versions may lack it
+    except ImportError:
+        return None
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (53, 41, 3), dtype=np.uint8))
+    for image, subsampling in ((noise, '4:4:4'), (noise, '4:2:2'), (noise, '4:2:0'), (noise.convert('L'), '4:4:4')):
+        file = io.BytesIO()
+        image.save(file, 'JPEG', subsampling=subsampling)
+        try:
+            decoded = decode_jpeg(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
+        except RuntimeError:                                               # torchvision was built without libjpeg
+            return None
+        with Image.open(file) as reference:
+            if not np.array_equal(decoded.permute(1, 2, 0), channels_last(reference)):
+                return None
+    return decode_jpeg

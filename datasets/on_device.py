@@ -1,0 +1,139 @@
+"""
+--augment_on_gpu: crops, flips and colours, computed on the device for a batch of images at once.
+
+Data workers decode the images, resize them where the augmentation begins with a resizing, and sample the random numbers
+of torchvision's transforms just as these do. So an image is augmented as without the flag, but for rounding.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torchvision.transforms import v2
+
+from datasets.decoding import Photo
+from datasets.pipeline import Pipeline, blank, reduced, size_after
+
+CROPS = v2.RandomResizedCrop, v2.RandomCrop
+WEIGHTS = (0.299, 0.587, 0.114)                    # of red, green and blue in a grey level, ITU-R BT.601
+NO_COLOURS = (0, 1, 2, 3, 1., 1., 1., 0.)          # an order of the four changes below, and factors without effect
+
+
+@dataclass
+class DevicePipeline:
+    """
+    A Pipeline whose crop, flip and colours are computed by `finish` on `device`.
+
+    An image is handed over as (region, plan): the pixels that the crop chooses, uint8 [H, W, 3], and float32 [12]: H,
+    W, whether to flip, whether to turn grey, and the order and factors of brightness, contrast, saturation and hue.
+    """
+    pipeline: Pipeline
+    device: torch.device
+
+    @property
+    def transforms(self):
+        return self.pipeline.transforms
+
+    def __call__(self, photo):
+        return v2.functional.to_dtype(self.finish(self.collate([self.load(photo)]))[0], torch.float32, scale=True)
+
+    def load(self, photo):
+        first, *others = self.transforms
+        if isinstance(first, v2.Resize):
+            whole = self.pipeline.resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
+            whole = Pipeline.pixels(whole).numpy()
+            photo = Photo(*whole.shape[:2], lambda scale: whole)
+            first, *others = others
+        chosen = first.make_params([blank(photo.height, photo.width)])
+        top, left, height, width = (chosen[name] for name in ('top', 'left', 'height', 'width'))
+        pixels, y, x = reduced(photo, first.size if self.pipeline.fast else (height, width), height, width)
+        region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
+        region = torch.from_numpy(region).expand(-1, -1, 3).contiguous()
+        return region, torch.tensor([*region.shape[:2], *sampled(others)])
+
+    def collate(self, loaded):
+        regions, plans = zip(*loaded, strict=True)
+        return torch.cat([region.flatten() for region in regions]), torch.stack(plans)
+
+    def finish(self, batch):
+        """What collate gives -> uint8 [B, 3, S, S] on the device."""
+        pixels, plans = batch
+        pixels, sizes = pixels.to(self.device, non_blocking=True), plans[:, :2].long()
+        regions = pixels.split((3 * sizes.prod(dim=1)).tolist())
+        images = torch.cat([self.resized(region, *size) for region, size in zip(regions, sizes.tolist(), strict=True)])
+        flipped, grey, order, factors = plans[:, 2] > 0, plans[:, 3] > 0, plans[:, 4:8], plans[:, 8:]
+        images = torch.where(on_all(flipped, images), images.flip(3), images)
+        if any(isinstance(transform, v2.ColorJitter) for transform in self.transforms):
+            images = torch.where(on_all(grey, images), grey_levels(images), images)
+            images = changed(images, order, factors)
+        return images.mul_(255).round_().to(torch.uint8)
+
+    def resized(self, region, height, width):
+        """uint8 [3 H W] -> float32 [1, 3, S, S] in [0, 1]."""
+        size = tuple(next(transform.size for transform in self.transforms if isinstance(transform, CROPS)))
+        image = region.view(1, height, width, 3).permute(0, 3, 1, 2).to(torch.float32).div_(255)
+        return F.interpolate(image, size, mode='bilinear', antialias=True) if image.shape[2:] != size else image
+
+
+def sampled(transforms):
+    """The random numbers of flip and colours, sampled as in torchvision's transforms: the last 10 numbers of a plan."""
+    flip, grey, colours = 0, 0, NO_COLOURS
+    for transform in transforms:
+        if isinstance(transform, v2.ColorJitter):
+            chosen = transform.make_params([])
+            colours = (*chosen['fn_idx'].tolist(),
+                       *(chosen[f'{name}_factor'] for name in ('brightness', 'contrast', 'saturation', 'hue')))
+        elif isinstance(transform, v2.RandomGrayscale):
+            grey = float(torch.rand(1) < transform.p)
+        else:
+            flip = float(torch.rand(1) < transform.p)
+    return flip, grey, *colours
+
+
+def on_all(values, images):
+    """values [B] -> [B, 1, 1, 1] on the device of the images, to multiply or choose them with."""
+    return values.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+
+
+def grey_levels(images):
+    """[B, 3, H, W] -> [B, 1, H, W]."""
+    return (images * torch.tensor(WEIGHTS, device=images.device).view(3, 1, 1)).sum(dim=1, keepdim=True)
+
+
+def brightness(images, factors):
+    return images * factors
+
+
+def contrast(images, factors):
+    return torch.lerp(grey_levels(images).mean(dim=(2, 3), keepdim=True), images, factors)
+
+
+def saturation(images, factors):
+    return torch.lerp(grey_levels(images), images, factors)
+
+
+def hue(images, shifts):
+    """shifts: [B, 1, 1, 1], in turns of the circle of colours. Smith, Color Gamut Transform Pairs, 1978 (HSV)."""
+    red, green, blue = images.unbind(dim=1)
+    largest, chroma = images.amax(dim=1), images.amax(dim=1) - images.amin(dim=1)
+    safe = chroma.clamp(min=1e-6)
+    angle = torch.where(largest == red, (green - blue) / safe, torch.where(
+        largest == green, 2 + (blue - red) / safe, 4 + (red - green) / safe)) + 6 * shifts.squeeze(1)
+    distances = [(offset + angle) % 6 for offset in (5, 3, 1)]
+    return torch.stack([largest - chroma * torch.minimum(distance, 4 - distance).clamp(0, 1) for distance in distances],
+                       dim=1)
+
+
+def changed(images, order, factors):
+    """
+    Changes the colours of images [B, 3, H, W] in [0, 1]: brightness, contrast, saturation and hue of each image by its
+    `factors` [B, 4] in its `order` [B, 4], both on the CPU, so that no step waits for the device.
+    """
+    for step in range(4):
+        for number, change in enumerate((brightness, contrast, saturation, hue)):
+            chosen = np.flatnonzero(order[:, step] == number)
+            if len(chosen):
+                rows = torch.from_numpy(chosen).to(images.device)
+                values = on_all(factors[chosen, number], images)
+                images[rows] = change(images[rows], values).clamp_(0, 1)
+    return images

@@ -1,0 +1,243 @@
+"""How images are loaded: exactly as Pillow and torchvision's transforms would, or fast; in uint8, until the device."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.transforms import v2
+
+import datasets
+from datasets import base, decoding, on_device, pipeline, transforms
+from utilities.loading import TrainingLoader, evaluation_batches, evaluation_loader, network_input
+
+KINDS = {'444': {'subsampling': '4:4:4'}, '422': {'subsampling': '4:2:2'}, '420': {'subsampling': '4:2:0'},
+         'progressive': {'progressive': True}, 'optimised': {'optimize': True, 'quality': 95}}
+
+
+def smooth(height, width, n_channels=3, seed=0):
+    """uint8 [height, width, n_channels]: waves of random direction and length with a little noise, as in photos."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    waves = sum(np.sin(x[..., None] * a + y[..., None] * b + c)
+                for a, b, c in random.uniform(-.15, .15, (12, 3, n_channels)) * [[[1], [1], [40]]])
+    return (128 + 24 * waves + random.normal(0, 2, waves.shape)).clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """JPEG files of every kind, and some that torchvision's decoder must not read."""
+    for kind, arguments in KINDS.items():
+        Image.fromarray(smooth(203, 301)).save(tmp_path / f'{kind}.jpg', **arguments)
+    grey = Image.fromarray(smooth(120, 90, 1)[..., 0])
+    grey.save(tmp_path / 'grey.jpg')
+    grey.save(tmp_path / 'grey.png')
+    grey.convert('1').save(tmp_path / 'bits.png')
+    Image.fromarray(smooth(60, 80, 4), 'CMYK').save(tmp_path / 'cmyk.jpg')
+    for orientation in (1, 6):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(smooth(100, 150)).save(tmp_path / f'exif{orientation}.jpg', exif=exif)
+    (tmp_path / 'trailing.jpg').write_bytes((tmp_path / '420.jpg').read_bytes() + b'\0' * 20)
+    return sorted(tmp_path.iterdir())
+
+
+def as_before(path):
+    """What a plain program does: Pillow decodes, turns and converts the whole image."""
+    with Image.open(path) as image:
+        return ImageOps.exif_transpose(image).convert('RGB')
+
+
+@pytest.mark.parametrize('has_torchvision', [True, False])
+def test_pixels_are_those_of_pillow(has_torchvision, photos, monkeypatch):
+    if not has_torchvision:
+        monkeypatch.setattr(decoding, 'jpeg_decoder', lambda: None)
+    for path in photos:
+        expected, photo = as_before(path), decoding.open_photo(path)
+        assert (photo.width, photo.height) == expected.size, path
+        pixels = np.asarray(photo)
+        assert np.array_equal(np.broadcast_to(pixels, (photo.height, photo.width, 3)), expected), path
+        assert np.array_equal(base.read_image(path), expected), path
+
+
+@pytest.mark.parametrize('name', transforms.AUGMENTATIONS)
+def test_augmented_images_are_those_of_torchvisions_transforms(name, photos, opt):
+    steps = transforms.AUGMENTATIONS[name](64)
+    for ours, expected in zip(transforms.select(opt(augmentation=name), 64), steps, strict=True):
+        reference = v2.Compose([*expected, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+        for path in photos:
+            torch.manual_seed(7)
+            found = ours(decoding.open_photo(path))
+            torch.manual_seed(7)
+            assert torch.equal(found, reference(as_before(path))) and found.is_contiguous(), path
+
+
+def test_headers_of_jpeg_files(photos):
+    found = {path.name: decoding.jpeg_header(memoryview(path.read_bytes())) for path in photos}
+    assert {name for name, header in found.items() if header is None} == {'cmyk.jpg', 'exif6.jpg', 'grey.png',
+                                                                          'bits.png'}
+    assert found['420.jpg'] == (203, 301) and found['grey.jpg'] == (120, 90) and found['exif1.jpg'] == (100, 150)
+    content = photos[0].read_bytes()
+    for cut in (0, 1, 2, 3, 10, 100, 400, len(content) // 2, len(content) - 1):
+        assert decoding.jpeg_header(memoryview(content[:cut])) is None
+
+
+def test_a_decoder_with_other_pixels_is_not_used(monkeypatch):
+    import torchvision
+    decode = torchvision.io.decode_jpeg
+    decoding.jpeg_decoder.cache_clear()
+    monkeypatch.setattr(torchvision.io, 'decode_jpeg', lambda data: decode(data) ^ 1)
+    assert decoding.jpeg_decoder() is None
+    monkeypatch.undo()
+    decoding.jpeg_decoder.cache_clear()
+
+
+def large(path, height=1500, width=2000, **arguments):
+    Image.fromarray(smooth(height, width)).save(path, quality=90, **arguments)
+    return path
+
+
+def test_fast_decoding_differs_little(tmp_path, opt):
+    for path in (large(tmp_path / 'large.jpg'), large(tmp_path / 'small.jpg', 375, 500), large(tmp_path / 'tall.png')):
+        pipelines = [transforms.select(opt(decode=decode), 224) for decode in ('exact', 'fast')]
+        for exact, fast in zip(*pipelines, strict=True):
+            for seed in range(4):
+                images = []
+                for one in (exact, fast):
+                    torch.manual_seed(seed)
+                    images.append(one(decoding.open_photo(path)))
+                assert images[0].shape == images[1].shape
+                assert path.name != 'large.jpg' or not torch.equal(*images)
+                assert (images[0] - images[1]).abs().mean() < 1.5 / 255, (path, seed)
+
+
+def test_large_photos_are_decoded_at_reduced_size(tmp_path, opt, monkeypatch):
+    photo = decoding.open_photo(large(tmp_path / 'large.jpg'))
+    decode, scales = photo.decode, []
+    photo.decode = lambda scale: scales.append(scale) or decode(scale)
+    assert [decode(scale).shape for scale in (1, 2, 4, 8)] == [(1500, 2000, 3), (750, 1000, 3), (375, 500, 3),
+                                                              (188, 250, 3)]
+    transforms.select(opt(decode='fast'), 224)[1](photo)
+    pipeline.resized_fast(photo, (224, 224), 0, 0, 447, 2000)
+    pipeline.resized_fast(photo, (224, 224), 0, 0, 448, 448)
+    transforms.select(opt(), 224)[1](photo)
+    assert scales == [4, 1, 2, 1]                                # 256 for the shorter side needs 1500 / 4 = 375
+
+
+def test_sizes_after_resizing_are_torchvisions():
+    random = np.random.default_rng(0)
+    for height, width in random.integers(1, 400, (200, 2)).tolist():
+        for resize in (v2.Resize(37), v2.Resize((30, 40))):
+            photo = decoding.Photo(height, width, None)
+            assert tuple(pipeline.size_after(resize, photo)) == resize(torch.zeros(1, height, width)).shape[1:]
+
+
+def test_loaders_yield_uint8_and_the_networks_input_is_the_float_item(patterns, opt):
+    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16)
+    for kernels in (0, 2):
+        flags = opt(kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=2)
+        batches = [[(0, 3), (7, 4)], [(9, 5)]]
+        loader = TrainingLoader(flags, data.train, batches)
+        loader.batches[:] = batches
+        for batch, (images, labels, indices) in zip(batches, loader.loader, strict=True):
+            items = [data.train[item] for item in batch]
+            assert images.dtype == torch.uint8 and images.shape == (len(batch), 3, 16, 16)
+            assert torch.equal(network_input(images, flags.device), torch.stack([image for image, _, _ in items]))
+            assert labels.tolist() == [label for _, label, _ in items] and indices.tolist() == [i for i, _ in batch]
+        test = data.evaluation['test']
+        images, _, _ = next(iter(evaluation_loader(flags, test, evaluation_batches(flags, test)[0])))
+        assert torch.equal(network_input(images, flags.device)[3], test[3][0])
+    images = torch.rand(2, 3, 4, 4)
+    assert network_input(images, torch.device('cpu')) is images
+
+
+# --augment_on_gpu, here on the CPU
+
+def on_both(name, opt, photo, n_images, size=48):
+    """Float images [n_images, 3, size, size] of one photo, augmented without and with --augment_on_gpu."""
+    ours, _ = transforms.select(opt(augmentation=name), size)
+    moved = on_device.DevicePipeline(ours, torch.device('cpu'))
+    loaded, plain = [], []
+    for seed in range(n_images):
+        torch.manual_seed(seed)
+        plain.append(ours(photo))
+        torch.manual_seed(seed)
+        loaded.append(moved.load(photo))
+    images = moved.finish(moved.collate(loaded))
+    assert images.dtype == torch.uint8
+    return torch.stack(plain), images / 255
+
+
+@pytest.mark.parametrize('name', ['base', 'adv', 'red', 'mlrc'])
+def test_on_the_device_every_image_is_augmented_as_without(name, opt, tmp_path):
+    """By the same random numbers; Pillow rounds after each of the steps, and hues to 256 levels."""
+    path = tmp_path / 'photo.png'
+    Image.fromarray(smooth(120, 170)).save(path)
+    plain, moved = on_both(name, opt, decoding.open_photo(path), 60)
+    differences = (plain - moved).abs() * 255
+    assert differences.mean() < (2.5 if name == 'adv' else .35)
+    assert differences.mean(dim=(1, 2, 3)).max() < (6 if name == 'adv' else .5)
+    greys = [(images[:, 0] == images[:, 1]).all(dim=(1, 2)) & (images[:, 1] == images[:, 2]).all(dim=(1, 2))
+             for images in (plain, moved)]
+    assert torch.equal(*greys) and bool(greys[0].any()) == (name == 'adv')
+
+
+@pytest.mark.parametrize('change, reference', [
+    (on_device.brightness, v2.functional.adjust_brightness), (on_device.contrast, v2.functional.adjust_contrast),
+    (on_device.saturation, v2.functional.adjust_saturation), (on_device.hue, v2.functional.adjust_hue)])
+def test_colours_are_torchvisions(change, reference):
+    images = torch.rand(5, 3, 6, 7, generator=torch.Generator().manual_seed(0))
+    images[4] = images[4, :1]                                                    # a grey one
+    factors = torch.tensor([-.2, -.1, 0, .15, .2]) + (0 if change is on_device.hue else 1)
+    found = change(images, factors.view(-1, 1, 1, 1)).clamp(0, 1)
+    for image, factor, expected in zip(images, factors.tolist(), found, strict=True):
+        torch.testing.assert_close(reference(image, factor), expected, rtol=0, atol=2e-3)
+
+
+def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
+    """On a ramp from left to right, the mean shows the crop's centre, and the sign of the slope the flip."""
+    ramp = np.repeat(np.linspace(0, 255, 160).astype(np.uint8)[None, :, None], 3, axis=2).repeat(120, axis=0)
+    ramp[..., 2] //= 2                                                           # not grey
+    Image.fromarray(ramp).save(tmp_path / 'ramp.png')
+    photo = decoding.open_photo(tmp_path / 'ramp.png')
+    moved = on_device.DevicePipeline(transforms.select(opt(augmentation='adv'), 16)[0], torch.device('cpu'))
+    torch.manual_seed(0)
+    images = moved.finish(moved.collate([moved.load(photo) for _ in range(1500)])).float()
+    flipped = (images[..., 0] > images[..., -1])[:, 0, 0].float().mean()
+    greys = (images[:, 0] == images[:, 2]).all(dim=(1, 2)).float().mean()
+    assert abs(flipped - .5) < .05 and abs(greys - .2) < .04
+    torch.manual_seed(1)
+    ours, _ = transforms.select(opt(augmentation='adv'), 16)
+    plain = torch.stack([ours(photo) for _ in range(1500)]) * 255
+    for statistic in (torch.mean, torch.std):
+        both = [statistic(values, dim=(1, 2, 3)) for values in (images, plain)]
+        error = (both[0].var() / 1500 + both[1].var() / 1500) ** .5
+        assert abs(both[0].mean() - both[1].mean()) < 4 * error and .9 < both[0].std() / both[1].std() < 1.1
+
+
+def test_a_run_with_augmentation_on_the_device_does_not_depend_on_workers(patterns, opt):
+    epochs = []
+    for kernels in (0, 2):
+        flags = opt(dataset='folder', source_path=str(patterns), augment_on_gpu=True, augmentation='adv', decode='fast',
+                    kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=3)
+        data = datasets.select(flags, 16)
+        assert not isinstance(data.evaluation['test'].transform, on_device.DevicePipeline)
+        loader = TrainingLoader(flags, data.train, [[0, 5, 9], [5, 1, 2], [0, 0, 0]])
+        epochs.append(torch.cat([images for images, _, _ in loader.epoch(2)]))
+        assert epochs[0].shape == (9, 3, 16, 16) and len(torch.unique(epochs[0], dim=0)) == 9
+        image, _, _ = data.train[5, 8]
+        assert image.shape == (3, 16, 16) and torch.equal(image, data.train[5, 8][0])
+    assert torch.equal(*epochs)
+    characters = opt(dataset='folder', source_path=str(patterns), augment_on_gpu=True, augmentation='characters',
+                     device=torch.device('cpu'))
+    assert isinstance(datasets.select(characters, 16).train.transform, pipeline.Pipeline)
+
+
+def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
+    from utilities.errors import UserError
+    content = large(tmp_path / 'large.jpg', 300, 400).read_bytes()
+    (tmp_path / 'cut.jpg').write_bytes(content[:len(content) // 2])
+    (tmp_path / 'hole.jpg').write_bytes(content[:2] + b'\xff\xdb\0\x03' + content[6:])
+    for name in ('cut.jpg', 'hole.jpg', 'missing.jpg'):
+        for decode in ('exact', 'fast'):
+            with pytest.raises(UserError, match=f'{name}: not a readable image'):
+                transforms.select(opt(decode=decode), 32)[0](decoding.open_photo(tmp_path / name))
