@@ -195,7 +195,8 @@ def gradients_of(parameters):
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             rows, values = optimization.rows_of(parameter.grad)
-            parameter.grad = torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True)
+            parameter.grad = torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True,
+                                                     check_invariants=False)
             found.append(values)
         elif parameter.grad is not None:
             found.append(parameter.grad)
@@ -215,16 +216,20 @@ def share_batch_norm(opt, model):
     """
     largest = -(-opt.bs // processes.count())
     in_pieces = 0 < opt.micro_bs < largest
-    if model.frozen or not batch_norm.has_any(model.backbone) or not (in_pieces or processes.count() > 1):
+    parts = [model.f_embed] if model.frozen else [model.backbone, model.f_embed]
+    parts = [part for part in parts if batch_norm.has_any(part)]
+    if not parts or not (in_pieces or processes.count() > 1):
         return
     if opt.device.type == 'cuda' and not in_pieces:
         if opt.bs < processes.count():
             raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs an image for each of the '
                             f'{processes.count()} processes; give a larger batch, or fewer processes')
-        batch_norm.synchronise(model.backbone)
+        for part in parts:
+            batch_norm.synchronise(part)
     elif processes.is_main():
         print(f'Note: the statistics of BatchNorm are those of {min(opt.micro_bs or largest, largest)} images or fewer '
-              f'at a time, not of the whole batch of {opt.bs}; --arch {opt.arch}_frozen keeps them fixed')
+              f'at a time, not of the whole batch of {opt.bs}; '
+              + ('--embed_norm layer has none' if model.frozen else f'--arch {opt.arch}_frozen keeps them fixed'))
 
 
 def check_precision(opt):

@@ -45,19 +45,19 @@ def depths(network):
 
 def freeze(opt, network):
     """
-    Makes the parameters of --freeze require no gradients; returns the list of their modules, which must stay in
-    evaluation mode. Raises UserError where there are fewer blocks.
+    Makes the parameters of --freeze require no gradients; returns the names of their modules, which must stay in
+    evaluation mode ('' is the network). Raises UserError where there are fewer blocks.
     """
     if opt.freeze == 'none':
         return []
     found = blocks(network)
     if opt.freeze == 'backbone':
         network.requires_grad_(False)
-        return [network]
+        return ['']
     last = 0 if opt.freeze == 'stem' else int(opt.freeze)
     if last >= len(found):
         raise UserError(f'--freeze {opt.freeze}: --arch {opt.arch} has {len(found) - 1} blocks behind its stem')
     for name, depth in depths(network).items():
         if depth <= last:
             network.get_parameter(name).requires_grad_(False)
-    return [network.get_submodule(name) for names in found[:last + 1] for name in names]
+    return [name for names in found[:last + 1] for name in names]

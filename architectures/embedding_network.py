@@ -108,7 +108,7 @@ class EmbeddingNetwork(torch.nn.Module):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
         self.f_embed = embedding_layer(opt, backbone.n_features)
-        self.kept = depth.freeze(opt, self.backbone)            # modules that stay in evaluation mode
+        self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank:
             low_rank.adapt(opt, self.backbone)
 
@@ -132,8 +132,8 @@ class EmbeddingNetwork(torch.nn.Module):
             for module in self.backbone.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
-        for module in self.kept:
-            module.eval()
+        for name in self.kept:
+            self.backbone.get_submodule(name).eval()
         return self
 
     def forward(self, images, with_maps=False):

@@ -164,6 +164,17 @@ def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, 
     assert ('f_embed.0.weight' in model.state_dict()) == affine
 
 
+@pytest.mark.parametrize('arch, norm, sentence', [
+    ('conv4_frozen', 'batch', 'not of the whole batch of 12; --embed_norm layer has none'),
+    ('conv4', 'batch', 'not of the whole batch of 12; --arch conv4_frozen keeps them fixed'),
+    ('conv4_frozen', 'layer', None)])
+def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence, quick, run, capsys):
+    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', arch, '--embed_norm', norm,
+               '--micro_bs', '6') == 0
+    out = capsys.readouterr().out
+    assert (sentence in out) if sentence else 'statistics of BatchNorm' not in out
+
+
 def test_without_a_bias_and_orthogonal(opt):
     model = select(opt, 'conv4', embed_bias=False, embed_layers=[9], embed_dim=3)
     assert [name for name in model.state_dict() if 'f_embed' in name] == ['f_embed.0.weight', 'f_embed.2.weight']

@@ -90,6 +90,14 @@ def test_dropout_of_the_frozen_part_is_off_and_the_class_token_belongs_to_the_st
     assert [model.backbone.blocks[i].training for i in range(4)] == [False, False, True, True]
 
 
+def test_a_frozen_stem_keeps_the_statistics_of_a_layer_that_was_replaced(opt):
+    """Where several processes synchronise BatchNorm, its layers are replaced after the network has been built."""
+    model = select(opt, 'torchvision:resnet18', freeze='stem')
+    model.backbone.bn1 = torch.nn.BatchNorm2d(64)
+    model.start_epoch(False)
+    assert not model.backbone.bn1.training and model.backbone.layer1[0].bn1.training
+
+
 def test_too_many_blocks_are_refused(opt, run, quick, capsys):
     with pytest.raises(UserError, match='--freeze 4: --arch conv4 has 3 blocks behind its stem'):
         select(opt, 'conv4', freeze='4')
