@@ -59,12 +59,18 @@ FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', '
 def runs(*plan):
     """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors)."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
-    done = subprocess.run([sys.executable, '-c', FORKER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT,
-                          timeout=1200, env=os.environ | {'OMP_NUM_THREADS': '1'})
-    assert done.returncode == 0, done.stderr
+    process = subprocess.Popen([sys.executable, '-c', FORKER, json.dumps(plan)], cwd=ROOT, text=True,
+                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {'OMP_NUM_THREADS': '1'})
+    try:
+        out, error = process.communicate(timeout=1200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)                   # with all that it has forked
+        raise
+    assert process.returncode == 0, error
     codes = re.findall(r'^codes (.*)$', done.stdout, re.MULTILINE)
-    assert len(codes) == len(plan), done.stdout + done.stderr
-    return [list(map(int, line.split())) for line in codes], done.stdout, done.stderr
+    assert len(codes) == len(plan), out + error
+    return [list(map(int, line.split())) for line in codes], out, error
 
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
