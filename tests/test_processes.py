@@ -68,7 +68,7 @@ def runs(*plan):
         os.killpg(process.pid, signal.SIGKILL)                   # with all that it has forked
         raise
     assert process.returncode == 0, error
-    codes = re.findall(r'^codes (.*)$', done.stdout, re.MULTILINE)
+    codes = re.findall(r'^codes (.*)$', out, re.MULTILINE)
     assert len(codes) == len(plan), out + error
     return [list(map(int, line.split())) for line in codes], out, error
 
