@@ -95,7 +95,7 @@ def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick,
         return killed.poll() is not None or len(workers_of(killed)) == 3 and n_rows_of(folder) >= n_rows
 
     for n_rows in (0, 2, 5):
-        wait_for(functools.partial(has_reached, n_rows))
+        wait_for(functools.partial(has_reached, n_rows), 600)
         time.sleep(generator.uniform(0, 1.5))
         if workers_of(killed):
             os.kill(generator.choice(workers_of(killed)), signal.SIGKILL)

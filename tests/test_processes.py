@@ -59,12 +59,18 @@ FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', '
 def runs(*plan):
     """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors)."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
-    done = subprocess.run([sys.executable, '-c', FORKER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT,
-                          timeout=1200, env=os.environ | {'OMP_NUM_THREADS': '1'})
-    assert done.returncode == 0, done.stderr
-    codes = re.findall(r'^codes (.*)$', done.stdout, re.MULTILINE)
-    assert len(codes) == len(plan), done.stdout + done.stderr
-    return [list(map(int, line.split())) for line in codes], done.stdout, done.stderr
+    process = subprocess.Popen([sys.executable, '-c', FORKER, json.dumps(plan)], cwd=ROOT, text=True,
+                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {'OMP_NUM_THREADS': '1'})
+    try:
+        out, error = process.communicate(timeout=1200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)                   # with all that it has forked
+        raise
+    assert process.returncode == 0, error
+    codes = re.findall(r'^codes (.*)$', out, re.MULTILINE)
+    assert len(codes) == len(plan), out + error
+    return [list(map(int, line.split())) for line in codes], out, error
 
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
@@ -156,14 +162,14 @@ def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
     done = start(*quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5')
     assert done.communicate(timeout=600)[1].count('main.py: error: ') == 1 and done.returncode == 2
     process = start(*quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
-    wait_for(rows_written(folder_of(tmp_path), 2))
+    wait_for(rows_written(folder_of(tmp_path), 2), 600)
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=600)
     assert process.returncode == 130 and 'Traceback' not in error and error.count('press Ctrl-C again') == 1
     assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
     n_rows = len(rows_of(folder_of(tmp_path)))
     process = start('--resume', folder_of(tmp_path), '--gpu', '0')
-    wait_for(rows_written(folder_of(tmp_path), n_rows + 1))
+    wait_for(rows_written(folder_of(tmp_path), n_rows + 1), 600)
     process.terminate()
     assert process.wait(600) == 130
     process.communicate()
@@ -178,10 +184,10 @@ def pids_of(group):
 def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
     group = f'orphan{time.time_ns()}'
     process = start(*quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200', '--kernels', '1', '--group', group)
-    wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2))
+    wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2), 600)
     n_processes = len(pids_of(group))
     process.kill()
     process.wait()
     assert n_processes >= 4
-    wait_for(lambda: not pids_of(group))
+    wait_for(lambda: not pids_of(group), 600)
     process.communicate()

@@ -80,7 +80,7 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monke
 
     folder, first = folder_of(tmp_path), job()
     log = folder / 'log.csv'
-    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2, 600)
     for process in first:
         process.send_signal(signal.SIGTERM)
     codes, ends = codes_of(first)
