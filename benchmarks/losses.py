@@ -100,9 +100,8 @@ def softtriplet(library, n_classes, dim):
 
 
 def regularised_softtriplet(library, n_classes, dim):
-    return library.losses.SoftTripleLoss(
-        n_classes, dim, centers_per_class=2, la=8, weight_reg_weight=0.2,
-        weight_regularizer=library.regularizers.SparseCentersRegularizer(n_classes, 2))
+    regularizer = library.regularizers.SparseCentersRegularizer(n_classes, 2)
+    return library.losses.SoftTripleLoss(n_classes, dim, 2, 8, weight_regularizer=regularizer, weight_reg_weight=0.2)
 
 
 CUBE = 'B³ memory, beyond 8 GB'
@@ -129,8 +128,8 @@ CASES = {
                               counterpart=lambda library, n_classes, dim: library.losses.TripletMarginLoss(
                                   0.278, distance=plain(library), reducer=mean(library))),
     # the counterpart takes every positive of an anchor, our loss a random one
-    'angular, its term': Case('angular', 'npair', term=criteria.angular.angular_terms,
-                              counterpart=lambda library, n_classes, dim: library.losses.AngularLoss(45)),
+    'angular, its term': Case('angular', 'npair', {}, lambda library, n_classes, dim: library.losses.AngularLoss(45),
+                              criteria.angular.angular_terms),
     'lifted': Case('lifted', 'lifted', {'loss_lifted_l2': 0},
                    lambda library, n_classes, dim: library.losses.GeneralizedLiftedStructureLoss(
                        1, 0, distance=plain(library), reducer=mean(library))),
@@ -192,11 +191,6 @@ def step(loss, *arguments):
     return lambda: torch.autograd.grad(loss(*arguments), [batch, *trained], allow_unused=True)
 
 
-def has_class_weights(case):
-    module = CRITERIA[case.loss]
-    return getattr(module, 'REQUIRES_OPTIM', False) and not module.REQUIRES_BATCHMINER
-
-
 def ours(case, batch, labels, triplets, n_classes):
     opt = parameters.build().parse_args([])
     vars(opt).update(case.flags, loss=case.loss, batch_mining='random' if case.triplets else case.batch_mining,
@@ -237,11 +231,7 @@ def single_call(function):
 
 
 def compare(name, n_samples, dim, n_classes=None):
-    """
-    A row of the table: medians in seconds and peaks in bytes, None where the counterpart was not called.
-
-    n_classes: number of training classes; by default those of the batch.
-    """
+    """A row of the table: medians in seconds and peaks in bytes, None where the counterpart was not called."""
     case = CASES[name]
     batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
     torch.manual_seed(0)
@@ -345,7 +335,9 @@ def main():
         print(growth_table(rows))
     else:
         if opt.classes:
-            names, opt.sizes = [name for name in names if has_class_weights(CASES[name])], [112]
+            modules = {name: CRITERIA[CASES[name].loss] for name in names}
+            names = [name for name in names if modules[name].REQUIRES_OPTIM and not modules[name].REQUIRES_BATCHMINER]
+            opt.sizes = [112]
         points = [(name, size, dim, n_classes) for name in names for size in opt.sizes for dim in opt.dims
                   for n_classes in opt.classes or [None]]
         rows = [compare(*point) for point in tqdm(points, desc='comparisons', disable=None)]
