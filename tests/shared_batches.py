@@ -43,7 +43,9 @@ def loss_of(miner):
                  and miner in (module.ALLOWED_MINING_OPS or [])), 'triplet')
 
 
-LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}' for loss in criteria.CRITERIA}
+SMALL = {'hier': ' --loss_hier_n_proxies 8 --loss_hier_n_triplets 4', 's2sd': ' --loss_s2sd_target_dims 4 6',
+         'nir': ' --loss_nir_lrmulti 1'}
+LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}{SMALL.get(loss, "")}' for loss in criteria.CRITERIA}
 TRAINED = LOSSES | {
     f'mined by {miner}': f'--loss {loss_of(miner)} --batch_mining {miner}' for miner in MINERS
 } | {
@@ -58,6 +60,8 @@ TRAINED = LOSSES | {
     'pml': '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1',
     'pml with a miner': '--loss pml:TripletMarginLoss --batch_mining pml:TripletMarginMiner',
     'features and layer': '--loss features_and_layer --batch_mining none',
+    'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
+    'sampled classes': '--loss arcface --batch_mining none --class_sample_rate 0.5 --optim adam',
     'SiMix': '--loss recallatk --batch_mining none --loss_recallatk_simix',
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
     'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
@@ -105,13 +109,17 @@ class Images(torch.utils.data.Dataset):
 def network(opt, frozen=True, dropout=0.0):
     layers = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Tanh(), torch.nn.Dropout(dropout),
               torch.nn.AvgPool2d(2), torch.nn.Flatten()]
-    return EmbeddingNetwork(opt, Backbone(torch.nn.Sequential(*layers), 4, n_features=24), frozen, normalize=True)
+    backbone = Backbone(torch.nn.Sequential(*layers), 4, n_features=24)
+    if opt.loss_s2sd_pool_aggr:
+        backbone.n_features, backbone.maps = 6, lambda network, images: network[:4](images)
+    return EmbeddingNetwork(opt, backbone, frozen, normalize=True)
 
 
 def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
     opt = parameters.parse(shlex.split(f'{COMMON} {flags}'))
-    opt.device, opt.n_classes = torch.device(device), 6
+    opt.device, opt.n_classes, opt.superclasses = torch.device(device), 6, [[0], [0], [1], [1], [2], [2]]
+    opt.n_features, opt.n_maps = (6, 6) if opt.loss_s2sd_pool_aggr else (24, None)
     seed_everything(opt.seed)
     images, miner = Images(dtype), batch_mining.select(opt)
     model = network(opt, **of_network).to(opt.device, dtype, memory_format=torch.channels_last)
