@@ -2,6 +2,8 @@
 Potential field of samples and proxies. Bhatnagar & Ahuja, Potential Field Based Deep Metric Learning, CVPR 2025,
 https://arxiv.org/abs/2405.18560.
 """
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -51,8 +53,8 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
         squared = part.square().sum(dim=1, keepdim=True) + norms - 2 * part @ others.T
         halves = 0.5 * squared.clamp(min=NEAREST ** 2).log()                               # log d
         same = labels[rows, None] == labels
-        limit = halves.new_tensor(delta).log()
-        pull, push = -(-alpha * halves.maximum(limit)).exp(), (-alpha * halves.minimum(limit)).exp()
+        limit = math.log(delta)
+        pull, push = -(-alpha * halves.clamp(min=limit)).exp(), (-alpha * halves.clamp(max=limit)).exp()
         return 2 * torch.where(same, pull, push).scatter(1, rows[:, None], 0).sum()
 
     # The gradient of a chunk is that of its own points only, half of what a pair contributes: the sum is symmetric.

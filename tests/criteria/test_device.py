@@ -40,7 +40,7 @@ def listed(loss, miner):
 
 
 def build(opt, device='cuda', **flags):
-    namespace = opt(n_classes=N_CLASSES, embed_dim=4, bs=8, **flags)
+    namespace = opt(n_classes=N_CLASSES, embed_dim=4, n_features=4, bs=8, **flags)
     with torch.device(device):
         return criteria.select(namespace, batch_mining.select(namespace))
 
@@ -51,7 +51,7 @@ def found_in(criterion, waits):
     trace = Trace(epoch=1)
     for _ in range(2):                                     # what is copied at the first call does not count
         waits.found.clear()
-        loss = criterion(batch=batch, labels=labels, batch_features=None, f_embed=None)
+        loss = criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None)
         trace.add(loss=loss, grad_norm=loss.detach(), **getattr(criterion, 'log', {}))
     assert loss.device == batch.device and loss.shape == ()
     return waits.found
@@ -69,7 +69,8 @@ def test_the_gradient_makes_the_host_wait_for_nothing(loss, miner, opt):
     with FakeTensorMode():
         batch, labels = host_waits.batch_on('cpu')
         with host_waits.Waits():
-            value = build(opt, 'cpu', loss=loss, batch_mining=miner)(batch=batch, labels=labels)
+            value = build(opt, 'cpu', loss=loss, batch_mining=miner)(
+                batch=batch, labels=labels, batch_features=batch)
         value.backward()
     assert batch.grad.shape == batch.shape
 
