@@ -272,7 +272,7 @@ def test_fits_that_cannot_be_are_refused(opt, data, run, quick, capsys):
     with pytest.raises(UserError, match='singular with --embed_lda_shrinkage 0.0; a larger one'):
         fitted(opt, flat, embed_init='lda', embed_dim=2, embed_lda_shrinkage=0.)
     assert run(*quick, '--embed_init', 'lda', '--embed_layers', '8') == 2
-    assert '--embed_init lda fits one linear layer: leave --embed_layers out' in capsys.readouterr().err
+    assert '--embed_init lda fits a single linear layer; leave --embed_layers out' in capsys.readouterr().err
 
 
 def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):
