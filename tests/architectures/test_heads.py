@@ -118,7 +118,7 @@ def test_pooled_vits_with_their_norm_behind_the_mean_have_it_before(opt):
     ('timm:vit_tiny_patch16_224', 'gem', r'gives tokens \(\[1, 197, 192\] for one image\); choose from token, patches'),
     ('conv4', 'patches', r'gives maps \(\[1, 64, 2, 2\] for one image\); choose from avg, max, avg_max, gem'),
     ('conv4', 'token', 'conv4 has no class token'),
-    ('torchvision:vit_b_32', 'avg', 'only the pooled features are known; leave the flag out, or'),
+    ('torchvision:vit_b_32', 'avg', 'gives only pooled features; leave the flag out or'),
     ('pretrainedmodels:alexnet', 'avg', r'gives neither maps nor tokens \(\[1, 4096\] for one image\)'),
 ])
 def test_a_pooling_that_does_not_suit_the_network_is_refused(arch, pool, sentence, opt):
