@@ -33,7 +33,7 @@ def build():
     add('--at_once', type=command_line.POSITIVE_INT, default=64, help='largest number of jobs that run at once')
     add('--cpus', type=command_line.POSITIVE_INT, default=4, help='number of processor cores of each job')
     add('--gpus_per_job', type=command_line.COUNT, default=1,
-        help='number of GPUs of each job, on each of its machines; its run has a process on each')
+        help='number of GPUs of each job on each of its machines; the run has one process on each GPU')
     add('--nodes', type=command_line.POSITIVE_INT, default=1, help='number of machines that each run is trained on')
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],

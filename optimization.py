@@ -7,12 +7,13 @@ import torch
 import criteria
 from architectures import depth
 
-ONE_CYCLE_START = 1 / 25                # the rates of --scheduler onecycle begin with this fraction, as in torch
+ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
 
 
 def select(opt, model, criterion, n_steps=1):
     """
-    The optimizer --optim over backbone, head and criterion, and the Schedule of its rates. n_steps: per epoch.
+    The optimizer --optim of backbone, embedding layer and criterion, and the Schedule of its learning rates. n_steps:
+    number of steps per epoch.
     """
     groups = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
@@ -29,8 +30,9 @@ def select(opt, model, criterion, n_steps=1):
 
 def network_groups(opt, model):
     """
-    The groups `backbone`, with --layer_decay one per block and the last block's first, and `embedding`, which is all
-    else; those parameters of each that --decay_exclude names are in a group of their own.
+    The parameter groups of the network: `backbone`, with --layer_decay one group per block, from the last block to the
+    first, and `embedding`, which has all other parameters. The parameters of each that --decay_exclude names are in a
+    separate group.
     """
     backbone = dict(model.backbone.named_parameters(prefix='backbone'))
     head = {name: parameter for name, parameter in model.named_parameters() if name not in backbone}
@@ -62,7 +64,7 @@ def without_decay(opt, model):
 
 
 def as_built(optimizer, state):
-    """The state with the optimizer's own `fused`, since a checkpoint may be of another kind of device."""
+    """The state with the `fused` of this optimizer, since the checkpoint may come from another kind of device."""
     own = [{name: group[name] for name in ('fused',) if name in group} for group in optimizer.param_groups]
     return state | {'param_groups': [saved | fused
                                      for saved, fused in zip(state['param_groups'], own, strict=True)]}
@@ -70,8 +72,8 @@ def as_built(optimizer, state):
 
 def update_rows_of_sparse(optimizer):
     """
-    Makes the optimizer update, of a parameter with a sparse gradient, only the rows that the gradient has, together
-    with the moments of these rows: for the time of a step, they take the place of the parameter and its state.
+    Makes the optimizer update only those rows of a parameter with a sparse gradient that the gradient has, and the
+    moments of these rows. During a step, the rows replace the parameter, and their moments replace its state.
     """
     replaced = []
 
@@ -107,9 +109,9 @@ def update_rows_of_sparse(optimizer):
 
 
 def rows_of(gradient):
-    """The rows that a sparse gradient [C, ...] has, [S] in ascending order, and their values [S, ...]."""
+    """The indices of the rows that a sparse gradient [C, ...] has, [S] ascending, and their values [S, ...]."""
     rows, values = gradient._indices()[0], gradient._values()
-    if (rows[1:] > rows[:-1]).all():             # autograd forgets that it is coalesced, and coalesce() is slow
+    if (rows[1:] > rows[:-1]).all():     # it is coalesced; autograd loses the mark that says so, and coalesce() is slow
         return rows, values
     gradient = gradient.coalesce()
     return gradient.indices()[0], gradient.values()
@@ -121,11 +123,10 @@ def are_moments(value, parameter):
 
 class Schedule:
     """
-    Sets the learning rates and weight decays of an optimizer's groups before each step. They depend on the flags and
-    the number of the step alone, so that a resumed run has the rates that its flags ask for, whatever its checkpoint
-    was saved with.
+    Sets the learning rates and weight decays of an optimizer's groups before each step. They depend only on the flags
+    and the number of the step, so that a resumed run uses the rates of its flags, not those of the checkpoint.
 
-    n_steps: per epoch.
+    n_steps: number of steps per epoch.
     """
 
     def __init__(self, opt, optimizer, n_steps=1):
@@ -133,17 +134,17 @@ class Schedule:
         self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in optimizer.param_groups]
 
     def start(self, epoch):
-        """Sets the rates of the first step of an epoch, which is counted from 1."""
+        """Sets the rates of the first step of an epoch; epochs are counted from 1."""
         self.at((epoch - 1) * self.n_steps + 1)
 
     def at(self, step):
-        """step: the one that begins, from 1, counted over all epochs."""
+        """Sets the rates of a step; steps are counted from 1, over all epochs."""
         factor = self.factor(step)
         for group, initial in zip(self.optimizer.param_groups, self.initial, strict=True):
             group.update(initial, lr=initial['lr'] * factor)
 
     def factor(self, step):
-        """What --scheduler and --lr_warmup multiply all learning rates with in a step."""
+        """The factor by which --scheduler and --lr_warmup multiply all learning rates in a step."""
         n_warmup = self.opt.lr_warmup * (self.n_steps if self.opt.lr_warmup_unit == 'epochs' else 1)
         return self.scheduled(step) * (step / n_warmup if step < n_warmup else 1)
 
@@ -163,7 +164,7 @@ class Schedule:
         return 1
 
     def rates(self):
-        """{'lr': of the backbone, 'lr/<group>': of each group}, as in force."""
+        """The present learning rates: {'lr': that of the backbone, 'lr/<group>': that of each group}."""
         groups = self.optimizer.param_groups
         return {'lr': groups[0]['lr']} | {f'lr/{group["name"]}': group['lr'] for group in groups}
 
@@ -175,8 +176,8 @@ def between(first, last, progress):
 
 class MovingAverage:
     """
-    A copy of the network whose weights, and statistics of BatchNorm, are the exponential moving average of those of
-    the network: after each step, average = decay * average + (1 − decay) * weight.
+    A copy of the network. Its weights and BatchNorm statistics are exponential moving averages of those of the network:
+    after each step, average = decay * average + (1 − decay) * weight.
     """
 
     def __init__(self, network, decay):
@@ -185,7 +186,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self):
-        """After a step of the optimizer."""
+        """To be called after each step of the optimizer."""
         for mean, value in zip(self.average.state_dict().values(), self.network.state_dict().values(), strict=True):
             if mean.is_floating_point():
                 mean.lerp_(value, 1 - self.decay)

@@ -65,8 +65,8 @@ def run_parameters(parser):
     group.add_argument('--resume', metavar='RUN_FOLDER',
                        help='continue this run exactly where it stopped; a larger --n_epochs extends a finished run')
     switch(group, '--auto_resume',
-           help='continue the run of this --group and --seed where it stopped, if there is one with the same settings, '
-                'else start it; a larger --n_epochs extends it, and nothing is done where it is finished')
+           help='continue the run of this --group and --seed where it stopped if there is one with the same settings, '
+                'otherwise start it; a larger --n_epochs extends it, and a finished run is left as it is')
     group.add_argument('--untrained', metavar='RUN_FOLDER',
                        help='copy the metrics of the untrained network from this run instead of computing them; it '
                             'must have the same seed, data, network and evaluation flags')
@@ -87,8 +87,8 @@ def run_parameters(parser):
     group.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
                        help='device to compute on; auto: an NVIDIA GPU if available, else an Apple GPU, else the CPU')
     group.add_argument('--gpu', nargs='+', type=COUNT, default=[0],
-                       help='index of the NVIDIA GPU, counted from 0; several indices start as many processes, which '
-                            'compute one run together, each on one GPU (without a GPU, on the CPU)')
+                       help='index of the NVIDIA GPU, counted from 0; several indices start one process for each, '
+                            'which train one run together (on the CPU if there is no GPU)')
     group.add_argument('--kernels', type=COUNT, default=6,
                        help='number of data loading processes, at most one per processor core; 0 loads in the main '
                             'process; it does not change the results')
@@ -102,7 +102,8 @@ def data_parameters(parser):
                             'contains images/')
     group.add_argument('--csv', metavar='FILE',
                        help='for --dataset folder: CSV file with the columns path, label and, optionally, split and '
-                            'superclass; by default the classes are the folders in images/')
+                            'one or several whose names begin with superclass; by default the classes are the folders '
+                            'in images/')
     switch(group, '--download', help='download the data set first, if it has a stable public address')
     switch(group, '--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
     group.add_argument('--image_cache', metavar='FOLDER',
@@ -111,9 +112,9 @@ def data_parameters(parser):
     switch(group, '--image_cache_check',
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     group.add_argument('--decode', choices=['exact', 'fast'], default='exact',
-                       help='how images are decoded and resized; exact: all of their pixels, by Pillow; fast: large '
-                            'JPEG files at 1/2, 1/4 or 1/8 of their size where that suffices, resized by torch, which '
-                            'changes pixels slightly')
+                       help='how images are decoded and resized; exact: with exactly the pixels that Pillow gives; '
+                            'fast: JPEG files are decoded at 1/2, 1/4 or 1/8 of their size where this is enough for '
+                            '--input_size, and other images are resized by torch, which changes pixels slightly')
     group.add_argument('--split_scheme', choices=[*splits.SCHEMES],
                        help='how the data are split; half: training and test classes; class_folds: also folds of '
                             'validation classes; mlrc: the class lists of Musgrave et al.; closed_set: every class is '
@@ -164,29 +165,30 @@ def network_parameters(parser):
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
     group.add_argument('--pool', choices=pooling.POOLINGS,
-                       help='how the last maps or tokens of the backbone become one vector; avg, max, avg_max, gem: '
-                            'mean, maximum, their sum, or generalised mean with a trainable exponent of convolutional '
-                            'maps; token, patches, token_patches: class token, mean of the patch tokens, or both of a '
-                            'ViT; by default as the network does')
+                       help='pooling of the backbone; avg, max, avg_max, gem: mean, maximum, sum of both, or '
+                            'generalised mean with a trainable exponent of the last feature maps of a convolutional '
+                            'network; token, patches, token_patches: class token, mean of the patch tokens, or both, '
+                            "of a ViT; the default is the network's own pooling")
     group.add_argument('--embed_norm', choices=['none', *embedding_layer.NORMS], default='none',
-                       help='norm of the pooled features in front of the embedding layer; layer: LayerNorm; batch: '
-                            'BatchNorm, which is trained also in a _frozen network')
-    switch(group, '--embed_norm_affine', help='--embed_norm: with a trainable scale and shift')
+                       help='normalisation layer between the pooled features and the embedding layer; layer: '
+                            'LayerNorm; batch: BatchNorm, whose statistics are updated even in a _frozen network')
+    switch(group, '--embed_norm_affine', help='give the layer of --embed_norm a trainable scale and shift')
     switch(group, '--embed_bias', default=True,
-           help='whether the embedding layer has a bias; --embed_bias false leaves it out')
+           help='whether the embedding layer has a bias; --embed_bias false removes it')
     group.add_argument('--embed_init', choices=['default', 'orthogonal', *embedding_layer.FITTED], default='default',
-                       help="how the embedding layer starts; default: at random, as torch does; orthogonal: at random "
-                            'with orthogonal rows and no bias; pca, lda: as the principal components or the linear '
-                            "discriminants of the training images' features; with --n_epochs 0 this is the baseline "
-                            'of linear adaptation')
+                       help="initial weights of the embedding layer; default: torch's random ones; orthogonal: random "
+                            'orthogonal rows, with biases 0; pca, lda: the principal components or the linear '
+                            'discriminants of the features of the training images; with --n_epochs 0, these are the '
+                            'baselines of linear adaptation')
     group.add_argument('--embed_lda_shrinkage', type=FRACTION, default=0.1,
                        help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     group.add_argument('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
-                       help='part of the backbone that is not trained, with its BatchNorm statistics and without '
-                            'dropout; stem: its first layer or patch embedding; N: the stem and the first N blocks')
+                       help='part of the backbone that is not trained, whose BatchNorm statistics are fixed and which '
+                            'has no dropout; stem: the first layer or the patch embedding; N: the stem and the first '
+                            'N blocks; the default, none, trains all parameters')
     group.add_argument('--lora_rank', type=COUNT, default=0,
-                       help='rank of the adapters (LoRA) of the attention of a ViT, which are trained in place of its '
-                            'backbone; 0 means none')
+                       help='rank of the adapters (LoRA) in the attention layers of a ViT, which are trained instead '
+                            'of the weights of the backbone; 0 means no adapters')
     switch(group, '--not_pretrained', help='start from random instead of pretrained weights')
     group.add_argument('--weights', metavar='FILE',
                        help='file with pretrained weights of the backbone, a state dict; by default they are '
@@ -211,29 +213,29 @@ def training_parameters(parser):
                        help='number of batches per epoch; 0 leaves it to the sampler, usually training images // --bs')
     group.add_argument('--bs', type=POSITIVE_INT, default=112, help='number of images per batch')
     group.add_argument('--micro_bs', type=COUNT, default=0,
-                       help='largest number of images that a process embeds at once; the loss is that of the whole '
-                            'batch, and a batch of more images is embedded twice, in pieces, which takes the memory '
-                            'of one piece; 0 embeds the whole batch at once')
+                       help='largest number of images that a process embeds at once; a larger batch is embedded in '
+                            'pieces, twice, so that the memory of one piece is enough; the loss is that of the whole '
+                            'batch; 0 means that the whole batch is embedded at once')
     group.add_argument('--amp', choices=['none', 'bfloat16', 'float16'], default='none',
                        help='mixed precision of the network in training; none: float32; losses are always computed in '
                             'float32')
     switch(group, '--compile', help='compile the network for training with torch.compile')
     group.add_argument('--clip_grad', type=POSITIVE,
-                       help='norm to which larger gradients of all parameters together are scaled down; by default '
-                            'they are not')
+                       help='largest norm of the gradient of all parameters; a gradient with a larger norm is scaled '
+                            'down to this norm; by default there is no limit')
     group.add_argument('--clip_grad_value', type=POSITIVE,
-                       help='largest absolute value of an element of a gradient, to which larger ones are set, after '
-                            '--clip_grad; by default there is none')
+                       help='largest absolute value of an element of a gradient; larger elements are set to it, after '
+                            '--clip_grad; by default there is no limit')
     group.add_argument('--lr', type=NOT_NEGATIVE, default=0.00001, help='learning rate of the network')
     group.add_argument('--fc_lr', type=REAL, default=-1.0,
                        help='learning rate of the embedding layer; a negative value means --lr')
     group.add_argument('--decay', type=NOT_NEGATIVE, default=0.0004, help='weight decay of the network')
     group.add_argument('--layer_decay', type=FRACTION, default=1.0,
-                       help='factor of the learning rate from each block of the backbone to the block before it; the '
-                            'last block has --lr; 1 gives all blocks the same rate')
+                       help='learning rate of each block of the backbone, as a multiple of that of the block after '
+                            'it; the last block has --lr; 1 means the same rate for all blocks')
     group.add_argument('--decay_exclude', nargs='*', choices=['norms', 'biases'], default=[],
-                       help='parameters of the network without weight decay; norms: those of norm layers; biases: all '
-                            'biases; by default all have --decay')
+                       help='parameters of the network without weight decay; norms: those of normalisation layers; '
+                            'biases: all biases; by default all parameters have --decay')
     group.add_argument('--loss_decay', type=NOT_NEGATIVE, default=0.0,
                        help='weight decay of the parameters of the loss')
     group.add_argument('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
@@ -245,19 +247,21 @@ def training_parameters(parser):
     group.add_argument('--momentum', type=FRACTION, default=0.9, help='momentum of the optimizers sgd and rmsprop')
     group.add_argument('--scheduler', choices=['none', 'step', 'cosine', 'onecycle'], default='step',
                        help='schedule of all learning rates; step: multiplied by --gamma after each epoch in --tau; '
-                            'cosine: annealed to --lr_floor over --n_epochs, epoch by epoch; onecycle: raised from a '
-                            '25th along half a cosine up to --onecycle_peak, then annealed to --lr_floor, step by step')
+                            'cosine: annealed to --lr_floor over --n_epochs, changed after each epoch; onecycle: '
+                            'raised from 1/25 of the rates to the rates, until --onecycle_peak of all steps, then '
+                            'annealed to --lr_floor, changed in each step')
     group.add_argument('--lr_floor', type=FRACTION, default=0.0,
-                       help='cosine and onecycle: fraction of the learning rates that they are annealed to')
+                       help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     group.add_argument('--onecycle_peak', type=FRACTION, default=0.3,
-                       help='onecycle: fraction of all steps at which the learning rates are highest')
+                       help='onecycle: fraction of all steps after which the learning rates are highest')
     group.add_argument('--lr_warmup', type=COUNT, default=0,
-                       help='number of epochs or steps at the start in which all learning rates are raised in '
-                            'proportion to the step, in addition to --scheduler; 0 means none')
+                       help='number of epochs or steps at the start of the training in which all learning rates are '
+                            'raised in proportion to the number of the step, in addition to --scheduler; 0 means no '
+                            'warm-up')
     group.add_argument('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', help='unit of --lr_warmup')
     group.add_argument('--ema', type=FRACTION, metavar='DECAY',
-                       help='decay of an exponential moving average of the weights, per step, which is evaluated and '
-                            'saved beside the weights; by default there is no average')
+                       help='decay per step of an exponential moving average of the weights; the averaged network is '
+                            'evaluated and saved in addition to the network; by default there is no average')
     group.add_argument('--gamma', type=NOT_NEGATIVE, default=0.3,
                        help='factor of the learning rates in the step schedule')
     group.add_argument('--tau', nargs='+', type=POSITIVE_INT, default=[1000],
@@ -317,8 +321,9 @@ def batch_mining_parameters(parser):
         group.add_argument(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4,
                            help='without effect; kept for compatibility with the public code')
     group.add_argument('--miner_distance_positives', choices=['one', 'all'], default='one',
-                       help='positives of each anchor in distance-weighted mining; one: a random one, as in the public '
-                            'code of Roth et al.; all: every one, each with a negative of its own, as in Wu et al.')
+                       help='positives of each anchor in the miners distance and random_distance; one: a random one, '
+                            'as in the public code of Roth et al.; all: every positive, each with its own negative, '
+                            'as in Wu et al.')
     group.add_argument('--miner_rho_distance_cp', type=FRACTION, default=0.2,
                        help='probability that a triplet pushes a positive away from the anchor, in place of a negative')
     group.add_argument('--miner_semihard_margin', type=POSITIVE,
@@ -387,8 +392,9 @@ def loss_parameters(parser):
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
-        help='softmax, arcface, cosface, subcenter_arcface: fraction of the classes whose weights are used in a batch '
-             '(partial softmax): those in the batch and others at random; 1 means all classes')
+        help='softmax, arcface, cosface, subcenter_arcface: fraction of the training classes whose class weights are '
+             'used in a step (partial softmax), which are the classes of the batch and a random sample of the others; '
+             '1 means all classes')
     add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1, distance: {LpDistance: {power: 2}}}'; one mapping "
              'for each such loss, or one for all')
@@ -544,33 +550,35 @@ def loss_parameters(parser):
     add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
         help='norm to which longer embeddings are clipped; 0 means no clipping')
     add('--loss_tcm_margin_pos', type=REAL, default=0.9,
-        help='cosine similarity up to which positive pairs add to the loss')
+        help='margin of positive pairs; those with a cosine similarity up to it add to the loss')
     add('--loss_tcm_margin_neg', type=REAL, default=0.5,
-        help='cosine similarity from which on negative pairs add to the loss')
+        help='margin of negative pairs; those with a cosine similarity from it on add to the loss')
     add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
     add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
-    add('--loss_s2sd_source', default='multisimilarity', help='loss of the embeddings, a name as for --loss')
-    add('--loss_s2sd_target', default='multisimilarity', help='loss of the larger embeddings, a name as for --loss')
+    add('--loss_s2sd_source', default='multisimilarity', help='name of the loss of the embeddings, as for --loss')
+    add('--loss_s2sd_target', default='multisimilarity',
+        help='name of the loss of the larger embeddings, as for --loss')
     add('--loss_s2sd_T', type=POSITIVE, default=1.0,
         help='temperature of the distillation; cosine similarities are divided by it')
     add('--loss_s2sd_w', type=NOT_NEGATIVE, default=50.0,
         help='weight of the distillation from the larger embeddings')
     switch(group, '--loss_s2sd_pool_aggr',
-           help='compute the larger embeddings from the average plus the maximum of the last feature maps; by default '
-                "from the network's own pooled features")
+           help='compute the larger embeddings from the sum of the mean and the maximum of the last feature maps; by '
+                'default they are computed from the pooled features of the network')
     add('--loss_s2sd_target_dims', nargs='+', type=POSITIVE_INT, default=[512, 1024, 1536, 2048],
         help='dimensions of the larger embeddings')
-    switch(group, '--loss_s2sd_feat_distill', help='distil from the features too')
+    switch(group, '--loss_s2sd_feat_distill',
+           help='add the distillation from the features; by default only that from the larger embeddings is used')
     add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
     add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
-        help='number of batches before the features are distilled from')
+        help='number of batches before the distillation from the features begins')
     add('--loss_oproxy_mode', choices=['anchor', 'nca'], default='anchor',
-        help='anchor: the sums are over the samples of the batch, as in proxyanchor; nca: over the proxies, as in '
-             'proxynca_pp')
+        help='what the sums in the logarithms are over; anchor: the samples of the batch, as in proxyanchor; nca: the '
+             'proxies, as in proxynca_pp')
     add('--loss_oproxy_pos_alpha', type=POSITIVE, default=32.0,
-        help='sharpness of the pull on positive pairs; also for nir')
+        help='scale of the cosine similarities of positive pairs; also for nir')
     add('--loss_oproxy_neg_alpha', type=POSITIVE, default=32.0,
-        help='sharpness of the push on negative pairs; also for nir')
+        help='scale of the cosine similarities of negative pairs; also for nir')
     add('--loss_oproxy_pos_delta', type=REAL, default=0.1,
         help='cosine similarity that positives should have at least; also for nir')
     add('--loss_oproxy_neg_delta', type=REAL, default=-0.1,
@@ -578,36 +586,37 @@ def loss_parameters(parser):
     add('--loss_oproxy_lrmulti', type=NOT_NEGATIVE, default=2000.0,
         help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_nir_w_align', type=NOT_NEGATIVE, default=0.01,
-        help='weight of the proxy loss; that of the non-isotropy regularisation is 1')
+        help='weight of the proxy loss; the weight of the non-isotropy regularisation is 1')
     add('--loss_nir_proxy_lrmulti', type=NOT_NEGATIVE, default=4000.0,
         help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_nir_lrmulti', type=NOT_NEGATIVE, default=50.0,
         help='learning rate of the normalising flow, as a multiple of --lr')
     add('--loss_nir_noise', type=NOT_NEGATIVE, default=0.0,
-        help='factor of the uniform noise that is added to the embeddings for the flow; 0 means none')
+        help='scale of the uniform noise that is added to the embeddings before the flow; 0 means no noise')
     add('--loss_nir_nf_cond_mode', default='dense', choices=[
         'dense', 'dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start', 'mid', 'end'],
-        help='which blocks of the flow get the proxy; dense: all; dense_embed: all, through an MLP; dense_embed_multi: '
-             'each through an MLP of its own; dense_embed_multi_stacked: each through the MLPs of the blocks up to it; '
-             'start, mid, end: one block')
+        help='which blocks of the flow get the proxy as a condition; dense: all blocks; dense_embed: all, after an '
+             'MLP; dense_embed_multi: all, each after its own MLP; dense_embed_multi_stacked: all, each after the MLPs '
+             'of all blocks up to it; start, mid, end: only the first, the middle or the last block')
     add('--loss_nir_nf_fc_depth', type=number(int, 2), default=8, help='number of linear layers in an MLP of the flow')
     add('--loss_nir_nf_fc_width', type=POSITIVE_INT, default=128, help='width of the MLPs of the flow')
     add('--loss_nir_nf_cblocks', type=POSITIVE_INT, default=5, help='number of blocks of the flow')
     add('--loss_nir_nf_clamp_alpha', type=POSITIVE, default=2.0,
-        help='limit of the logarithm of the scales in the flow')
+        help='limit of the absolute logarithm of the scales in the flow')
     add('--loss_nir_nf_fc_init', choices=['none', 'xavier'], default='none',
-        help="initial weights of the MLPs; none: torch's; xavier: Xavier's, but for their first layers")
+        help="initial weights of the MLPs; none: torch's default; xavier: Xavier initialisation, except in the first "
+             'layer of each MLP')
     for name, default in (('logmatch', 1.0), ('pos_alpha', 1.0), ('neg_alpha', 1.0), ('margin', 0.1), ('delta', 0.2),
                           ('pair_perc', 1.0), ('nf_fc_dropout', 0.0)):
         add(f'--loss_nir_{name}', type=REAL, default=default,
             help='without effect; kept for compatibility with the public code')
     add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
     add('--loss_hier_k', type=POSITIVE_INT, default=20,
-        help='number of nearest neighbours; points that are among those of each other are related; must be less than '
-             '--bs')
+        help='number of nearest neighbours; two points are related if each is among the nearest neighbours of the '
+             'other; should be less than --bs')
     add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
     add('--loss_hier_temperature', type=POSITIVE, default=0.1,
-        help='temperature of the choice of the nearest common ancestor; distances are divided by it')
+        help='temperature of the softmax that selects the nearest common ancestor; distances are divided by it')
     add('--loss_hier_c', type=POSITIVE, default=0.1, help='curvature of the hyperbolic space')
     add('--loss_hier_clip_r', type=NOT_NEGATIVE, default=2.3,
         help='norm to which longer embeddings and proxies are clipped; 0 means no clipping')
@@ -616,10 +625,11 @@ def loss_parameters(parser):
     add('--loss_hier_lrmulti', type=NOT_NEGATIVE, default=50.0,
         help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
-    add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0, help='exponent with which the potentials fall off')
+    add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0,
+        help='exponent of the potentials, which are proportional to 1 / distance^alpha')
     add('--loss_pfml_delta', type=POSITIVE, default=0.2,
-        help='distance below which points of a class do not attract each other, and above which points of different '
-             'classes do not repel each other')
+        help='Euclidean distance below which points of the same class do not attract each other, and above which '
+             'points of different classes do not repel each other')
     add('--loss_pfml_lrmulti', type=NOT_NEGATIVE, default=100.0,
         help='learning rate of the proxies, as a multiple of --lr')
     add('--loss_happier_alpha', type=NOT_NEGATIVE, default=1.0, help='exponent of the relevance of a level')
@@ -630,9 +640,11 @@ def loss_parameters(parser):
     add('--loss_happier_delta', type=NOT_NEGATIVE, default=0.05,
         help='difference of cosine similarities beyond which the step function is linear')
     add('--loss_happier_offset', type=REAL, default=-1.0,
-        help='value of the step function just beyond --loss_happier_delta; a negative value makes it continuous')
+        help='value of the step function just beyond --loss_happier_delta; with a negative value, the value that makes '
+             'the function continuous is used')
     add('--loss_happier_lambda', type=FRACTION, default=0.1,
-        help='weight of the clustering loss, a softmax over the classes; the ranking loss has 1 minus this weight')
+        help='weight of the clustering loss, a cross entropy over the classes; the weight of the ranking loss is 1 '
+             'minus this value')
     add('--loss_happier_temperature', type=POSITIVE, default=0.05, help='temperature of the clustering loss')
     add('--loss_happier_lr', type=NOT_NEGATIVE, default=0.00002, help='learning rate of the class weights')
 
@@ -733,7 +745,8 @@ def parse(arguments, defaults=None):
     if len(folders) > 1:
         raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
     if modes.auto_resume and folders and not modes.resume:
-        raise UserError('--auto_resume goes with a training run; leave out --reproduce, --evaluate, --embed and --draw')
+        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed '
+                        'and --draw')
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, MODES)
@@ -771,8 +784,8 @@ def flags_of(place):
 
 def find_run(opt):
     """
-    The run of these settings, (its folder, whether it is finished), or None. --n_epochs and flags of the machine may
-    differ; with another --n_epochs, it is not finished.
+    The run with these settings as (its folder, whether it is finished); None if there is none. --n_epochs and the flags
+    of the machine may differ; with another --n_epochs, it does not count as finished.
     """
     may_differ = {'n_epochs', *datasampler.chosen_later(opt)}
     settings = {name: value for name, value in settings_of(opt).items() if name not in may_differ}
@@ -829,7 +842,7 @@ def check(opt):
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
-        raise UserError(f'--embed_init {opt.embed_init} fits one linear layer: leave --embed_layers out')
+        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

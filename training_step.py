@@ -1,17 +1,17 @@
 """
 A training step: from a batch to the optimizer's step.
 
-One process that embeds the whole batch at once computes the plain step: forward, backward, step. Otherwise, where
---micro_bs or several processes share the batch, the gradient is cached (Gao et al., Scaling Deep Contrastive Learning
-Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
+If one process embeds the whole batch at once, the step is plain: forward pass, backward pass, optimizer step. If the
+batch is divided, by --micro_bs or among several processes, the gradient is cached (Gao et al., Scaling Deep Contrastive
+Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
 
 1. Each process embeds its part of the batch in pieces, without keeping the graph.
 2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features.
-3. Each process embeds its pieces again, with the same random numbers, and continues the gradient through them.
-4. The gradients of the network are added up over the processes, and every process takes the same step.
+3. Each process embeds its pieces again, with the same random numbers, and backpropagates this gradient through them.
+4. The gradients of the network are summed over the processes, and every process takes the same optimizer step.
 
-A process with a single piece keeps the graph of 1, so that 3 embeds nothing again. The criterion, its parameters and
-state, and the miner are used in process 0 only.
+A process with a single piece keeps the graph of step 1, so that step 3 does not embed it again. The criterion, its
+parameters and state, and the miner are used in process 0 only.
 """
 import contextlib
 import itertools
@@ -32,9 +32,10 @@ from utilities.randomness import derive, seeded
 
 class TrainingStep:
     """
-    opt: micro_bs, amp, compile, clip_grad, clip_grad_value, seed, device. parts: their model, criterion and optimizer.
+    opt:    micro_bs, amp, compile, clip_grad, clip_grad_value, seed, device.
+    parts:  the parts of the run, of which model, criterion and optimizer are used.
 
-    scaler: of the loss, with --amp float16; else None.
+    scaler: the GradScaler that multiplies the loss with --amp float16; otherwise None.
     """
 
     def __init__(self, opt, parts):
@@ -46,8 +47,8 @@ class TrainingStep:
                              if parameter not in of_network]
         if opt.compile:
             check_compiler(opt.device)
-        # apart from the model, whose state dict and evaluation stay those of the network as it is written; a graph is
-        # compiled for each size of a piece, so that a resumed run computes with the same graphs
+        # not the model itself, so that its state dict and evaluation are those of the network that is not compiled; a
+        # graph is compiled for each size of a piece, so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
         self.dtype = None if opt.amp == 'none' else getattr(torch, opt.amp)
         if self.dtype:
@@ -57,8 +58,9 @@ class TrainingStep:
 
     def __call__(self, number, images, labels):
         """
-        number: of the step in the run. images: [b, 3, H, W], the part of this process (exchange.part), or one image of
-        the batch where that is empty. labels: [B], of the whole batch.
+        number: the number of the step in the run.
+        images: [b, 3, H, W], the part of the batch of this process (exchange.part), or any image if it is empty.
+        labels: [B], of the whole batch.
 
         Returns the embeddings of the whole batch, [B, D], in process 0 (None elsewhere), and {name: scalar} for the
         log.
@@ -96,8 +98,8 @@ class TrainingStep:
 
     def in_pieces(self, number, pieces, labels):
         """
-        Sets the gradients of all parameters. Returns the embeddings [B, D] of the whole batch in process 0, the loss,
-        and the norm of the gradients, multiplied as the loss by the scaler.
+        Sets the gradients of all parameters. Returns the embeddings [B, D] of the whole batch (None except in process
+        0), the loss, and the norm of the gradients, which are multiplied by the factor of the scaler.
         """
         if processes.count() > 1 and not self.connected:
             exchange.copy_from_main(self.model.state_dict().values())
@@ -109,13 +111,13 @@ class TrainingStep:
         layers = batch_norm.training_layers(self.model)
         with torch.set_grad_enabled(keep):
             outputs = [self.piece(piece, seed) for piece, seed in zip(pieces, seeds, strict=True)]
-        rows = torch.cat(outputs).detach()[:part.stop - part.start]     # none of an image that is not of this part
+        rows = torch.cat(outputs).detach()[:part.stop - part.start]     # of an empty part none, though it has an image
         whole = exchange.gathered(rows, n)
         if processes.is_main():
             embeddings, gradient, loss = self.gradient_of_loss(whole, labels)
         else:
             embeddings, gradient, loss = None, None, rows.new_zeros(())
-            self.scaled(loss)                                       # a scaler must have seen a loss before it unscales
+            self.scaled(loss)                                       # a scaler must scale a loss before it can unscale
         of_criterion = norm_of(self.of_criterion, rows)
         gradient = exchange.returned(gradient, rows, n)
         gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))
@@ -130,8 +132,8 @@ class TrainingStep:
 
     def piece(self, images, seed):
         """
-        What embed() returns of the images, in one tensor [b, W]. The random numbers of the network are those of
-        `seed`, and the global generators stay as they are, so that a miner samples as it does in the plain step.
+        What embed() returns for the images, concatenated into one tensor [b, W]. The network samples its random numbers
+        with `seed`, and the global generators do not change, so that a miner samples as it does in the plain step.
         """
         with seeded(seed, self.opt.device):
             outputs = self.embed(images)
@@ -141,7 +143,7 @@ class TrainingStep:
     def gradient_of_loss(self, whole, labels):
         """
         whole: embeddings, features and maps of the batch, [B, W]. Returns the embeddings [B, D], the gradient [B, W]
-        and the loss. Sets the gradients of the criterion's parameters and, where it calls f_embed, of that.
+        and the loss. Sets the gradients of the criterion's parameters and, if it calls f_embed, those of f_embed.
         """
         columns = whole.split([shape.numel() for shape in self.shapes], dim=1)
         leaves = [part.reshape(-1, *shape).contiguous().requires_grad_()
@@ -154,8 +156,8 @@ class TrainingStep:
 
     def join(self, layers, fraction, loss, of_criterion):
         """
-        Adds up over the processes: the gradients of the network; its running statistics, weighted by the fraction of
-        the batch that each process embeds; and loss and norm, which are 0 but in process 0.
+        Sums over the processes: the gradients of the network; its running statistics, weighted by the fraction of the
+        batch that each process embeds; and the loss and the norm of_criterion, which are 0 except in process 0.
         """
         gradients = gradients_of(self.of_network)
         statistics = [statistic for layer in layers if not isinstance(layer, torch.nn.SyncBatchNorm)
@@ -163,13 +165,13 @@ class TrainingStep:
         for statistic in statistics:
             statistic.mul_(fraction)
         exchange.add_up([*gradients, *statistics, loss, of_criterion])
-        if self.scaler:                        # what is not finite in process 0 alone makes all processes skip the step
+        if self.scaler:             # so that all processes skip the step if only a gradient of the loss is not finite
             gradients[0].add_(of_criterion * 0)
 
     def update(self, norm):
         """
-        Clips the gradients and takes the optimizer's step. Returns {'grad_norm': the norm before clipping, and with
-        --amp float16 'skipped_steps': whether the step was left out because a gradient is not finite}.
+        Clips the gradients and takes the optimizer's step. Returns {'grad_norm': the norm before clipping} and, with
+        --amp float16, 'skipped_steps': whether the step was skipped because a gradient is not finite.
         """
         if self.scaler:
             norm = norm / self.scaler.scale(torch.ones_like(norm))
@@ -190,7 +192,7 @@ class TrainingStep:
 
 
 def gradients_of(parameters):
-    """The gradients of the parameters that have one; of a sparse gradient its values, which may be changed in place."""
+    """The gradients of the parameters that have one. Of a sparse gradient, its values; they may be changed in place."""
     found = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -204,15 +206,15 @@ def gradients_of(parameters):
 
 
 def norm_of(parameters, like):
-    """The norm of the gradients of the parameters, of the type of `like`; 0 where there are none."""
+    """The norm of the gradients of the parameters, with the dtype of `like`; 0 if there are none."""
     gradients = gradients_of(parameters)
     return torch.nn.utils.get_total_norm(gradients).to(like) if gradients else like.new_zeros(())
 
 
 def share_batch_norm(opt, model):
     """
-    Where a batch is embedded in several parts, and BatchNorm layers are not frozen: makes their statistics those of the
-    whole batch if that can be, on GPUs with one part per process, else says that they are not.
+    For a batch that is embedded in several parts, with BatchNorm layers that are not frozen: on GPUs with one piece per
+    process, makes the statistics of these layers those of the whole batch; otherwise prints that they are not.
     """
     largest = -(-opt.bs // processes.count())
     in_pieces = 0 < opt.micro_bs < largest
@@ -222,18 +224,19 @@ def share_batch_norm(opt, model):
         return
     if opt.device.type == 'cuda' and not in_pieces:
         if opt.bs < processes.count():
-            raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs an image for each of the '
-                            f'{processes.count()} processes; give a larger batch, or fewer processes')
+            raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs at least one image for each of the '
+                            f'{processes.count()} processes; use a larger batch or fewer processes')
         for part in parts:
             batch_norm.synchronise(part)
     elif processes.is_main():
-        print(f'Note: the statistics of BatchNorm are those of {min(opt.micro_bs or largest, largest)} images or fewer '
-              f'at a time, not of the whole batch of {opt.bs}; '
-              + ('--embed_norm layer has none' if model.frozen else f'--arch {opt.arch}_frozen keeps them fixed'))
+        print(f'Note: BatchNorm uses the statistics of at most {min(opt.micro_bs or largest, largest)} images at a '
+              f'time, not of the whole batch of {opt.bs}; '
+              + ('--embed_norm layer does not depend on the batch' if model.frozen
+                 else f'--arch {opt.arch}_frozen keeps them fixed'))
 
 
 def check_precision(opt):
-    """Raises UserError where the device does not compute in --amp."""
+    """Raises UserError if the device does not support the type of --amp."""
     try:
         with warnings.catch_warnings(action='ignore'), torch.autocast(opt.device.type, getattr(torch, opt.amp)):
             supported = torch.is_autocast_enabled(opt.device.type)
@@ -245,7 +248,7 @@ def check_precision(opt):
 
 
 def check_compiler(device):
-    """Raises UserError where torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
+    """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:                       # of the compiler, of Triton or of torch: there is no common class

@@ -1,4 +1,4 @@
-"""BatchNorm layers where a batch is embedded in several pieces or by several processes."""
+"""BatchNorm layers of a batch that is embedded in several pieces or by several processes."""
 from contextlib import contextmanager
 
 import torch
@@ -12,14 +12,14 @@ def has_any(network):
 
 
 def training_layers(model):
-    """The BatchNorm layers that normalise by the statistics of their input, and keep running means of them."""
+    """The BatchNorm layers that normalise by the statistics of their input and keep running averages of them."""
     return [module for module in model.modules()
             if isinstance(module, _BatchNorm) and module.training and module.track_running_stats]
 
 
 @contextmanager
 def without_tracking(layers):
-    """In the block, the running statistics of `layers` stay as they are."""
+    """In the block, the running statistics of `layers` are not updated."""
     for layer in layers:
         layer.track_running_stats = False
     try:
@@ -30,7 +30,7 @@ def without_tracking(layers):
 
 
 def synchronise(network):
-    """Replaces the network's BatchNorm layers by those with the statistics of the whole batch of all GPUs."""
+    """Replaces the network's BatchNorm layers by layers that use the statistics of the whole batch on all GPUs."""
     if all(type(module) in OF_TORCH for module in network.modules() if isinstance(module, _BatchNorm)):
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
     else:

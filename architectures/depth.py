@@ -1,4 +1,4 @@
-"""What a backbone is made of, from its first layer to its last: what --freeze and --layer_decay count."""
+"""The blocks of a backbone, from its first layer to its last, which --freeze and --layer_decay count."""
 import re
 
 import torch
@@ -6,14 +6,14 @@ import torch
 from utilities.errors import UserError
 
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
-STAGES = ('blocks', 'layers')                       # the names of the blocks of a stage, in ConvNeXt or Swin
-INCEPTION = re.compile(r'inception_\d\w')           # the layers of a block of BN-Inception stand side by side
+STAGES = ('blocks', 'layers')                       # the attribute of a stage that has its blocks, in ConvNeXt or Swin
+INCEPTION = re.compile(r'inception_\d\w')           # BN-Inception has no module for a block, only this prefix of names
 
 
 def blocks(network):
     """
-    A list of lists of module names: the stem, which is the first layer or the patch embedding, then block by block. A
-    norm belongs to the block before it.
+    A list of lists of module names: first those of the stem, which is the first layer or the patch embedding, then
+    those of each block. A norm belongs to the block before it.
     """
     found = []
     for name in units(network):
@@ -27,7 +27,7 @@ def blocks(network):
 
 
 def units(network, prefix=''):
-    """The names of the modules with parameters, in order; lists of modules and stages stand for what they contain."""
+    """The names of the modules with parameters, in order; of lists of modules and stages, those of their children."""
     for name, module in network.named_children():
         nested = type(module) in CONTAINERS and any(True for part in module.children() for _ in part.children())
         if nested or any(hasattr(module, stage) for stage in STAGES):
@@ -45,8 +45,8 @@ def depths(network):
 
 def freeze(opt, network):
     """
-    Makes the parameters of --freeze require no gradients; returns the names of their modules, which must stay in
-    evaluation mode ('' is the network). Raises UserError where there are fewer blocks.
+    Sets requires_grad to False for the parameters that --freeze names. Returns the names of their modules, which must
+    stay in evaluation mode ('' is the network). Raises UserError if the network has fewer blocks.
     """
     if opt.freeze == 'none':
         return []

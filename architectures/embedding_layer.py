@@ -1,4 +1,4 @@
-"""The embedding layer: a norm if asked for, and linear layers, which may be fitted to features in closed form."""
+"""The embedding layer: an optional norm and linear layers. A single linear layer can be fitted in closed form."""
 import itertools
 
 import torch
@@ -14,8 +14,8 @@ FITTED = ('pca', 'lda')
 
 def embedding_layer(opt, n_features):
     """
-    A linear layer from n_features to --embed_dim, or an MLP with ReLU between the widths --embed_layers; in front of it
-    --embed_norm. Features [B, F] -> embeddings [B, D].
+    Features [B, F] -> embeddings [B, D]: the norm --embed_norm, then a linear layer from n_features to --embed_dim, or
+    an MLP with ReLU and hidden layers of the widths --embed_layers.
     """
     widths = [n_features, *opt.embed_layers, opt.embed_dim]
     layers = [torch.nn.Linear(n_in, n_out, bias=opt.embed_bias) for n_in, n_out in itertools.pairwise(widths)]
@@ -32,10 +32,10 @@ def embedding_layer(opt, n_features):
 @torch.no_grad()
 def fit(opt, f_embed, features, labels):
     """
-    Sets the linear layer of f_embed to the --embed_init pca or lda of the features behind its norm, centred if it has a
-    bias. The running statistics of a BatchNorm become those of the features.
+    Fits the linear layer of f_embed to the features after its norm, by --embed_init pca or lda. If it has a bias, the
+    embeddings are centred. The running statistics of a BatchNorm become those of the features.
 
-    features [N, F], labels [N] int64. Raises UserError where there are fewer features than --embed_dim.
+    features [N, F], labels [N] int64. Raises UserError if there are fewer features than --embed_dim.
     """
     *norms, layer = f_embed if isinstance(f_embed, torch.nn.Sequential) else [f_embed]
     features = features.to(layer.weight.device)
@@ -46,8 +46,9 @@ def fit(opt, f_embed, features, labels):
         features = norm.eval()(features)
     features = features.cpu().double()
     if opt.embed_dim > features.shape[1]:
-        raise UserError(f'--embed_init {opt.embed_init}: the backbone has {features.shape[1]} features, which give no '
-                        f'more dimensions than that; set --embed_dim {features.shape[1]} or less, not {opt.embed_dim}')
+        raise UserError(f'--embed_init {opt.embed_init}: the backbone has {features.shape[1]} features, and the '
+                        'embeddings cannot have more dimensions; '
+                        f'set --embed_dim {features.shape[1]} or less, not {opt.embed_dim}')
     if opt.embed_init == 'pca':
         weight = principal_components(features, opt.embed_dim)
     else:
@@ -67,8 +68,8 @@ def discriminants(features, labels, dim, shrinkage):
     Linear discriminant analysis (Fisher, 1936; Rao, 1948): [dim, F], directions in which the within-class covariance W
     is the identity, those of the largest variance of the class means first.
 
-    At most C − 1 directions separate the C class means. The remaining ones are those, among the directions in which all
-    class means coincide, in which the variance is largest, relative to the shrunken W; they have the same scale.
+    At most C − 1 directions separate the C class means. The remaining rows are directions in which all class means
+    coincide, those with the largest variance relative to the shrunken W first; they have the same scale.
 
     features:  [N, F] float64.
     shrinkage: s, of (1 − s) W + s (trace W / F) I. Raises UserError where this is not invertible.

@@ -39,10 +39,10 @@ class Backbone:
     head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
     download: () -> the pretrained state dict; None where there is none.
-    maps:     (network, images) -> what is pooled: the last maps [B, C, H, W], or the tokens [B, T, C] of a ViT; None
-              where this is not known.
-    n_prefix: the number of tokens in front of those of the patches; the first of them is the class token.
-    pool:     that of --pool; None for the network's own. select_backbone sets it.
+    maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
+              ViT; None if this is not known.
+    n_prefix: the number of tokens before those of the patches; the first of them is the class token.
+    pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     """
     network: torch.nn.Module
@@ -62,8 +62,8 @@ class Backbone:
 @torch.no_grad()
 def count_features(backbone, opt):
     """
-    F, from one black image. Raises UserError where the network takes no images of its --input_size, where it gives
-    anything but one vector per image, and where --pool does not suit it.
+    F, found with one black image. Raises UserError if the network cannot process images of --input_size, if its output
+    is not one vector per image, or if --pool does not suit it.
     """
     take = backbone.maps if backbone.pool else torch.nn.Module.__call__
     try:
@@ -83,8 +83,8 @@ def count_features(backbone, opt):
 @torch.no_grad()
 def count_maps(backbone):
     """
-    C, the number of the last maps, from one black image; None where these are not known, or where neither --pool nor an
-    average pools them.
+    C, the number of the last maps, found with one black image; None if they are not known, or if they are pooled
+    neither by --pool nor by their average.
     """
     if backbone.maps is None:
         return None
@@ -96,8 +96,8 @@ def count_maps(backbone):
 
 class EmbeddingNetwork(torch.nn.Module):
     """
-    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with_maps,
-    the maps [B, C, h, w] that were pooled, by their average where --pool is not given.
+    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with
+    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given.
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -122,8 +122,8 @@ class EmbeddingNetwork(torch.nn.Module):
 
     def train(self, mode=True):
         """
-        As in torch, but a `_frozen` network's BatchNorm layers keep their running statistics, not their weights, and
-        what --freeze names stays in evaluation mode.
+        As in torch, except that the BatchNorm layers of a `_frozen` network keep their running statistics (their
+        weights are still trained), and the modules of --freeze stay in evaluation mode.
         """
         super().train(mode)
         if self.warming_up:
@@ -145,7 +145,7 @@ class EmbeddingNetwork(torch.nn.Module):
                 maps = self.maps(self.backbone, images)
             else:
                 features = self.backbone(images).flatten(1)
-        if self.pool or with_maps:                      # outside, since a pooling with parameters is trained as a head
+        if self.pool or with_maps:         # not in the block above, since --warmup trains a pooling with parameters too
             features = (self.pool or pooling.average)(maps)
         embeddings = self.f_embed(features)
         embeddings = F.normalize(embeddings, dim=1) if self.normalize else embeddings

@@ -1,4 +1,4 @@
-"""How the last maps of a convolutional network, or the tokens of a ViT, become one vector per image: --pool."""
+"""--pool: pools the last feature maps of a convolutional network, or the tokens of a ViT, to one vector per image."""
 import functools
 
 import torch
@@ -14,7 +14,7 @@ class Gem(torch.nn.Module):
         self.p, self.eps = torch.nn.Parameter(torch.tensor(p)), eps
 
     def forward(self, maps):
-        """[B, C, H, W] -> [B, C]; values below eps count as eps."""
+        """[B, C, H, W] -> [B, C]; values below eps are set to eps."""
         return maps.clamp(min=self.eps).pow(self.p).mean(dim=(2, 3)).pow(1 / self.p)
 
 
@@ -43,13 +43,13 @@ POOLINGS = [*OF_MAPS, *OF_TOKENS]
 def select(opt, backbone):
     """
     The function or module of --pool, from maps [B, C, H, W] or tokens [B, T, C] to features [B, F]; None for the
-    network's own pooling. Raises UserError where the network has nothing of the kind.
+    network's own pooling. Raises UserError if the network does not give the maps or tokens, or has no class token.
     """
     if opt.pool is None:
         return None
     if backbone.maps is None:
-        raise UserError(f'--pool {opt.pool}: of --arch {opt.arch} only the pooled features are known; leave the flag '
-                        'out, or take a network of timm')
+        raise UserError(f'--pool {opt.pool}: --arch {opt.arch} gives only pooled features; leave the flag out or '
+                        'choose a network of timm')
     if opt.pool.startswith('token') and not backbone.n_prefix:
         raise UserError(f'--pool {opt.pool}: --arch {opt.arch} has no class token')
     if opt.pool == 'gem':
@@ -59,7 +59,7 @@ def select(opt, backbone):
 
 
 def check(opt, maps):
-    """Raises UserError where --pool is for maps and the network gives tokens, or the other way round."""
+    """Raises UserError if --pool is for maps and the network gives tokens, or the other way round."""
     shape = list(maps.shape) if isinstance(maps, torch.Tensor) else type(maps).__name__
     kind, names = {4: ('maps', OF_MAPS), 3: ('tokens', OF_TOKENS)}.get(len(shape), ('neither maps nor tokens', ()))
     if opt.pool not in names:

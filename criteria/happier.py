@@ -15,8 +15,8 @@ REQUIRES_SUPERCLASSES = True     # reads opt.superclasses, the super-classes of 
 
 class SumOverRows(torch.autograd.Function):
     """
-    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
-    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
     """
 
     @staticmethod
@@ -40,9 +40,10 @@ class SumOverRows(torch.autograd.Function):
 
 def relevances(levels, n_levels, alpha=1.0, dtype=torch.float32):
     """
-    The relevance of each sample to each query, (l / L)^α over the number of samples at the same level l; 0 at level 0.
+    The relevance of each sample to each query: (l / L)^α divided by the number of samples at the same level l, and 0 at
+    level 0.
 
-    levels: [B, B], how many of the L labels of a query (row) each sample shares; of the query itself all.
+    levels: [B, B], how many of the L labels of a query (row) each sample shares; the query itself shares all.
     """
     each = torch.arange(1, n_levels + 1, device=levels.device)
     sizes = (levels[:, :, None] == each).sum(dim=1)                                                  # [B, L]
@@ -53,9 +54,10 @@ def relevances(levels, n_levels, alpha=1.0, dtype=torch.float32):
 def hierarchical_ap(cosines, levels, n_levels, alpha=1.0, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     """
     The mean of 1 − H-AP over the queries that share a label with another sample; arguments as in happier_loss.
-    H-AP is Σ_j (hrank / rank)(j) / Σ_j rel(j) over the samples j of level 1 or more, the query itself among them. hrank
-    and the comparisons with samples of j's level or above are exact, without gradient; Σ_k H(s_qk − s_qj) is an upper
-    bound of the number of samples k of lower levels that are more similar.
+    H-AP is Σ_j (hrank / rank)(j) / Σ_j rel(j) over the samples j of level 1 or more, including the query itself. In
+    hrank, and in rank for the samples of j's level or above, samples are counted exactly and without gradient. In rank,
+    the number of samples k of lower levels that are more similar to the query than j is replaced by its upper bound
+    Σ_k H(s_qk − s_qj).
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     relevance = relevances(levels, n_levels, alpha, cosines.dtype)
@@ -90,10 +92,10 @@ def happier_loss(batch, labels, weights, superclasses, alpha=1.0, tau=0.01, rho=
         alpha:        α, the exponent of the relevance of a level.
         tau:          temperature of the sigmoid in H(t), the smooth step that compares two cosines, t their difference.
         rho:          slope of H for t > delta.
-        delta:        difference of cosines from which on H is linear.
-        offset:       value of H where the linear part starts; negative: the value that makes H continuous.
+        delta:        difference of cosines above which H is linear.
+        offset:       value of H where the linear part starts; if negative, the value that makes H continuous.
         weight:       λ, weight of the clustering loss; that of the hierarchical average precision is 1 − λ.
-        temperature:  of the clustering loss, which divides cosines by it.
+        temperature:  temperature of the clustering loss, which divides the cosines by it.
 
     Returns: scalar, (1 − λ) times the mean of 1 − H-AP plus λ times the cross entropy of the classes.
 
@@ -115,7 +117,7 @@ def happier_loss(batch, labels, weights, superclasses, alpha=1.0, tau=0.01, rho=
 class Criterion(torch.nn.Module):
     """
     opt: loss_happier_alpha, _tau, _rho, _delta, _offset, _lambda, _temperature, _lr, n_classes, embed_dim, and
-    superclasses, of each class the index of its super-class at each level: [C, L − 1], a tensor or a list of lists.
+    superclasses, the index of the super-class of each class at each level: [C, L − 1], a tensor or a list of lists.
     """
 
     def __init__(self, opt):

@@ -1,6 +1,6 @@
 """
-HIER: hierarchical proxies in hyperbolic space, a regulariser beside any loss. Kim et al., HIER: Metric Learning Beyond
-Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
+HIER: hierarchical proxies in hyperbolic space, a regulariser to add to any loss. Kim et al., HIER: Metric Learning
+Beyond Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
 """
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,8 @@ MARGIN_UNIT = 'hyperbolic distance'
 
 def to_ball(batch, c=0.1, clip_r=2.3):
     """
-    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, slightly inside it: [B, D].
-    Embeddings with a norm above clip_r are first scaled to norm clip_r; 0 means no scaling.
+    Maps embeddings [B, D] to points [B, D] of the Poincaré ball of curvature −c, slightly inside its boundary.
+    Embeddings with a norm above clip_r are first scaled to norm clip_r; clip_r 0 means no scaling.
     """
     norms = torch.linalg.vector_norm(batch, dim=1, keepdim=True).clamp(min=torch.finfo(batch.dtype).tiny)
     clipped = norms.clamp(max=clip_r) if clip_r else norms
@@ -23,9 +23,9 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 
 
 def ball_distances(points, c=0.1):
-    """D = (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
+    """The distances (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     room = 1 - c * points.square().sum(dim=1)
-    points = points - points.detach().mean(dim=0)        # distances stay; smaller norms have smaller rounding errors
+    points = points - points.detach().mean(dim=0)  # ‖z − w‖ does not change; smaller norms have smaller rounding errors
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -37,13 +37,13 @@ def ball_distances(points, c=0.1):
 
 
 def with_riemannian_gradient(points, c=0.1):
-    """The points [N, D] of the ball; their gradient is multiplied by (1 − c ‖z‖²)² / 4."""
+    """Returns the points [N, D] of the ball; in the backward pass, their gradient is scaled by (1 − c ‖z‖²)² / 4."""
     factor = (1 - c * points.detach().square().sum(dim=1, keepdim=True)).square() / 4
     return factor * points + ((1 - factor) * points).detach()
 
 
 def sample_columns(mask, n):
-    """n columns of each row of the mask [N, N], uniform, with replacement: [N, n]; arbitrary in an empty row."""
+    """Samples n columns of each row of the mask [N, N], with replacement: [N, n]; arbitrary columns of an empty row."""
     count = mask.cumsum(dim=1, dtype=torch.int32)
     rank = (torch.rand(len(mask), n, device=mask.device) * count[:, -1:]).int()
     return torch.searchsorted(count, rank, right=True).clamp(max=len(mask) - 1)
@@ -51,9 +51,10 @@ def sample_columns(mask, n):
 
 def sample_triplets(similarities, k=20, n=50):
     """
-    n triplets (i, j, k) for each anchor i of the similarities [N, N]: [N n, 3]; and which of them are valid, [N n]. Two
-    points are related if each is among the k most similar points of the other; i and j are related, i and k are
-    not. An anchor with fewer than two related points, or without an unrelated one, has no valid triplet.
+    Samples n triplets (i, j, k) for each anchor i, given the similarities [N, N]: [N n, 3]; and which of them are
+    valid, [N n]. Two points are related if each is among the `k` most similar points of the other. In a triplet, i and
+    j are related, and i and k are not. An anchor with fewer than two related points, or without an unrelated one, has
+    no valid triplet.
     """
     nearest = similarities.topk(min(k, len(similarities))).indices
     related = torch.zeros_like(similarities, dtype=torch.bool).scatter_(1, nearest, True)
@@ -65,7 +66,7 @@ def sample_triplets(similarities, k=20, n=50):
 
 
 def gumbel(*shape, like):
-    """Gumbel noise, with the type and device of a tensor."""
+    """Gumbel noise, with the dtype and device of the tensor `like`."""
     return -torch.empty(shape, dtype=like.dtype, device=like.device).exponential_().log()
 
 
@@ -106,7 +107,7 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         batch:       [B, D] embeddings, not normalised.
         labels:      [B] int64.
         proxies:     [P, D], the possible common ancestors.
-        k:           number of nearest neighbours that make points related; see sample_triplets.
+        k:           number of nearest neighbours that decide which points are related; see sample_triplets.
         margin:      m, a hyperbolic distance.
         temperature: τ, which divides the distances in the choice of the ancestors.
         c:           the ball has curvature −c.
@@ -114,9 +115,9 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
                      limit.
         n_triplets:  number of triplets that are sampled for each anchor.
 
-    Returns: scalar, the mean of ancestor_violations over sampled triplets of the batch, where samples of a class come
-    before all others in similarity, plus that over sampled triplets of the proxies. A differentiable zero where no
-    anchor has two related points and an unrelated one.
+    Returns: scalar, the mean of ancestor_violations over sampled triplets of the batch plus the mean over sampled
+    triplets of the proxies. In the batch, samples of the same class count as more similar than all others. A mean is
+    a differentiable zero if no anchor has two related points and an unrelated one.
 
     >>> batch = torch.tensor([[1., 0.], [.9, 0.], [.8, 0.], [0., 1.]])
     >>> value = hier_loss(batch, torch.tensor([0, 0, 0, 1]), torch.tensor([[.5, 0.], [0., 0.]]), k=3, margin=5.)

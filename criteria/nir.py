@@ -10,7 +10,7 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'cosine'          # of loss_nir_margin, which has no effect
 
-LARGEST = 20.0                  # negative log-likelihood above which its exponential is continued as a line
+LARGEST = 20.0                  # negative log-likelihood above which its exponential is replaced by the tangent
 
 
 def log_one_plus_sum_exp(exponents, mask):
@@ -40,14 +40,15 @@ def mlp(n_in, n_out, width, depth):
 
 class Flow(torch.nn.Module):
     """
-    An invertible map of points [B, D] with conditions [B, D]: points' [B, D] and the logarithm of the Jacobian's
-    determinant, [B]. Each block permutes the coordinates, splits them into two halves, and scales and shifts each half
-    by functions of the other half and of the block's condition.
+    An invertible map of points [B, D], given conditions [B, D]. Returns the latent points [B, D] and the logarithm of
+    the determinant of the Jacobian, [B]. Each block permutes the coordinates, splits them into two halves, and scales
+    and shifts each half by functions of the other half and of the block's condition.
 
-    cond_mode: which blocks have the condition. dense: all; dense_embed: all, through one MLP; dense_embed_multi: all,
-               each through an MLP of its own; dense_embed_multi_stacked: all, through the MLPs of the blocks up to it;
-               start, mid, end: one block.
-    init:      none: that of torch; xavier: of all but the first layers, with biases 0.
+    cond_mode: which blocks get the condition. dense: all; dense_embed: all, after one MLP; dense_embed_multi: all,
+               each after its own MLP; dense_embed_multi_stacked: all, each after the MLPs of all blocks up to it;
+               start, mid, end: only the first, the middle or the last block.
+    init:      initial weights of the MLPs. none: those of torch; xavier: Xavier initialisation with biases 0, except
+               in the first layer of each MLP.
     """
 
     def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0, cond_mode='dense', init='none'):
@@ -70,7 +71,7 @@ class Flow(torch.nn.Module):
         self.embedders = torch.nn.ModuleList([mlp(dim, dim, dim, 2) for _ in range(n_embedders)])
 
     def conditions(self, condition):
-        """The condition of each block, before it is known whether the block has one."""
+        """The condition of each block, including blocks that do not use one."""
         if len(self.embedders) < len(self.nets):                                # none, or one for all blocks
             for embedder in self.embedders:
                 condition = embedder(condition)
@@ -106,11 +107,13 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
         proxies: [C, D], one per class, normalised here.
         flow:    (points [B, D], conditions [B, D]) -> latent points [B, D], log-determinants of the Jacobian [B].
         w_align: ω, weight of the proxy loss.
-        noise:   factor of uniform noise in [0, 1) that is added to the points of the flow, which are then normalised.
-        pos_alpha, neg_alpha, pos_delta, neg_delta: of the proxy loss; see proxy_alignment.
+        noise:   scale of the uniform noise in [0, 1) that is added to the embeddings before the flow; if it is not 0,
+                 the sums are normalised.
+        pos_alpha, neg_alpha, pos_delta, neg_delta: parameters of the proxy loss; see proxy_alignment.
 
-    Returns: scalar, the mean of e^n plus ω times the proxy loss, where n = ‖z‖² / 2 − log |det J| of a sample with the
-    flow's latent point z, conditioned on the proxy of its class. Above n = 20, e^n is continued as a line.
+    Returns: scalar, the mean over the samples of e^n plus ω times the proxy loss, where n = ‖z‖² / 2 − log |det J|, z
+    is the latent point of the sample, and the flow is conditioned on the proxy of its class. Above n = 20, e^n is
+    replaced by its tangent.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> nir_loss(batch, torch.tensor([0, 1]), proxies, lambda points, conditions: (points - conditions, 0.), w_align=0.)

@@ -35,7 +35,7 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
         labels:    [B] int64 below C.
         proxies:   [C, D], one per class, normalised here.
         mode:      anchor: sums over samples, see proxy_alignment; nca: sums over proxies.
-        pos_alpha, neg_alpha: α⁺, α⁻, the sharpness of pull and push.
+        pos_alpha, neg_alpha: α⁺, α⁻, the scales of the cosines of positives and of negatives.
         pos_delta, neg_delta: δ⁺, δ⁻, the cosines that positives should have at least and negatives at most.
 
     Returns: scalar; in mode nca the mean over the samples of log(1 + m e^{−α⁺ (s_own − δ⁺)}), with m samples of the own

@@ -16,8 +16,8 @@ NEAREST = 1e-3                  # distance below which the potential is constant
 
 class SumOverRows(torch.autograd.Function):
     """
-    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
-    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
     The sum, over ordered pairs of different points [N, D] with labels [N], of −1 / max(d, δ)^α for two points of a
     class and of 1 / min(d, δ)^α for two points of different classes, where d is their Euclidean distance.
     """
-    centre = points.detach().mean(dim=0)                 # distances stay; smaller norms have smaller rounding errors
+    centre = points.detach().mean(dim=0)       # distances do not change; smaller norms have smaller rounding errors
     points = points - centre
     others = points.detach()
     norms = others.square().sum(dim=1)
@@ -57,7 +57,8 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
         pull, push = -(-alpha * halves.clamp(min=limit)).exp(), (-alpha * halves.clamp(max=limit)).exp()
         return 2 * torch.where(same, pull, push).scatter(1, rows[:, None], 0).sum()
 
-    # The gradient of a chunk is that of its own points only, half of what a pair contributes: the sum is symmetric.
+    # A chunk gives the gradient with respect to its own points only. The sum is symmetric, so that the gradient with
+    # respect to the other points of its pairs is as large: twice the terms give the whole gradient.
     total = SumOverRows.apply(points, twice, max(1, 2 ** 24 // len(points)))
     return total - total.detach() / 2
 

@@ -1,5 +1,5 @@
 """
-S2SD: similarity-based self-distillation from larger embeddings of the same features, around any loss. Roth et al.,
+S2SD: similarity-based self-distillation from larger embeddings of the same features, for any loss. Roth et al.,
 S2SD: Simultaneous Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021,
 https://arxiv.org/abs/2009.08348.
 """
@@ -30,11 +30,11 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
         targets:        the losses of the larger embeddings, m functions from [B, D_b] to a scalar.
         temperature:    T, which divides the cosines.
         weight:         w, weight of the distillation from the larger embeddings.
-        feature_weight: w_f, weight of the distillation from the features; 0: none.
+        feature_weight: w_f, weight of the distillation from the features; 0 means no such distillation.
 
     Returns: scalar, half the sum of the source's loss and the mean of the targets' losses, plus w times the mean of the
     distillations from the cosines of the larger embeddings, plus w_f times that from the cosines of the features. No
-    gradient goes through the cosines that are distilled from.
+    gradient goes through the cosines of the larger embeddings and of the features in the distillation.
 
     >>> batch, features = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0., 1.], [0., 1., 1.]])
     >>> s2sd_loss(batch, features, [lambda features: features.flip(1)], lambda batch: batch.sum(), [torch.max])
@@ -56,8 +56,8 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
 
 class Criterion(torch.nn.Module):
     """
-    opt: loss_s2sd_source, _target, _T, _w, _pool_aggr, _target_dims, _feat_distill, _feat_w, _feat_distill_delay, lr,
-    embed_dim, n_features, the number of pooled features, and with _pool_aggr n_maps, that of feature maps.
+    opt:   loss_s2sd_source, _target, _T, _w, _pool_aggr, _target_dims, _feat_distill, _feat_w, _feat_distill_delay, lr,
+           embed_dim, n_features (the number of pooled features) and, with _pool_aggr, n_maps (that of feature maps).
     build: (name of a loss, dimension of its embeddings) -> the loss.
     """
 

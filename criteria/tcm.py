@@ -1,5 +1,5 @@
 """
-Threshold-consistent margin, a regulariser beside any loss. Zhang et al., Threshold-Consistent Margin Loss for
+Threshold-consistent margin, a regulariser to add to any loss. Zhang et al., Threshold-Consistent Margin Loss for
 Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.
 """
 import torch
@@ -16,8 +16,8 @@ def tcm_loss(batch, labels, margin_pos=0.9, margin_neg=0.5, weight_pos=1.0, weig
     Args:
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
-        margin_pos: m⁺, the cosine up to which a positive pair counts as hard.
-        margin_neg: m⁻, the cosine from which on a negative pair counts as hard.
+        margin_pos: m⁺; a positive pair with a cosine s ≤ m⁺ is hard.
+        margin_neg: m⁻; a negative pair with a cosine s ≥ m⁻ is hard.
         weight_pos: λ⁺, weight of the term of the positive pairs.
         weight_neg: λ⁻, weight of the term of the negative pairs.
 

@@ -1,4 +1,4 @@
-"""Image files: their size, and their pixels when they are needed, at reduced size where that suffices."""
+"""Reads the size of image files, and decodes their pixels when they are needed, at reduced size if that is enough."""
 import contextlib
 import functools
 import io
@@ -22,8 +22,8 @@ class Photo:
     An image whose pixels are decoded when they are needed; np.asarray gives all of them.
 
     height, width: in pixels, upright.
-    decode: scale, of 1, 2, 4 and 8 -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] where
-            the image cannot be decoded at this scale; of a grey image, the last dimension may be 1.
+    decode: scale (1, 2, 4 or 8) -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] if the
+            image cannot be decoded at this scale; for a grey image, the last dimension may be 1.
     """
     height: int
     width: int
@@ -35,7 +35,7 @@ class Photo:
 
 @contextlib.contextmanager
 def named(path):
-    """Turns an error while the image at `path` is read into a UserError with the file's name."""
+    """In the block, which reads the image at `path`, turns any exception into a UserError with the file's name."""
     try:
         yield
     except Exception as error:  # decoders raise all kinds of exceptions on broken files
@@ -44,7 +44,7 @@ def named(path):
 
 
 def upright(image):
-    """An image that was opened, decoded to RGB or, if it is grey, to L."""
+    """An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L."""
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
     if image.mode in SIXTEEN_BIT:
         image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
@@ -58,7 +58,7 @@ def open_photo(path):
     """
     The Photo at `path`, with the pixels of read_image. Raises UserError as read_image does, here or when it is decoded.
 
-    torchvision decodes a JPEG faster than Pillow. It is used where both give the same pixels.
+    torchvision decodes a JPEG file faster than Pillow. It is used if both give the same pixels.
     """
     with named(path):
         data = np.fromfile(path, np.uint8)
@@ -88,8 +88,8 @@ def channels_last(image):
 
 def jpeg_header(data):
     """
-    (height, width) of a JPEG file, or None where only Pillow gives the pixels of read_image: if it
-    is cut off, to be turned, or neither RGB nor grey with 8 bits, or if it is no JPEG.
+    The (height, width) of a JPEG file. None if only Pillow gives the pixels of read_image: if the file is truncated,
+    has an EXIF orientation, is neither RGB nor grey with 8 bits, or is not a JPEG file.
 
     ITU-T Recommendation T.81, 1992, Annex B.
     """
@@ -115,7 +115,7 @@ def is_turned(data):
 
 @functools.cache
 def jpeg_decoder():
-    """torchvision's decoder, file [N] -> pixels [3 or 1, H, W], all uint8; None if they differ from Pillow's."""
+    """torchvision's JPEG decoder, file [N] -> pixels [3 or 1, H, W], uint8; None if its pixels differ from Pillow's."""
     try:
         from torchvision.io import decode_jpeg  # deprecated; later versions may lack it
     except ImportError:

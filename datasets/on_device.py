@@ -1,8 +1,8 @@
 """
---augment_on_gpu: crops, flips and colours, computed on the device for a batch of images at once.
+--augment_on_gpu: the resizing of crops, flips and changes of colour are computed on the device for a whole batch.
 
-Data workers decode the images, resize them where the augmentation begins with a resizing, and sample the random numbers
-of torchvision's transforms just as these do. So an image is augmented as without the flag, but for rounding.
+Data workers decode the images, resize them if the augmentation begins with a resizing, and sample the same random
+numbers as torchvision's transforms. Each image is therefore augmented as without the flag, except for rounding.
 """
 from dataclasses import dataclass
 
@@ -22,10 +22,11 @@ NO_COLOURS = (0, 1, 2, 3, 1., 1., 1., 0.)          # an order of the four change
 @dataclass
 class DevicePipeline:
     """
-    A Pipeline whose crop, flip and colours are computed by `finish` on `device`.
+    A Pipeline in which `finish` resizes crops, flips images and changes colours on `device`.
 
-    An image is handed over as (region, plan): the pixels that the crop chooses, uint8 [H, W, 3], and float32 [12]: H,
-    W, whether to flip, whether to turn grey, and the order and factors of brightness, contrast, saturation and hue.
+    A data worker sends an image as (region, plan). The region has the pixels of the crop, uint8 [H, W, 3]. The plan is
+    float32 [12]: H, W, whether to flip, whether to convert to grey, and the order (4) and the factors (4) of the
+    changes of brightness, contrast, saturation and hue.
     """
     pipeline: Pipeline
     device: torch.device
@@ -56,7 +57,7 @@ class DevicePipeline:
         return torch.cat([region.flatten() for region in regions]), torch.stack(plans)
 
     def finish(self, batch):
-        """What collate gives -> uint8 [B, 3, S, S] on the device."""
+        """The result of `collate` -> uint8 [B, 3, S, S] on the device."""
         pixels, plans = batch
         pixels, sizes = pixels.to(self.device, non_blocking=True), plans[:, :2].long()
         regions = pixels.split((3 * sizes.prod(dim=1)).tolist())
@@ -76,7 +77,7 @@ class DevicePipeline:
 
 
 def sampled(transforms):
-    """The random numbers of flip and colours, sampled as in torchvision's transforms: the last 10 numbers of a plan."""
+    """The last 10 numbers of a plan: the random numbers of flip and colours, sampled as torchvision's transforms do."""
     flip, grey, colours = 0, 0, NO_COLOURS
     for transform in transforms:
         if isinstance(transform, v2.ColorJitter):
@@ -113,7 +114,7 @@ def saturation(images, factors):
 
 
 def hue(images, shifts):
-    """shifts: [B, 1, 1, 1], in turns of the circle of colours. Smith, Color Gamut Transform Pairs, 1978 (HSV)."""
+    """shifts: [B, 1, 1, 1], in full turns of the colour circle. Smith, Color Gamut Transform Pairs, 1978 (HSV)."""
     red, green, blue = images.unbind(dim=1)
     largest, chroma = images.amax(dim=1), images.amax(dim=1) - images.amin(dim=1)
     safe = chroma.clamp(min=1e-6)
@@ -126,8 +127,9 @@ def hue(images, shifts):
 
 def changed(images, order, factors):
     """
-    Changes the colours of images [B, 3, H, W] in [0, 1]: brightness, contrast, saturation and hue of each image by its
-    `factors` [B, 4] in its `order` [B, 4], both on the CPU, so that no step waits for the device.
+    Changes the brightness, contrast, saturation and hue of images [B, 3, H, W] in [0, 1]. Each image has its own
+    `factors` [B, 4] and `order` [B, 4] of the changes. Both are on the CPU, so that the host does not wait for the
+    device.
     """
     for step in range(4):
         for number, change in enumerate((brightness, contrast, saturation, hue)):

@@ -1,4 +1,4 @@
-"""From a photo to the pixels of a batch: torchvision's transforms, on no more pixels than they need."""
+"""From a photo to the pixels of a batch: applies torchvision's transforms to only those pixels that they need."""
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,10 @@ class Pipeline:
     """
     A decoding.Photo, or a PIL image in RGB -> float32 RGB tensor [3, H, W] in [0, 1].
 
-    transforms: of torchvision. If the first one is a crop or a resizing, only the pixels that it needs are decoded and
-                copied. Grey images have one channel until the end, since all transforms treat the channels alike.
-    fast:       --decode fast: large JPEG files are decoded at reduced size, and resized by torch in place of Pillow.
+    transforms: those of torchvision. If the first one is a crop or a resizing, only the pixels that it needs are
+                copied. Grey images have one channel until the end, since all transforms treat all channels alike.
+    fast:       --decode fast: JPEG files are decoded at reduced size if that is enough, and other images are resized by
+                torch instead of Pillow.
     """
     transforms: list
     fast: bool = False
@@ -24,7 +25,7 @@ class Pipeline:
         return v2.functional.to_dtype(self.load(photo).permute(2, 0, 1).contiguous(), torch.float32, scale=True)
 
     def load(self, photo):
-        """The same as a uint8 tensor [H, W, 3], a quarter of the bytes for a data worker to hand over."""
+        """The same as a uint8 tensor [H, W, 3], which has a quarter of the bytes that a data worker has to send."""
         first, *others = self.transforms
         if isinstance(first, v2.RandomResizedCrop):
             image = self.resized(photo, first.size, **first.make_params([blank(photo.height, photo.width)]))
@@ -37,11 +38,11 @@ class Pipeline:
         return self.pixels(image)
 
     def collate(self, loaded):
-        """A list of B results of `load` -> what a data worker hands over, here the batch, uint8 [B, 3, H, W]."""
+        """A list of B results of `load` -> what a data worker sends, here the batch, uint8 [B, 3, H, W]."""
         return torch.utils.data.default_collate(loaded).permute(0, 3, 1, 2)
 
     def finish(self, batch):
-        """What `collate` gave, in the main process -> uint8 [B, 3, H, W]."""
+        """The result of `collate` -> uint8 [B, 3, H, W]. Runs in the main process."""
         return batch
 
     def resized(self, photo, size, top, left, height, width):
@@ -73,9 +74,9 @@ def resized_by_pillow(photo, size, top, left, height, width):
 
 
 def resized_fast(photo, size, top, left, height, width):
-    """As resized_by_pillow, of a photo decoded at reduced size if that suffices; else by torch, a uint8 tensor."""
+    """As resized_by_pillow, of a photo decoded at reduced size if that is enough; otherwise by torch, as a tensor."""
     pixels, y, x = reduced(photo, size, height, width)
-    if y < 1:                               # the edges of the region need not be those of pixels, which Pillow allows
+    if y < 1:                               # the region may begin or end within a pixel, which only Pillow supports
         box = left * x, top * y, min((left + width) * x, pixels.shape[1]), min((top + height) * y, pixels.shape[0])
         return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR, box)
     images = torch.from_numpy(pixels[top:top + height, left:left + width])[None]
@@ -85,8 +86,8 @@ def resized_fast(photo, size, top, left, height, width):
 
 def reduced(photo, size, height, width):
     """
-    The photo, decoded at the smallest scale at which a region of `height` x `width` pixels has at least `size`: uint8
-    [h, w, 3 or 1], and by what vertical and horizontal distances are to be multiplied.
+    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `size`:
+    uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
     """
     scale = next((scale for scale in (8, 4, 2) if height >= scale * size[0] and width >= scale * size[1]), 1)
     pixels = np.array(photo) if isinstance(photo, Image.Image) else photo.decode(scale)
@@ -94,7 +95,7 @@ def reduced(photo, size, height, width):
 
 
 def size_after(resize, photo):
-    """The (height, width) that v2.Resize gives a photo; of one number, it is the length of the shorter side."""
+    """The (height, width) to which v2.Resize resizes a photo; a single number is the length of the shorter side."""
     if len(resize.size) == 2:
         return resize.size
     shorter, longer = resize.size[0], int(resize.size[0] * max(photo.height, photo.width)

@@ -1,34 +1,35 @@
 """
-Which way of ranking is the faster one on the CPU, counting or sorting, estimated from counted quantities: never from a
-clock, so that a run that is repeated ranks in the same way.
+Estimates whether ranking by counting or by sorting is faster on the CPU. The estimates depend on the embeddings only,
+not on measured times, so that a run that is repeated ranks in the same way.
 
-Counting looks up every score that is above that of the query's farthest positive, and within the last rank that a
-metric looks at. These are few where nearly all neighbours are right or only the first ranks matter, and most of all
-scores where classes are large and overlap. Their fraction is estimated from a sample of the scores.
+Counting looks up every score that is above that of the query's farthest positive and within the last rank that a metric
+uses. These scores are few if the classes are well separated or if only the first ranks matter, and they are most of all
+scores if the classes are large and overlap. Their fraction is estimated from a sample of the scores.
 
-The constants, in nanoseconds, were fitted to 40 times of each way: 6,000 and 12,000 images with 7 to 300 positives,
-recall@1 of 0.3 to 0.99, 128 and 512 dimensions, one thread of an Intel Xeon with AVX-512. Only their ratios matter.
+The constants, in nanoseconds, were fitted to 40 measured times of counting and 40 of sorting: 6,000 and 12,000 images
+with 7 to 300 positives, recall@1 of 0.3 to 0.99, 128 and 512 dimensions, one thread of an Intel Xeon with AVX-512. Only
+their ratios matter.
 """
 import numpy as np
 
 from evaluation import counting, sorting
 
-QUERIES = 64                 # whose scores are sampled
-MULTIPLY = 0.015             # a score, for each dimension
-COMPARE = 3.2                # a score, by counting
-LOOK_UP, HALVE = 8.0, 6.3    # a score that is looked up, and each halving of the query's positives
-PARTITION, SORT = 3.9, 6.1   # a score, by sorting: where only the highest are sorted, or all
-COUNT_POSITIVE, SORT_POSITIVE = 120.0, 90.0                # a positive
+QUERIES = 64                 # number of queries in the sample of the scores
+MULTIPLY = 0.015             # per score and dimension
+COMPARE = 3.2                # per score, in counting
+LOOK_UP, HALVE = 8.0, 6.3    # per score that is looked up, and per step of its binary search
+PARTITION, SORT = 3.9, 6.1   # per score, in sorting: if only the highest are sorted, and if all are
+COUNT_POSITIVE, SORT_POSITIVE = 120.0, 90.0                # per positive, in counting and in sorting
 
 
 def choose(search, depth):
-    """'count' or 'sort', for a Search and the last rank that matters, a number or one for each query."""
+    """'count' or 'sort'. depth: the last rank that matters, one number or one for each query of the Search."""
     by_counting, by_sorting = estimates(search, depth)
     return 'count' if by_counting <= by_sorting else 'sort'
 
 
 def estimates(search, depth):
-    """Nanoseconds that a query takes by counting and by sorting."""
+    """The estimated nanoseconds per query by counting and by sorting."""
     n, depth, n_positives = len(search.gallery), np.max(depth), search.n_positives.mean()
     multiply = MULTIPLY * search.queries.shape[1]
     look_up = fraction_above(search, depth) * (LOOK_UP + HALVE * np.log2(n_positives + 1))
@@ -38,7 +39,7 @@ def estimates(search, depth):
 
 
 def fraction_above(search, depth):
-    """The fraction of scores that reach the floor of counting.Strip, from a sample of queries and gallery images."""
+    """The fraction of the scores that reach the floor of counting.Strip, in a sample of queries and gallery images."""
     rows = np.flatnonzero(search.n_positives)
     rows = rows[np.linspace(0, len(rows) - 1, min(QUERIES, len(rows))).astype(int)]
     places, exists = search.positives(rows)

@@ -16,12 +16,14 @@ queries and TILE gallery images, and each tile is compared with them (count_stri
 - Where each image is a query against all others, the matrix is symmetric: the tile of the queries a, b and the images
   c, d is, transposed, that of the queries c, d and the images a, b, which is not computed again.
 - A score below that of a query's farthest positive changes no rank, and neither does a score beyond the last rank that
-  a metric looks at. One comparison per score finds the others, and only they are looked up among the positives.
+  a metric uses. One comparison per score finds the others, the candidates, and only these are looked up among the
+  scores of the positives.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
-A query is left to by_differences where an image of another class scores within float32's error of one of its positives,
-or where the estimated score of the last rank that matters turns out too high: fewer images than that rank reach it.
+A query is left to by_differences if the score of an image of another class differs from that of a positive by less than
+the error of float32, or if the estimated score of the last rank that matters is too high: fewer images than that rank
+reach it.
 """
 import threading
 from dataclasses import dataclass
@@ -34,8 +36,8 @@ from evaluation.neighbours import bisect, in_threads
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together
-SAMPLE = 1024                # gallery images from whose scores those of the `depth` nearest are estimated
-DEVIATIONS = 4               # standard deviations that the estimate is lowered by, so that it is seldom too high
+SAMPLE = 1024                # gallery images from whose scores the score of the last rank that matters is estimated
+DEVIATIONS = 4               # standard deviations by which the estimate is lowered, so that it is seldom too high
 
 
 def by_counting(search, depth):
@@ -66,11 +68,11 @@ class Strip:
     scores:      [q, R] of the positives; inf where a query has fewer.
     indices:     [q, R] of the positives in the gallery of the Search.
     blur:        [q] Search.blur.
-    doubtful:    [q] an image of another class with a lower score is too far to be confused with a positive.
-    floor:       [q] an image with a lower score comes before no positive whose rank matters.
-    above:       [q, R + 1] how many images of other classes reach the floor, and how many come before each positive, of
-                 those that have been counted so far.
-    unclear:     [q] bool: whether one of them cannot be told from a positive.
+    doubtful:    [q] a score: an image of another class with a lower one cannot be confused with a positive.
+    floor:       [q] a score: an image with a lower one comes before no positive whose rank matters.
+    above:       [q, R + 1] of the images of other classes that have been counted so far, how many reach the floor, and
+                 how many come before each positive.
+    unclear:     [q] bool: whether the order of one of these images and a positive is within the error of float32.
     """
     queries: np.ndarray
     labels: np.ndarray
@@ -85,7 +87,7 @@ class Strip:
     unclear: np.ndarray
 
     def ranks(self, width):
-        """[q, width], ascending and padded with inf: those of positives below the floor are inf as well."""
+        """The ranks of the positives, [q, width], ascending and padded with inf; those below the floor are inf too."""
         nearer = self.n_positives[:, None] - np.arange(1, self.scores.shape[1] + 1)    # positives
         matters = (nearer >= 0) & (self.scores >= self.floor[:, None])
         ranks = np.full((len(self.queries), width), np.inf)
@@ -93,7 +95,8 @@ class Strip:
         return np.sort(ranks, axis=1)
 
     def too_few(self):
-        """[q] bool: fewer images than `depth` reach the floor, so that a positive below it may have a rank within."""
+        """[q] bool: fewer images than `depth` reach the floor, so that a rank up to `depth` may be that of a positive
+        below the floor."""
         below = (self.scores < self.floor[:, None]).sum(axis=1)
         return (below > 0) & (self.above[:, 0] + self.n_positives - below < self.depth)
 
@@ -125,7 +128,7 @@ class Counting:
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
         self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)
-        for start in range(0, len(self.indices), TILE):                # in parts, for there is no second copy of it all
+        for start in range(0, len(self.indices), TILE):                # in parts, which avoids a second copy
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
@@ -190,9 +193,9 @@ def sample_of(n_gallery):
 
 def estimate(scores, n_gallery, depth):
     """
-    [q] scores that the `depth` nearest images of nearly all queries reach, from the scores [q, s] of a sample of the
-    gallery; −inf where it is too small to say. About `mean` of these images are in it, with a standard deviation below
-    √mean.
+    [q] scores that the `depth` nearest images of nearly all queries reach, estimated from the scores [q, s] of a sample
+    of the gallery; −inf if the sample is too small. About `mean` of the nearest images are in the sample, with a
+    standard deviation below √mean.
     """
     n = scores.shape[1]
     mean = depth * n / n_gallery if depth < n_gallery else np.inf
@@ -203,7 +206,7 @@ def estimate(scores, n_gallery, depth):
 
 
 def count(strip, scores, indices):
-    """What Strip.above counts, in a tile: looks every score that reaches the floor up among those of the positives."""
+    """The counts of Strip.above in a tile: looks up every score that reaches the floor among those of the positives."""
     query, column, score = pick(scores, scores >= strip.floor[:, None])
     n_slots = strip.scores.shape[1]
     own, own_index = strip.scores.ravel(), strip.indices.ravel()
@@ -219,7 +222,7 @@ def count(strip, scores, indices):
 
 
 def mark_unclear(strip, scores, tolerance):
-    """Finds the queries of which a score in `scores` [q, g] cannot be told from that of a positive."""
+    """Marks the queries with a score in `scores` [q, g] that is within float32's error of that of a positive."""
     rows = np.flatnonzero((strip.doubtful < np.inf) & ~strip.unclear)
     some = scores[rows]
     query, _, score = pick(some, some >= strip.doubtful[rows, None])
@@ -244,7 +247,7 @@ def pick(scores, chosen):
 
 
 def true_places(array):
-    """np.flatnonzero of a bool array; where few are True, faster, in the words of 8 that are not all False."""
+    """np.flatnonzero of a bool array, faster if few are True: looks only into groups of 8 that are not all False."""
     if array.size % 8 or np.count_nonzero(array) > array.size / 10:
         return np.flatnonzero(array)
     words = array.ravel().view(np.uint64)

@@ -1,6 +1,6 @@
 """
-The ranks of the positives by sorting the scores of each query, or only the highest if no metric looks beyond them, and
-looking up those of its positives.
+The ranks of the positives by sorting: the scores of each query, or only the highest if no metric uses the others, are
+sorted, and the scores of its positives are found in this order by binary search.
 """
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ def by_sorting(search, depth):
 
 
 def sorted_ranks(search, part, depth):
-    """Of some queries: [q, R] ranks as positive_ranks yields them; [q] bool: whether float32 can order the scores."""
+    """For some queries: [q, R] ranks as positive_ranks yields them; [q] bool, whether float32 can order the scores."""
     places, exists = search.positives(part)
     scores = search.scores(part)
     margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
@@ -62,7 +62,7 @@ def highest(scores, k):
 
 
 def is_partial(k, n):
-    """Whether it is faster to find the k highest of n numbers first, than to sort all."""
+    """Whether it is faster to find the k highest of n numbers and sort these than to sort all numbers."""
     return k < n / 4
 
 

@@ -1,10 +1,11 @@
 """
-Starts runs from a process that has imported their packages, which takes longer than the start of a short run.
+Starts runs as forks of a process that has already imported their packages, since the import takes several seconds.
 
-The launcher starts this module once, as a server: it imports what runs import, computes nothing, and starts no threads.
-For each run it forks. The fork executes main.py as `python main.py ...` does, in a session of its own. It is a child of
-the launcher, which waits for it and signals it, and outlives both. Linux only; elsewhere, and where the server cannot
-be used, launching.process starts runs as new programs.
+The launcher starts this module once, as a server. It imports the packages that runs import, computes nothing, and
+starts no threads. For each run, it forks. The fork executes main.py as `python main.py ...` does, in a session of its
+own. It becomes a child of the launcher, which waits for it and sends it signals, and it continues if the server or the
+launcher ends. This works on Linux only; elsewhere, and if the server cannot be used, launching.process starts each run
+as a new program.
 """
 import ctypes
 import functools
@@ -23,13 +24,13 @@ from pathlib import Path
 from utilities import stopping
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 1 << 20                                                 # bytes of a request
-PATIENCE = 120                                                    # seconds for a fork, on a machine that is very busy
+LONGEST = 1 << 20                                                 # bytes of a request at most
+PATIENCE = 120                                                    # seconds to wait for a fork on a very busy machine
 ADOPT = 36                                                        # PR_SET_CHILD_SUBREAPER of Linux' prctl
 
 
 class Run:
-    """A child of this process that it has not started itself; with the methods of subprocess.Popen that are used."""
+    """A child of this process that another process has forked, with those methods of subprocess.Popen that are used."""
 
     def __init__(self, pid):
         self.pid, self.returncode = pid, None
@@ -61,7 +62,7 @@ class Run:
 
 def start(command, log, secrets):
     """
-    Starts `command`, [python, main.py, arguments ...], as a Run; None where there is no server that can do it.
+    Starts `command`, [python, main.py, arguments ...], and returns it as a Run; None if there is no server to do it.
 
     log:     the open file of its output and errors.
     secrets: {variable: value} in addition to the environment of this process.
@@ -85,18 +86,20 @@ def start(command, log, secrets):
 
 
 def adopt(is_adopting):
-    """Whether this process becomes the parent of its descendants whose parent ends."""
+    """Sets whether this process becomes the parent of those of its descendants whose own parent ends."""
     ctypes.CDLL(None).prctl(ADOPT, int(is_adopting), 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=1)
 def server(environment):
     """
-    (the connection to a server, its process), once it has imported the packages. It ends when the connection is closed.
+    Starts a server, waits until it has imported the packages, and returns (the connection to it, its process). It ends
+    when the connection is closed.
 
-    environment: of the server, ((variable, value), ...); packages read some variables when they are imported.
+    environment: that of the server, ((variable, value), ...). It is an argument since packages read variables when they
+    are imported, so that another environment needs another server.
 
-    Raises OSError where the server ends, or a stop is requested before it is ready.
+    Raises OSError if the server ends or a stop is requested before it is ready.
     """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
@@ -117,19 +120,19 @@ def server(environment):
 
 
 def import_packages():
-    """What most runs import, also where they use it only."""
+    """Imports what most runs import, including packages that they import only when they use them."""
     for name in ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
                  'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard'):
         try:
             __import__(name)
-        except ImportError:                                       # runs do without it, or tell what is missing
+        except ImportError:                                       # runs work without it, or print what is missing
             continue
 
 
 def serve(connection):
     """
-    Answers requests until the connection is closed, then returns None. Returns also in each run's process: its request
-    and its log.
+    Answers requests until the connection is closed, then returns None. Also returns in the process of each run, with
+    the request and the log of the run.
     """
     connection.send(b'.')                                         # ready
     while True:
@@ -162,7 +165,7 @@ def become(request, log):
     os.close(log)
     os.chdir(request['folder'])
     os.environ.update(request['environment'])
-    np.random.seed()                                              # else the same in all runs
+    np.random.seed()                                              # otherwise the generator is the same in all runs
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)
     sys.argv, sys.path[0] = request['command'], str(Path(request['command'][0]).parent)
@@ -172,11 +175,11 @@ def become(request, log):
 def main(connection):
     import_packages()
     if not os.fork():
-        os._exit(0)                                               # before a fork, OpenBLAS ends its threads
+        os._exit(0)                                               # OpenBLAS ends its threads before a fork
     os.wait()
     if len(os.listdir('/proc/self/task')) > 1:
         sys.exit('a process with threads cannot be forked')
-    gc.freeze()                                                   # no run looks through the packages for garbage
+    gc.freeze()                                                   # the garbage collector of runs skips the packages
     if found := serve(connection):
         become(*found)
 

@@ -13,7 +13,7 @@ def add_flags(parser):
     add('--gpus', metavar='0,1', help='indices of the GPUs to run on, separated by commas')
     add('--per_gpu', type=POSITIVE_INT, metavar='N', default=1, help='number of runs at once on each of the --gpus')
     add('--gpus_per_run', type=POSITIVE_INT, metavar='N', default=1,
-        help='number of the --gpus that one run uses, with a process on each')
+        help='number of the --gpus that each run uses, with one process on each GPU')
 
 
 def of_flags(opt):
@@ -26,13 +26,13 @@ def of_flags(opt):
     if opt.gpus and opt.workers:
         raise UserError('--gpus and --workers: give one of them')
     if opt.gpus_per_run > 1 and not opt.gpus:
-        raise UserError(f'--gpus_per_run {opt.gpus_per_run}: say which GPUs there are by --gpus, as 0,1,2,3')
+        raise UserError(f'--gpus_per_run {opt.gpus_per_run} needs --gpus with the indices of the GPUs, such as 0,1,2,3')
     if opt.gpus:
         if not re.fullmatch(r'\d+(,\d+)*', opt.gpus):
-            raise UserError(f'--gpus {opt.gpus}: expected numbers with commas, as 0,1')
+            raise UserError(f'--gpus {opt.gpus}: expected indices separated by commas, such as 0,1')
         gpus, n = opt.gpus.split(','), opt.gpus_per_run
         if len(gpus) % n:
-            raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: cannot be divided into groups of {n}')
+            raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: the number of GPUs must be a multiple of {n}')
         return [['--gpu', *gpus[i:i + n]] for _ in range(opt.per_gpu) for i in range(0, len(gpus), n)]
     if opt.workers:
         from utilities.processes import n_cores  # imports torch, which the flags do not need

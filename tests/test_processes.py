@@ -140,7 +140,7 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     assert codes[5:7] == [[130, 130, 130]] * 2 and codes[7:] == [[0] * 3] * 4 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
-    assert error.count('Another process of the run was ended, or cannot be reached any more.') == 1
+    assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
     for name in ('term1', 'term0'):
         assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
     for name in ('bug0', 'bug2', 'killed', 'term1'):

@@ -305,7 +305,7 @@ def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path):
 def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '1', '--no_train_metrics') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--micro_bs', '4', '--clip_grad', '1') == 0
-    assert 'the statistics of BatchNorm are those of 4 images or fewer at a time' in capsys.readouterr().out
+    assert 'BatchNorm uses the statistics of at most 4 images at a time' in capsys.readouterr().out
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--amp', 'bfloat16') == 2
     assert 'cannot change within a run: --amp bfloat16 (was none)' in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What the processes of a run send each other in a training step: rows of a batch, their gradients, and sums."""
+"""The communication between the processes of a run in a training step: rows of a batch, their gradients, and sums."""
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from utilities import processes
 
 
 def bounds(n):
-    """Where the parts of a batch of n images begin and end, count() + 1 numbers; the first part is the largest."""
+    """The limits of the parts of a batch of n images, count() + 1 ascending indices; the first part is the largest."""
     size, larger = divmod(n, processes.count())
     return [size * rank + min(rank, larger) for rank in range(processes.count() + 1)]
 
@@ -18,7 +18,7 @@ def part(n):
 
 
 def gathered(own, n):
-    """own: the rows of this process's part, [part of n, W]. Returns all rows, [n, W], in process 0; None elsewhere."""
+    """own: the rows of the part of this process, [b, W]. Returns all rows, [n, W], in process 0, and None elsewhere."""
     if processes.count() == 1:
         return own
     ends = bounds(n)
@@ -30,7 +30,7 @@ def gathered(own, n):
 
 
 def returned(whole, own, n):
-    """The inverse of gathered: the rows of `whole`, [n, W] in process 0, that belong to this process, shaped as own."""
+    """The inverse of gathered: the rows [b, W] of `whole`, [n, W] in process 0, that belong to this process."""
     if processes.count() == 1:
         return whole
     ends = bounds(n)
@@ -45,8 +45,8 @@ def returned(whole, own, n):
 
 def add_up(tensors):
     """
-    Replaces each tensor by its sum over the processes. They are added in one process and sent to the others, so that
-    all of them get the same bits.
+    Replaces each tensor by its sum over the processes. The sums are computed in one process and sent to the others, so
+    that they are bit-identical in all processes.
     """
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.reduce(flat, dst=0)

@@ -1,9 +1,9 @@
 """
-The processes that compute one run together. torchrun starts them, or start() below; torch.distributed connects them.
+The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
-All execute the same program. Process 0 alone writes, prints and computes what is needed once (of_main). A process that
-ends early, for whatever reason, ends all: it notes its exit code in the store that all are connected to, and none waits
-for it.
+All execute the same program. Only process 0 writes, prints, and computes what is needed once (of_main). If a process
+ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so that
+none of them waits for it.
 """
 import contextlib
 import multiprocessing
@@ -24,11 +24,11 @@ import torch.distributed as dist
 from utilities import stopping
 from utilities.errors import RunFailed, UserError
 
-TIMEOUT = timedelta(minutes=30)          # of a collective operation, the last resort: watch() notices other failures
+TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that watch() does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
-LONGEST_PAUSE = 0.05                     # seconds between two looks for a result of another process
-GRACE = 10                               # seconds in which a process ends by itself once another has ended
-ENDED = 'ended'                          # the key of '<rank> <exit code>' of the first process that has ended early
+LONGEST_PAUSE = 0.05                     # seconds between two checks for a result of another process
+GRACE = 10                               # seconds that a process has to end by itself after another one has ended
+ENDED = 'ended'                          # key in the store: '<rank> <exit code>' of the first process that ended early
 CODES = {KeyboardInterrupt: 130, UserError: 2, RunFailed: 1}
 
 
@@ -69,7 +69,7 @@ def store():
 def of_main(work, *arguments):
     """
     Calls work(*arguments) in process 0 and returns its result, a picklable value, in all processes, which wait for it.
-    All must call this function equally often. Unlike a collective operation, it may take any time.
+    All processes must call this function equally often. Unlike a collective operation, it has no time limit.
     """
     if not connected():
         return work(*arguments)
@@ -91,7 +91,7 @@ def of_main(work, *arguments):
 
 
 def one_first(work):
-    """Calls work(), which may download or cache something, in one process of each machine before the others there."""
+    """Calls work(), which may download or cache files, in one process of each machine first, then in the others."""
     if not connected():
         return work()
     key = f'one_first/{os.environ.get("GROUP_RANK", 0)}/{n_calls("one_first")}'
@@ -104,12 +104,12 @@ def one_first(work):
 
 
 def n_calls(function):
-    """How often this process has called the function, with this call."""
+    """How often this process has called the function, including this call."""
     return store().add(f'{function}/calls of {rank()}', 1)
 
 
 def awaited(place, key):
-    """The value of the key in a store, once it is there."""
+    """Waits until the key is in a store, and returns its value."""
     pause = 0.001
     while not place.check([key]):
         stopping.check()
@@ -120,11 +120,11 @@ def awaited(place, key):
 
 def together(work):
     """
-    Calls work(), which returns an exit code or None for 0, after connecting this process with the others of its run, if
-    there are any. Standard output and errors are those of process 0.
+    Connects this process with the others of its run, if there are any, and calls work(), which returns an exit code, or
+    None for 0. Only process 0 prints to standard output and standard error.
 
-    Where a process raises an exception, this function raises it there, so that it is printed, and returns its exit code
-    in all others, which were interrupted.
+    If a process raises an exception, this function raises it there, so that it is printed. The other processes are
+    interrupted, and there this function returns the exit code of the exception.
     """
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         return work()
@@ -134,7 +134,7 @@ def together(work):
         connect()
         with silent_unless_main(), ending_together():
             code = work()
-            dist.all_reduce(torch.zeros(1))                 # process 0 may host the store: none leaves before the last
+            dist.all_reduce(torch.zeros(1))     # process 0 may host the store, so that no process ends before the last
         dist.destroy_process_group()
         return code
     except SystemExit:                                       # after --help
@@ -153,9 +153,9 @@ def together(work):
 
 
 def connect():
-    """Raises UserError where the environment is not that of torchrun, RunFailed where the others cannot be reached."""
+    """Raises UserError if the variables of torchrun are not set, and RunFailed if the others cannot be reached."""
     if not dist.is_available():
-        raise UserError('this PyTorch is built without torch.distributed: start one process, without torchrun')
+        raise UserError('this PyTorch was built without torch.distributed; start a single process, without torchrun')
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=TIMEOUT))
         dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
@@ -169,8 +169,9 @@ def connect():
 
 def attempt(base, number, n):
     """
-    A name for this attempt to connect n processes, of which this is `number`. torchrun keeps its store `base` when it
-    starts them again, with all that earlier attempts have left in it: the processes agree on a name that is new.
+    A name for this attempt to connect n processes, of which this one has the index `number`. When torchrun starts the
+    processes again, its store `base` still has the entries of earlier attempts. The processes therefore agree on a new
+    name, under which the entries of this attempt are stored.
     """
     own = uuid.uuid4().hex
     if number == 0:
@@ -189,18 +190,18 @@ def attempt(base, number, n):
 
 
 def signals():
-    """A pipe that the numbers of signals are written to at once, also while a collective operation blocks Python."""
+    """A pipe to which the numbers of signals are written at once, even while a collective operation blocks Python."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))         # data workers are no part of this
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))         # data workers must not write to it
     return reading
 
 
 @contextlib.contextmanager
 def silent_unless_main():
-    """In the block, the standard output and errors of all processes but the first go nowhere."""
+    """In the block, the standard output and errors of all processes except process 0 are discarded."""
     with contextlib.ExitStack() as stack:
         if not is_main():
             nowhere = stack.enter_context(open(os.devnull, 'w'))
@@ -212,8 +213,8 @@ def silent_unless_main():
 @contextlib.contextmanager
 def ending_together():
     """
-    An exception in the block that follows from the end of another process, such as a lost connection, becomes the one
-    that ended that process: KeyboardInterrupt, UserError or RunFailed.
+    If an exception in the block was caused by the end of another process, such as a lost connection, raises the kind of
+    exception that ended that process instead: KeyboardInterrupt, UserError or RunFailed.
     """
     try:
         yield
@@ -225,12 +226,12 @@ def ending_together():
             kind = next(kind for kind, its_code in CODES.items() if its_code == code)
             raise kind('Another process of the run has ended.') from None
         if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and 'gloo' in str(error):
-            raise RunFailed('Another process of the run was ended, or cannot be reached any more.') from None
+            raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
         raise
 
 
 def end(code):
-    """Notes that this process ends with `code`. Returns None, or the code of the first one if another has been it."""
+    """Writes to the store that this process ends with `code`. Returns the code of one that was earlier, or None."""
     if not connected():
         return None
     mine = f'{rank()} {code}'
@@ -242,7 +243,7 @@ def end(code):
 
 
 def code_of_ended():
-    """The exit code of the first process that has ended early; None where none has."""
+    """The exit code of the first process that has ended early; None if there is none."""
     try:
         return int(store().get(ENDED).split()[1]) if store().check([ENDED]) else None
     except RuntimeError:
@@ -251,10 +252,11 @@ def code_of_ended():
 
 def watch(over, signals):
     """
-    In a thread of its own: interrupts this process where another one has ended, or torchrun itself. Ends it after GRACE
-    seconds where it cannot react, since it waits in a collective operation for one that has ended.
+    Runs in a separate thread. Interrupts this process if another one, or torchrun itself, has ended. If this process
+    has not ended GRACE seconds later, since it waits in a collective operation for one that has ended, ends it.
 
-    over: an Event that is set when this process needs no watching. signals: as signals() returns it.
+    over:    an Event that is set when this process need not be watched any more.
+    signals: the pipe that signals() returns.
     """
     own, ended = None, False
     while not (ended or stopping.requested):
@@ -273,7 +275,7 @@ def watch(over, signals):
 
 
 def leave(code):
-    """Ends this process with an exit code: one of several that fails, at once, without the others' destructors."""
+    """Ends this process with an exit code. If it is one of several and has failed, it ends without cleaning up."""
     if code and connected():
         leave_now(code)
     sys.exit(code)
@@ -289,18 +291,20 @@ def leave_now(code):
 
 def start(n, command, environment):
     """
-    Starts n processes of `command` on this machine, connected as by torchrun, and waits for them. The cores are divided
-    among them by OMP_NUM_THREADS, if it is not set.
+    Starts n processes of `command` on this machine with the environment variables of torchrun, and waits for them. If
+    OMP_NUM_THREADS is not set, it is set such that the cores are divided among the processes.
 
-    environment: of the processes, in addition to that of this one. Returns the exit code: 0, or that of the first
-    process that failed. Raises RunFailed where it was killed, and KeyboardInterrupt after a stop.
+    environment: variables of the processes in addition to those of this one.
+
+    Returns the exit code: 0, or that of a process that failed. Raises RunFailed if one was killed, and
+    KeyboardInterrupt if a stop is requested.
     """
     hosted = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
     environment = {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
         'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(hosted.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'TORCHELASTIC_RESTART_COUNT': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
     running = [subprocess.Popen(command, env=environment | {'RANK': str(i), 'LOCAL_RANK': str(i)},
-                                start_new_session=True) for i in range(n)]      # a terminal signals this one only
+                                start_new_session=True) for i in range(n)]    # Ctrl-C then reaches this process only
     try:
         while not any(codes := [process.poll() for process in running]) and None in codes:
             stopping.sleep(stopping.POLL)
@@ -311,12 +315,12 @@ def start(n, command, environment):
         return 0
     number, code = min(failed, key=lambda entry: entry[1])
     if code < 0:
-        raise RunFailed(f'Process {number} of {n} was ended by {signal.Signals(-code).name}.')
+        raise RunFailed(f'Process {number} of {n} was killed by {signal.Signals(-code).name}.')
     return code
 
 
 def end_all(processes):
-    """Interrupts the processes that run, and waits until they have ended; kills them after twice their own GRACE."""
+    """Interrupts the processes that run and waits until they have ended; after 2 * GRACE seconds, kills them."""
     for process in processes:
         process.terminate()
     limit = time.monotonic() + 2 * GRACE

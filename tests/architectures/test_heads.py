@@ -118,7 +118,7 @@ def test_pooled_vits_with_their_norm_behind_the_mean_have_it_before(opt):
     ('timm:vit_tiny_patch16_224', 'gem', r'gives tokens \(\[1, 197, 192\] for one image\); choose from token, patches'),
     ('conv4', 'patches', r'gives maps \(\[1, 64, 2, 2\] for one image\); choose from avg, max, avg_max, gem'),
     ('conv4', 'token', 'conv4 has no class token'),
-    ('torchvision:vit_b_32', 'avg', 'only the pooled features are known; leave the flag out, or'),
+    ('torchvision:vit_b_32', 'avg', 'gives only pooled features; leave the flag out or'),
     ('pretrainedmodels:alexnet', 'avg', r'gives neither maps nor tokens \(\[1, 4096\] for one image\)'),
 ])
 def test_a_pooling_that_does_not_suit_the_network_is_refused(arch, pool, sentence, opt):
@@ -165,14 +165,14 @@ def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, 
 
 
 @pytest.mark.parametrize('arch, norm, sentence', [
-    ('conv4_frozen', 'batch', 'not of the whole batch of 12; --embed_norm layer has none'),
+    ('conv4_frozen', 'batch', 'not of the whole batch of 12; --embed_norm layer does not depend on the batch'),
     ('conv4', 'batch', 'not of the whole batch of 12; --arch conv4_frozen keeps them fixed'),
     ('conv4_frozen', 'layer', None)])
 def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence, quick, run, capsys):
     assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', arch, '--embed_norm', norm,
                '--micro_bs', '6') == 0
     out = capsys.readouterr().out
-    assert (sentence in out) if sentence else 'statistics of BatchNorm' not in out
+    assert (sentence in out) if sentence else 'BatchNorm uses the statistics' not in out
 
 
 def test_without_a_bias_and_orthogonal(opt):
@@ -272,7 +272,7 @@ def test_fits_that_cannot_be_are_refused(opt, data, run, quick, capsys):
     with pytest.raises(UserError, match='singular with --embed_lda_shrinkage 0.0; a larger one'):
         fitted(opt, flat, embed_init='lda', embed_dim=2, embed_lda_shrinkage=0.)
     assert run(*quick, '--embed_init', 'lda', '--embed_layers', '8') == 2
-    assert '--embed_init lda fits one linear layer: leave --embed_layers out' in capsys.readouterr().err
+    assert '--embed_init lda fits a single linear layer; leave --embed_layers out' in capsys.readouterr().err
 
 
 def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):

@@ -24,9 +24,9 @@ def test_slots_of_several_gpus():
     pairs = [['--gpu', '0', '1'], ['--gpu', '2', '5']]
     assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs
     assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2', '--per_gpu', '2') == pairs * 2
-    with pytest.raises(UserError, match='--gpus 0,1,2 --gpus_per_run 2: cannot be divided into groups of 2'):
+    with pytest.raises(UserError, match='--gpus 0,1,2 --gpus_per_run 2: the number of GPUs must be a multiple of 2'):
         of_flags('--gpus', '0,1,2', '--gpus_per_run', '2')
-    with pytest.raises(UserError, match='--gpus_per_run 2: say which GPUs there are by --gpus'):
+    with pytest.raises(UserError, match='--gpus_per_run 2 needs --gpus with the indices of the GPUs'):
         of_flags('--gpus_per_run', '2')
 
 
