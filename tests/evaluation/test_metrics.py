@@ -471,7 +471,7 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
 
 
 def test_every_metric_of_the_registry_is_computed(opt):
-    arguments = {'e_recall': '@1', 'dists': '@intra', 'rho_spectrum': '@1'}
+    arguments = {'e_recall': '@1', 'dists': '@intra', 'rho_spectrum': '@1', 'tpr': '@.1', 'threshold_spread': '@.1'}
     names = [name + arguments.get(name, '') for name in evaluation.METRICS]
     points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
