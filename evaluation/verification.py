@@ -10,8 +10,8 @@ import torch
 from evaluation import precision
 from evaluation.neighbours import in_threads
 
-CHUNK = 1 << 20              # similarities at a time and per thread: 4 MB
-STEPS = 1 << 16              # where a threshold is sought, similarities are rounded to multiples of 1 / STEPS
+CHUNK = 1 << 20              # similarities at a time and per thread: 4 MB, and 8 MB for their bins
+STEPS = 1 << 15              # where a threshold is sought, similarities are rounded to multiples of 1 / STEPS
 N_BINS = 2 * STEPS + 1       # from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
 N_THRESHOLDS = 101           # of OPIS
@@ -39,26 +39,34 @@ class Pairs:
 
         bins_of: float32 similarities, any shape -> their bins, integers below n_bins, of the same shape.
         """
-        size = max(1, CHUNK // len(self.unit))
+        size, groups = max(1, CHUNK // len(self.unit)), []         # rows of a block; classes that share one
+        for label, end in enumerate(self.ends[1:]):
+            if not groups or end - self.ends[groups[-1][0]] > size:
+                groups.append([])
+            groups[-1].append(label)
 
-        def count(bins):
-            return np.bincount(bins.ravel(), minlength=n_bins)
+        def of_group(labels):
+            first, last = self.ends[labels[0]], self.ends[labels[-1] + 1]
+            blocks = ((rows, bins_of(self.similarities(rows)))
+                      for rows in (range(start, min(start + size, last)) for start in range(first, last, size)))
+            blocks = blocks if len(labels) == 1 else list(blocks)  # one block where there are several classes
+            return [reduce(*sum(self.count(label, *block, n_bins) for block in blocks)) for label in labels]
 
-        def of_class(label):
-            start, end = self.ends[label:label + 2]
-            positives, negatives = np.zeros((2, n_bins), np.int64)
-            for first in range(start, end, size):
-                rows = np.arange(first, min(first + size, end))
-                bins = bins_of(self.similarities(rows))
-                own = bins[:, start:end]
-                positives += count(own) - count(own[np.arange(len(rows)), rows - start])
-                negatives += count(bins[:, :start]) + count(bins[:, end:])
-            return reduce(positives, negatives)
+        for found in in_threads(of_group, groups, 'compare pairs'):
+            yield from found
 
-        return in_threads(of_class, range(len(self.ends) - 1), 'compare pairs')
+    def count(self, label, rows, bins, n_bins):
+        """[2, n_bins]: the pairs of a class, and those with one image of it, from the block `rows`; bins: [rows, N]."""
+        start, end = self.ends[label:label + 2]
+        mine = np.arange(max(start, rows.start), min(end, rows.stop))
+        bins = bins[mine - rows.start]
+        every, own, selves = (np.bincount(part.ravel(), minlength=n_bins)
+                              for part in (bins, bins[:, start:end], bins[np.arange(len(mine)), mine]))
+        return np.stack([own - selves, every - own])
 
     def similarities(self, rows):
-        part = self.unit[rows[0]:rows[-1] + 1]
+        """[r, N] float32 of a range of rows with all images."""
+        part = self.unit[rows.start:rows.stop]
         if part.device.type == 'cpu':
             return part.numpy() @ self.unit.numpy().T
         return (part @ self.unit.T).cpu().numpy()
@@ -71,7 +79,7 @@ class Pairs:
 
 def rounded(similarities):
     """[...] multiples of 1 / STEPS above −1."""
-    return np.rint((similarities + 1) * STEPS).astype(np.int64).clip(0, N_BINS - 1)
+    return (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
 
 
 def threshold(negatives, rate):

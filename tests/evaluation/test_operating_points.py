@@ -23,7 +23,7 @@ def points():
 def similarities(points, labels):
     """[(similarity, labels of both)] of all pairs of different images, in multiples of 1 / STEPS above −1."""
     unit = torch.nn.functional.normalize(points, dim=1).float().numpy()
-    cosines = np.rint((unit @ unit.T + 1) * verification.STEPS)
+    cosines = np.floor(unit @ unit.T * verification.STEPS + (verification.STEPS + .5))
     return [(int(cosines[i, j]), labels[i], labels[j]) for i in range(len(labels)) for j in range(i)]
 
 
