@@ -645,7 +645,8 @@ def evaluation_parameters(parser):
         'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1', 'rho_spectrum@2', 'rho_spectrum@10',
         'map_at_r', 'precision_at_1', 'r_precision'],
                        help=f'metrics to compute, of {", ".join(METRICS)}; with the prefix c_, on L2-normalised '
-                            'embeddings')
+                            'embeddings; h_ap, asi and ndcg use all levels of super-classes of the data set; tpr and '
+                            'threshold_spread take a false-positive rate: tpr@0.001')
     group.add_argument('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
                        help='metrics by which the best network on each split is kept in a checkpoint; the first one '
                             'selects the best epoch')

@@ -463,6 +463,10 @@ def test_rho_spectrum_at_0_is_the_spectrum_and_dead_dimensions_are_infinitely_fa
     ('e_recall@0', 'expected a whole number after an @'),
     ('nmi@1', 'expected no @'),
     ('dists', 'expected one of intra, inter, intra_over_inter after an @'),
+    ('tpr', 'expected a fraction after an @: tpr@0.01'),
+    ('tpr@1', 'expected a fraction after an @: tpr@0.01'),
+    ('threshold_spread@x', 'expected a fraction after an @'),
+    ('h_ap@1', 'expected no @'),
     ('dists@both', 'expected one of intra, inter, intra_over_inter after an @'),
 ])
 def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
