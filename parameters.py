@@ -74,7 +74,8 @@ def run_parameters(parser):
                        help='do not train; print the metrics of a trained network (of a run folder, its last '
                             'checkpoint)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
-                       help='do not train; write the embeddings, labels and paths of a trained network to a file')
+                       help='do not train; write the embeddings of a trained network, their norms before they are '
+                            'normalised, labels and paths to a file')
     group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
                        help='do not train; save the --pictures of a trained network in a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')

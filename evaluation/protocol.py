@@ -76,7 +76,7 @@ def write_embeddings(opt, model, data, file):
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
     processes.of_main(write, {split: embedded[split] for split in splits}, file)
-    print(f'Embeddings, labels, class names, paths and splits: {file}')
+    print(f'Embeddings, their norms, labels, class names, paths and splits: {file}')
 
 
 def embed_splits(opt, model, data, splits, criterion=None):

@@ -189,6 +189,8 @@ def test_short_names():
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--knn_approx', '--evaluation_metrics', 'h_ap', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'a higher value is not a better network'),
     (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx and --ranking_backend sort are two methods'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
