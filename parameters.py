@@ -74,7 +74,8 @@ def run_parameters(parser):
                        help='do not train; print the metrics of a trained network (of a run folder, its last '
                             'checkpoint)')
     group.add_argument('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'),
-                       help='do not train; write the embeddings, labels and paths of a trained network to a file')
+                       help='do not train; write the embeddings of a trained network, their norms before they are '
+                            'normalised, labels and paths to a file')
     group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
                        help='do not train; save the --pictures of a trained network in a folder')
     group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')
@@ -657,7 +658,8 @@ def evaluation_parameters(parser):
         'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1', 'rho_spectrum@2', 'rho_spectrum@10',
         'map_at_r', 'precision_at_1', 'r_precision'],
                        help=f'metrics to compute, of {", ".join(METRICS)}; with the prefix c_, on L2-normalised '
-                            'embeddings')
+                            'embeddings; h_ap, asi and ndcg use all levels of super-classes of the data set; tpr and '
+                            'threshold_spread take a false-positive rate: tpr@0.001')
     group.add_argument('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
                        help='metrics by which the best network on each split is kept in a checkpoint; the first one '
                             'selects the best epoch')

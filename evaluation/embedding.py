@@ -20,10 +20,12 @@ class Embedded:
     embeddings: [N, D] float32 tensor, in the order of the images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
+    norms:      [N] float32 array, of the network's embeddings before it normalised them; None where they are unknown.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
     ranking: Callable | None = None
+    norms: np.ndarray | None = None
 
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
@@ -40,23 +42,26 @@ def embed(opt, model, images, name, features=False, autocast=None):
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
-    embeddings, batches = None, evaluation_batches(opt, images)
+    embeddings, norms, batches = None, None, evaluation_batches(opt, images)
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
     loader = evaluation_loader(opt, images, batches[processes.rank()])
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
     for batch, _, indices in stopping.checked(bar):
         with precision:
-            embedded = model(network_input(batch, opt.device))[int(features)]
+            found = model(network_input(batch, opt.device))
+            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before it is normalised
+        embedded, rows = found[int(features)], slice(int(indices[0]), int(indices[0]) + len(batch))
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
-        embeddings[int(indices[0]):int(indices[0]) + len(batch)] = embedded
+            norms = torch.empty(len(images), 1, device=device)
+        embeddings[rows], norms[rows] = embedded, norm
     if processes.connected():
-        embeddings = exchange(embeddings, batches, len(images), device)
+        embeddings, norms = (exchange(part, batches, len(images), device) for part in (embeddings, norms))
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
                         f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
-    return Embedded(embeddings, images)
+    return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
 
 
 def exchange(embeddings, batches, n_images, device):
@@ -77,10 +82,11 @@ def exchange(embeddings, batches, n_images, device):
 
 
 def write(embedded, file):
-    """Writes {split: Embedded} as an .npz of embeddings [N, D], labels, class_names, paths and splits, each [N]."""
-    columns = {'embeddings': [], 'labels': [], 'class_names': [], 'paths': [], 'splits': []}
+    """Writes {split: Embedded} as .npz: embeddings [N, D], norms, labels, class_names, paths and splits, each [N]."""
+    columns = {'embeddings': [], 'norms': [], 'labels': [], 'class_names': [], 'paths': [], 'splits': []}
     for split, part in embedded.items():
         columns['embeddings'].append(part.embeddings.cpu().numpy())
+        columns['norms'].append(part.norms)
         columns['labels'].append(part.images.labels)
         columns['class_names'].append(np.array(part.images.class_names)[part.images.labels])
         columns['paths'].append(np.array([str(path) for path in part.images.paths]))

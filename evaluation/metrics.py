@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from evaluation import clustering, geometry, neighbours, precision, ranking, retrieval
+from evaluation import clustering, geometry, hierarchy, neighbours, precision, ranking, retrieval, verification
 from utilities import columns
 from utilities.errors import UserError
 
@@ -16,17 +16,20 @@ from utilities.errors import UserError
 class Metric:
     """
     needs:    what is computed once for all metrics that need it, and given to the function: 'ranks' (of the positives,
-              and their numbers; the function returns a value per query), 'clusters' (a clustering.Contingency),
-              'distances' or 'spectrum'.
-    argument: what may follow the @: int, or the allowed words; None: nothing.
+              and their numbers; the function returns a value per query), 'levels' (the ranks of the images that share
+              a label with the query, and how many; a value per query as well), 'clusters' (a clustering.Contingency),
+              'distances', 'spectrum' or 'pairs' (verification.Pairs).
+    argument: what may follow the @: int, float (a fraction), or the allowed words; None: nothing.
     depth:    of metrics of ranks, the last rank that matters, from the number of positives and the argument.
     select:   whether a higher value means a better network, so that the metric can select one.
+    summary:  None: of the values per query, the mean is the metric; or (norms [q], values [q]) -> the metric.
     """
     needs: str
     function: Callable
     argument: type | tuple | None = None
     depth: Callable = lambda n_positives, *argument: np.inf
     select: bool = True
+    summary: Callable | None = None
 
 
 METRICS = {
@@ -38,11 +41,19 @@ METRICS = {
     'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
     'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
     'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
+    'h_ap': Metric('levels', hierarchy.h_ap),
+    'asi': Metric('levels', hierarchy.asi),
+    'ndcg': Metric('levels', hierarchy.ndcg),
+    'r_auroc': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1, select=False,
+                      summary=retrieval.auroc),
     'nmi': Metric('clusters', clustering.nmi),
     'ami': Metric('clusters', clustering.ami),
     'f1': Metric('clusters', clustering.f1),
     'dists': Metric('distances', dict.__getitem__, ('intra', 'inter', 'intra_over_inter'), select=False),
     'rho_spectrum': Metric('spectrum', geometry.rho_spectrum, int, select=False),
+    'tpr': Metric('pairs', verification.true_positive_rate, float),
+    'opis': Metric('pairs', verification.opis, select=False),
+    'threshold_spread': Metric('pairs', verification.threshold_spread, float, select=False),
 }
 
 
@@ -54,11 +65,12 @@ def parse(name):
     metric = METRICS.get('e_recall' if base == 'recall' and cosine else base)
     if metric is None or (base == 'e_recall' and cosine):
         raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them')
-    if metric.argument is int:
+    if metric.argument in (int, float):
         try:
-            return cosine, metric, (number_after_at(base, argument),)
+            return cosine, metric, (number_after_at(base, metric.argument, argument),)
         except ValueError:
-            raise UserError(f'--evaluation_metrics {name}: expected a whole number after an @: {base}@1') from None
+            expected = 'whole number after an @: {}@1' if metric.argument is int else 'fraction after an @: {}@0.01'
+            raise UserError(f'--evaluation_metrics {name}: expected a {expected.format(base)}') from None
     if metric.argument is None and not at:
         return cosine, metric, ()
     if metric.argument is not None and argument in metric.argument:
@@ -67,9 +79,9 @@ def parse(name):
     raise UserError(f'--evaluation_metrics {name}: expected {expected}')
 
 
-def number_after_at(base, argument):
-    number = int(argument)
-    if base.endswith('recall') and number < 1:
+def number_after_at(base, kind, argument):
+    number = kind(argument)
+    if base.endswith('recall') and number < 1 or kind is float and not 0 < number < 1:
         raise ValueError
     return number
 
@@ -80,12 +92,16 @@ class Pool:
     The images that are searched; embeddings, labels, is_query and in_gallery are as in neighbours.Search.
 
     groups: None, or [N]: the gallery of a query is the images of its group only.
+    levels: None, or [N, K] int64: the super-class of each image at each of K levels.
+    norms:  None, or [N]: the norm of each image's embedding before it was normalised; None: the norms of `embeddings`.
     """
     embeddings: torch.Tensor
     labels: np.ndarray
     is_query: np.ndarray | None = None
     in_gallery: np.ndarray | None = None
     groups: np.ndarray | None = None
+    levels: np.ndarray | None = None
+    norms: np.ndarray | None = None
 
     def parts(self):
         """Yields (indices of the images, neighbours.Search's first four arguments) per group."""
@@ -115,7 +131,7 @@ class Job:
         return replace(self, embeddings=unit, pool=replace(self.pool, embeddings=pool), ranking=None)
 
 
-def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **options):
+def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, levels=None, norms=None, **options):
     """
     Args:
         metrics:     names, as in --evaluation_metrics.
@@ -125,6 +141,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **opt
                      False for the gallery.
         seed:        of clustering, bootstrap and approximate search.
         pool:        None, or a Pool for the retrieval metrics in place of these images.
+        levels, norms: without a pool, those of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
         approximate: whether to search approximately (--knn_approx).
@@ -136,10 +153,12 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, **opt
     """
     embeddings = finite(embeddings.float())
     if pool is None:
-        pool = Pool(embeddings, labels, is_query)
+        pool = Pool(embeddings, labels, is_query, levels=levels, norms=norms)
     else:
         others = pool.embeddings
         pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))
+    if pool.norms is None:
+        pool = replace(pool, norms=pool.embeddings.norm(dim=1).cpu().numpy())
     job, values = Job(embeddings, labels, pool, seed, **options), {}
     parsed = {name: parse(name) for name in metrics}
     with full_precision():
@@ -188,9 +207,29 @@ def from_ranks(metrics, job):
             for name, (metric, argument) in metrics.items():
                 per_image[name][images[search.query_index[queries]]] = metric.function(
                     ranks, search.n_positives[queries], *argument)
+    return summarised(metrics, per_image, job)
+
+
+def from_levels(metrics, job):
+    """As from_ranks; without super-classes, the classes are the only level."""
+    per_image, pool = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}, job.pool
+    every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])
+    for images, arguments in pool.parts():
+        search = neighbours.Search(*arguments, job.ranking(arguments[0]) if job.ranking else None)
+        for queries, ranks, levels in hierarchy.ranked_levels(search, every[images]):
+            for name, (metric, _) in metrics.items():
+                per_image[name][images[search.query_index[queries]]] = metric.function(ranks, levels, every.shape[1])
+    return summarised(metrics, per_image, job)
+
+
+def summarised(metrics, per_image, job):
+    """The means of values per image, [N] each, over the images that are not nan; with n_bootstrap their intervals."""
     values = {}
     for name, found in per_image.items():
-        judged = ~np.isnan(found)
+        judged, summary = ~np.isnan(found), metrics[name][0].summary
+        if summary:
+            values[name] = float(summary(job.pool.norms[judged], found[judged]))
+            continue
         values[name] = float(found[judged].mean()) if judged.any() else np.nan
         if job.n_bootstrap:
             low, high = columns.interval(name)
@@ -215,4 +254,10 @@ def from_spectrum(metrics, job):
     return {name: metric.function(values, *argument) for name, (metric, argument) in metrics.items()}
 
 
-SHARED = {'ranks': from_ranks, 'clusters': from_clusters, 'distances': from_distances, 'spectrum': from_spectrum}
+def from_pairs(metrics, job):
+    pairs = verification.Pairs(job.embeddings, job.labels)
+    return {name: float(metric.function(pairs, *argument)) for name, (metric, argument) in metrics.items()}
+
+
+SHARED = {'ranks': from_ranks, 'levels': from_levels, 'clusters': from_clusters, 'distances': from_distances,
+          'spectrum': from_spectrum, 'pairs': from_pairs}

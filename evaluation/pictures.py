@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from evaluation import geometry
+from evaluation import geometry, ranking, verification
 from evaluation.neighbours import chunks
 from evaluation.protocol import embed_splits
 from utilities import processes
@@ -285,5 +285,54 @@ def classes(embedded, seed, n_worst=12):
     return figure
 
 
-PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'umap': umap, 'spectrum': spectrum,
-            'distances': distances, 'classes': classes}
+def roc(embedded, seed, n_points=300):
+    """The true-positive rate over the false-positive rate, of all pairs of images (verification.py)."""
+    accepted = verification.Pairs(embedded.embeddings, embedded.images.labels).histograms[:, ::-1].cumsum(axis=1)
+    if not accepted[:, -1].all():
+        return None
+    true, false = accepted / accepted[:, -1:]
+    rates = np.geomspace(1 / accepted[1, -1], 1, n_points)
+    figure = new_figure(COLUMN, 0.7 * COLUMN)
+    axes = figure.add_subplot(xscale='log', xlabel='false-positive rate', ylabel='true-positive rate',
+                              ylim=(-0.02, 1.02))
+    axes.plot(rates, np.append(0, true)[false.searchsorted(rates, 'right')], color='black', linewidth=0.8)
+    axes.plot(rates, rates, color=GREY, linestyle='--', linewidth=0.8, label='chance')
+    axes.legend(loc='upper left')
+    return figure
+
+
+def utility(embedded, seed):
+    """The utilities of the classes over the distances of verification.opis: median and percentiles."""
+    pairs = verification.Pairs(embedded.embeddings, embedded.images.labels)
+    distances = verification.operating_range(pairs)
+    if distances is None:
+        return None
+    lines = np.percentile(verification.utilities(pairs, distances), [0, 10, 50, 90, 100], axis=0)
+    figure = new_figure(COLUMN, 0.7 * COLUMN)
+    axes = figure.add_subplot(xlabel='threshold, Euclidean distance', ylabel='utility of a class', ylim=(-0.02, 1.02))
+    for low, high, alpha, label in (0, 4, 0.15, 'all classes'), (1, 3, 0.3, '10th to 90th percentile'):
+        axes.fill_between(distances, lines[low], lines[high], color=COLOURS[0], alpha=alpha, linewidth=0, label=label)
+    axes.plot(distances, lines[2], color=COLOURS[0], linewidth=0.8, label='median')
+    axes.legend(loc='lower right')
+    return figure
+
+
+def confidence(embedded, seed):
+    """Recall@1 of the most confident queries, over their fraction. The confidence is the norm of the embedding."""
+    search = embedded.search()
+    found = list(ranking.positive_ranks(search, 1)) if search.n_positives.any() else []
+    if not found or embedded.norms is None:
+        return None
+    correct = np.concatenate([ranks[:, 0] <= 1 for _, ranks in found])
+    norms = embedded.norms[search.query_index[np.concatenate([rows for rows, _ in found])]]
+    n = np.arange(1, len(norms) + 1)
+    figure = new_figure(COLUMN, 0.7 * COLUMN)
+    axes = figure.add_subplot(xlabel='queries, percent, those of the largest norm first', ylabel='recall@1')
+    axes.plot(n / len(n) * 100, correct[np.argsort(-norms, kind='stable')].cumsum() / n, color='black', linewidth=0.8)
+    axes.axhline(correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
+    axes.legend()
+    return figure
+
+
+PICTURES = {'retrieval': retrieval, 'tsne': tsne, 'umap': umap, 'spectrum': spectrum, 'distances': distances,
+            'classes': classes, 'roc': roc, 'utility': utility, 'confidence': confidence}

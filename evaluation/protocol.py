@@ -18,7 +18,8 @@ from utilities.files import require_folder
 from utilities.randomness import preserved
 
 # What can be computed at each level: `within` differs from `class` in the galleries, not in classes or embeddings.
-NEEDS_OF_LEVELS = {'class': ('ranks', 'clusters', 'distances', 'spectrum'), 'parent': ('ranks', 'clusters'),
+NEEDS_OF_LEVELS = {'class': ('ranks', 'levels', 'clusters', 'distances', 'spectrum', 'pairs'),
+                   'parent': ('ranks', 'clusters'),
                    'within': ('ranks',)}
 
 
@@ -75,7 +76,7 @@ def write_embeddings(opt, model, data, file):
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
     processes.of_main(write, {split: embedded[split] for split in splits}, file)
-    print(f'Embeddings, labels, class names, paths and splits: {file}')
+    print(f'Embeddings, their norms, labels, class names, paths and splits: {file}')
 
 
 def embed_splits(opt, model, data, splits, criterion=None):
@@ -149,14 +150,27 @@ def pool_of(opt, embedded, split, level):
     # classes of two splits are the same where their names are
     names = np.concatenate([names_of(part.images, level) for part in parts])
     groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
-    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups)
+    norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
+    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups,
+                superclasses_of([part.images for part in parts]), norms)
+
+
+def superclasses_of(parts):
+    """[N, K] int64: the super-classes at K levels of the images of several ImageSets; None where there are none."""
+    levels = []
+    for several in zip(*(images.levels for images in parts), strict=True):
+        if any(None in names for names in several):
+            return None
+        named = [np.array(names, dtype=str)[images.labels] for names, images in zip(several, parts, strict=True)]
+        levels.append(np.unique(np.concatenate(named), return_inverse=True)[1])
+    return np.stack(levels, axis=1)
 
 
 def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
     for name in opt.evaluation_metrics:
         _, metric, argument = parse(name)
-        if opt.knn_approx and metric.needs == 'ranks' and np.isinf(metric.depth(1, *argument)):
+        if opt.knn_approx and metric.needs in ('ranks', 'levels') and np.isinf(metric.depth(1, *argument)):
             raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
     if opt.knn_approx and opt.ranking_backend != 'auto':
         raise UserError(f'--knn_approx and --ranking_backend {opt.ranking_backend} are two methods of ranking: '

@@ -37,6 +37,18 @@ def mean_average_precision(cut):
     return lambda ranks, n_positives: average_precision(ranks, n_positives, cut)
 
 
+def auroc(confidence, correct):
+    """
+    The probability that a correct answer has a higher confidence than a wrong one, where equal ones count half: the
+    area under the ROC curve. confidence: [n]; correct: [n], 0 or 1. nan where all are correct or none is.
+    """
+    _, place, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    middle = (counts.cumsum() - (counts - 1) / 2)[place]
+    n_correct = np.count_nonzero(correct)
+    n_pairs = n_correct * (len(correct) - n_correct)
+    return (middle[correct > 0].sum() - n_correct * (n_correct + 1) / 2) / n_pairs if n_pairs else np.nan
+
+
 def interval(values, labels, n_resamples, seed):
     """
     95 % percentile interval of the mean over queries, from resamples of the classes with replacement, since queries of

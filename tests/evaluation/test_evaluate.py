@@ -15,6 +15,7 @@ import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
 from tests.helpers import folder_of, rows_of
+from utilities import checkpoint
 
 
 def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
@@ -188,6 +189,8 @@ def test_short_names():
 
 @pytest.mark.parametrize('flags, sentence', [
     (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--knn_approx', '--evaluation_metrics', 'h_ap', 'e_recall@1'], '--knn_approx finds the nearest images only'),
+    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'a higher value is not a better network'),
     (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx and --ranking_backend sort are two methods'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
@@ -207,3 +210,35 @@ def test_an_approximate_run(quick, run, tmp_path, capsys):
     assert run(*quick, '--knn_approx', '--n_epochs', '0', '--no_train_metrics') == 0
     assert 'of the exact 10 nearest' in capsys.readouterr().out
     assert not math.isnan(float(rows_of(folder_of(tmp_path))[0]['test_mAP_1000']))
+
+
+def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tmp_path, capsys):
+    """Two columns of super-classes; the metrics are those of the embeddings and norms that --embed writes."""
+    rows = [f'{file},{file.parent.name},{int(file.parent.name[-2:]) // 2},{int(file.parent.name[-2:]) // 4}'
+            for file in sorted(patterns.rglob('*.png'))]
+    (tmp_path / 'list.csv').write_text('\n'.join(['path,label,superclass,superclass_2', *rows]))
+    metrics = ['h_ap', 'asi', 'ndcg', 'c_r_auroc', 'tpr@0.01', 'opis', 'threshold_spread@0.01']
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--n_epochs', '1', '--no_train_metrics', '--evaluation_metrics',
+               'e_recall@1', *metrics) == 0
+    row = rows_of(folder_of(tmp_path))[-1]
+    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    written = np.load(tmp_path / 'out.npz')
+    classes = np.array([int(name[-2:]) for name in written['class_names']])
+    values = evaluation.compute(metrics, torch.from_numpy(written['embeddings']), written['labels'],
+                                levels=np.stack([classes // 2, classes // 4], axis=1), norms=written['norms'])
+    assert {name: float(row[f'test_{name}']) for name in metrics} == pytest.approx(values, abs=1e-9)
+    flat = evaluation.compute(['h_ap'], torch.from_numpy(written['embeddings']), written['labels'])
+    assert flat['h_ap'] != pytest.approx(values['h_ap'], abs=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(written['embeddings'], axis=1), 1, rtol=1e-5)
+    assert run('--embed', folder_of(tmp_path), tmp_path / 'features.npz', '--splits_to_eval', 'test',
+               '--eval_features') == 0
+    features, weights = np.load(tmp_path / 'features.npz'), checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
+    weight, bias = (weights['model'][f'f_embed.{name}'].numpy() for name in ('weight', 'bias'))
+    norms = np.linalg.norm(features['embeddings'] @ weight.T + bias, axis=1)
+    np.testing.assert_allclose(written['norms'], norms, rtol=1e-5)
+    np.testing.assert_allclose(features['norms'], norms, rtol=1e-5)
+    assert abs(norms - 1).max() > .01
+    settings = ['--eval_features', '--eval_autocast', 'bfloat16', '--bootstrap', '20']
+    assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *metrics, *settings) == 0
+    printed = capsys.readouterr().out
+    assert 'test_h_ap_low: ' in printed and 'test_c_r_auroc_low' not in printed

@@ -463,6 +463,10 @@ def test_rho_spectrum_at_0_is_the_spectrum_and_dead_dimensions_are_infinitely_fa
     ('e_recall@0', 'expected a whole number after an @'),
     ('nmi@1', 'expected no @'),
     ('dists', 'expected one of intra, inter, intra_over_inter after an @'),
+    ('tpr', 'expected a fraction after an @: tpr@0.01'),
+    ('tpr@1', 'expected a fraction after an @: tpr@0.01'),
+    ('threshold_spread@x', 'expected a fraction after an @'),
+    ('h_ap@1', 'expected no @'),
     ('dists@both', 'expected one of intra, inter, intra_over_inter after an @'),
 ])
 def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
@@ -471,7 +475,7 @@ def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
 
 
 def test_every_metric_of_the_registry_is_computed(opt):
-    arguments = {'e_recall': '@1', 'dists': '@intra', 'rho_spectrum': '@1'}
+    arguments = {'e_recall': '@1', 'dists': '@intra', 'rho_spectrum': '@1', 'tpr': '@.1', 'threshold_spread': '@.1'}
     names = [name + arguments.get(name, '') for name in evaluation.METRICS]
     points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
