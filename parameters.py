@@ -140,7 +140,22 @@ def data_parameters(parser):
                        help=f'augmentation of the training images, one of {", ".join(AUGMENTATIONS)}; base: random '
                             'crops and flips (for images of characters: small affine changes); adv: base with random '
                             'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
-                            'Musgrave et al.; characters: small affine changes')
+                            'Musgrave et al.; none: as in evaluation; characters: small affine changes')
+    group.add_argument('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
+                       help='smallest and largest area of the random crops of --augmentation base, adv, big and mlrc, '
+                            'as fractions of the image; by default 0.08 and 1, for mlrc 0.16 and 1')
+    group.add_argument('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'),
+                       help='smallest and largest ratio of width to height of these crops; by default 3/4 and 4/3, for '
+                            'mlrc 0.75 and 1.33')
+    group.add_argument('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear',
+                       help='interpolation with which images and crops are resized, in training and evaluation')
+    group.add_argument('--eval_size', type=POSITIVE_INT,
+                       help='height and width of the images in evaluation, in pixels; by default as in training '
+                            '(--input_size)')
+    group.add_argument('--eval_resize', type=POSITIVE_INT,
+                       help='length in pixels to which the shorter side of an image is resized in evaluation, before '
+                            'the centre is cropped; by default 256 for images of 224 to 256 pixels, else 8/7 of their '
+                            'size')
     switch(group, '--augment_on_gpu',
            help='compute the crops, flips and colours of the training images on the --device; the random numbers stay '
                 'the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
@@ -174,9 +189,12 @@ def network_parameters(parser):
     switch(group, '--embed_norm_affine', help='--embed_norm: with a trainable scale and shift')
     switch(group, '--embed_bias', default=True,
            help='whether the embedding layer has a bias; --embed_bias false leaves it out')
-    group.add_argument('--embed_init', choices=['default', 'orthogonal', *embedding_layer.FITTED], default='default',
+    group.add_argument('--embed_init', choices=['default', *embedding_layer.INITS, *embedding_layer.FITTED],
+                       default='default',
                        help="how the embedding layer starts; default: at random, as torch does; orthogonal: at random "
-                            'with orthogonal rows and no bias; pca, lda: as the principal components or the linear '
+                            'with orthogonal rows and no bias; kaiming: normally distributed with the standard '
+                            'deviation (2 / --embed_dim)^(1/2) and no bias; identity: the first --embed_dim features, '
+                            'with no bias; pca, lda: as the principal components or the linear '
                             "discriminants of the training images' features; with --n_epochs 0 this is the baseline "
                             'of linear adaptation')
     group.add_argument('--embed_lda_shrinkage', type=FRACTION, default=0.1,
@@ -828,6 +846,9 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
+    for flag in ('crop_scale', 'crop_ratio'):
+        if (limits := getattr(opt, flag)) and limits[0] > limits[1]:
+            raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits one linear layer: leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
@@ -857,6 +878,7 @@ def without_effect(opt):
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
         'image_cache_check': opt.image_cache,
+        **dict.fromkeys(('crop_scale', 'crop_ratio'), opt.augmentation in ('base', 'adv', 'big', 'mlrc')),
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
