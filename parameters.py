@@ -46,8 +46,8 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
              'lr_warmup_unit', 'onecycle_peak')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
-AFTERWARDS = ('n_training_folds', 'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every',
-              'ranking_backend', 'pictures', 'projector')
+AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'augment_on_gpu', 'storage_metrics', 'eval_every',
+              'cluster_every', 'ranking_backend', 'pictures', 'projector')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
