@@ -46,8 +46,8 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
              'lr_warmup_unit', 'onecycle_peak')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
-AFTERWARDS = ('n_training_folds', 'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every',
-              'ranking_backend', 'pictures', 'projector')
+AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'augment_on_gpu', 'storage_metrics', 'eval_every',
+              'cluster_every', 'ranking_backend', 'pictures', 'projector')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
@@ -142,7 +142,22 @@ def data_parameters(parser):
                        help=f'augmentation of the training images, one of {", ".join(AUGMENTATIONS)}; base: random '
                             'crops and flips (for images of characters: small affine changes); adv: base with random '
                             'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
-                            'Musgrave et al.; characters: small affine changes')
+                            'Musgrave et al.; none: as in evaluation; characters: small affine changes')
+    group.add_argument('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
+                       help='smallest and largest area of the random crops of --augmentation base, adv, big and mlrc, '
+                            'as fractions of the image; by default 0.08 and 1, for mlrc 0.16 and 1')
+    group.add_argument('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'),
+                       help='smallest and largest ratio of width to height of these crops; by default 3/4 and 4/3, for '
+                            'mlrc 0.75 and 1.33')
+    group.add_argument('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear',
+                       help='interpolation with which images and crops are resized, in training and evaluation')
+    group.add_argument('--eval_size', type=POSITIVE_INT,
+                       help='height and width of the images in evaluation, in pixels; by default as in training '
+                            '(--input_size)')
+    group.add_argument('--eval_resize', type=POSITIVE_INT,
+                       help='length in pixels to which the shorter side of an image is resized in evaluation, before '
+                            'the centre is cropped; by default 256 for images of 224 to 256 pixels, else 8/7 of their '
+                            'size')
     switch(group, '--augment_on_gpu',
            help='compute the crops, flips and colours of the training images on the --device; the random numbers stay '
                 'the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
@@ -176,11 +191,13 @@ def network_parameters(parser):
     switch(group, '--embed_norm_affine', help='give the layer of --embed_norm a trainable scale and shift')
     switch(group, '--embed_bias', default=True,
            help='whether the embedding layer has a bias; --embed_bias false removes it')
-    group.add_argument('--embed_init', choices=['default', 'orthogonal', *embedding_layer.FITTED], default='default',
+    group.add_argument('--embed_init', choices=['default', *embedding_layer.INITS, *embedding_layer.FITTED],
+                       default='default',
                        help="initial weights of the embedding layer; default: torch's random ones; orthogonal: random "
-                            'orthogonal rows, with biases 0; pca, lda: the principal components or the linear '
-                            'discriminants of the features of the training images; with --n_epochs 0, these are the '
-                            'baselines of linear adaptation')
+                            'orthogonal rows, with biases 0; kaiming: normally distributed with standard deviation '
+                            '(2 / --embed_dim)^(1/2), with biases 0; identity: the first --embed_dim features, with '
+                            'biases 0; pca, lda: the principal components or the linear discriminants of the features '
+                            'of the training images; with --n_epochs 0, these are the baselines of linear adaptation')
     group.add_argument('--embed_lda_shrinkage', type=FRACTION, default=0.1,
                        help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     group.add_argument('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
@@ -843,6 +860,9 @@ def check(opt):
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
+    for flag in ('crop_scale', 'crop_ratio'):
+        if (limits := getattr(opt, flag)) and limits[0] > limits[1]:
+            raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
@@ -872,6 +892,7 @@ def without_effect(opt):
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
         'image_cache_check': opt.image_cache,
+        **dict.fromkeys(('crop_scale', 'crop_ratio'), opt.augmentation in ('base', 'adv', 'big', 'mlrc')),
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',

@@ -87,6 +87,9 @@ def select_backbone(opt):
         opt = argparse.Namespace(**vars(opt) | {'pool': 'avg_max'})
     backbone.pool = pooling.select(opt, backbone)
     backbone.n_features = count_features(backbone, opt)
+    if opt.eval_size and count_features(backbone, opt, 'eval_size') != backbone.n_features:
+        raise UserError(f'--eval_size {opt.eval_size}: --arch {opt.arch} has another number of features for images of '
+                        'this size than for those of training; give --pool, or leave --eval_size out')
     return backbone
 
 

@@ -9,6 +9,11 @@ NORMS = {
     'layer': lambda width, affine: torch.nn.LayerNorm(width, elementwise_affine=affine),
     'batch': lambda width, affine: torch.nn.BatchNorm1d(width, affine=affine),
 }
+INITS = {
+    'orthogonal': torch.nn.init.orthogonal_,
+    'kaiming': lambda weight: torch.nn.init.kaiming_normal_(weight, mode='fan_out'),
+    'identity': torch.nn.init.eye_,
+}
 FITTED = ('pca', 'lda')
 
 
@@ -19,9 +24,9 @@ def embedding_layer(opt, n_features):
     """
     widths = [n_features, *opt.embed_layers, opt.embed_dim]
     layers = [torch.nn.Linear(n_in, n_out, bias=opt.embed_bias) for n_in, n_out in itertools.pairwise(widths)]
-    if opt.embed_init == 'orthogonal':
+    if opt.embed_init in INITS:
         for layer in layers:
-            torch.nn.init.orthogonal_(layer.weight)
+            INITS[opt.embed_init](layer.weight)
             if opt.embed_bias:
                 torch.nn.init.zeros_(layer.bias)
     norms = [NORMS[opt.embed_norm](n_features, opt.embed_norm_affine)] if opt.embed_norm != 'none' else []

@@ -60,16 +60,16 @@ class Backbone:
 
 
 @torch.no_grad()
-def count_features(backbone, opt):
+def count_features(backbone, opt, flag='input_size'):
     """
-    F, found with one black image. Raises UserError if the network cannot process images of --input_size, if its output
-    is not one vector per image, or if --pool does not suit it.
+    F, found with one black image of the size of `flag`, or that of the backbone. Raises UserError if the network cannot
+    process images of this size, if its output is not one vector per image, or if --pool does not suit it.
     """
-    take = backbone.maps if backbone.pool else torch.nn.Module.__call__
+    take, size = backbone.maps if backbone.pool else torch.nn.Module.__call__, getattr(opt, flag) or backbone.size
     try:
-        output = take(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
+        output = take(backbone.network.eval(), torch.zeros(1, 3, size, size))
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'--input_size {backbone.size}: the network cannot process images of this size ({error})'
+        raise UserError(f'--{flag} {size}: the network cannot process images of this size ({error})'
                         ) from None
     if backbone.pool:
         pooling.check(opt, output)

@@ -71,9 +71,13 @@ class DevicePipeline:
 
     def resized(self, region, height, width):
         """uint8 [3 H W] -> float32 [1, 3, S, S] in [0, 1]."""
-        size = tuple(next(transform.size for transform in self.transforms if isinstance(transform, CROPS)))
+        crop = next(transform for transform in self.transforms if isinstance(transform, CROPS))
         image = region.view(1, height, width, 3).permute(0, 3, 1, 2).to(torch.float32).div_(255)
-        return F.interpolate(image, size, mode='bilinear', antialias=True) if image.shape[2:] != size else image
+        if image.shape[2:] == tuple(crop.size):
+            return image
+        mode = getattr(crop, 'interpolation', v2.InterpolationMode.BILINEAR).value
+        image = F.interpolate(image, tuple(crop.size), mode=mode, antialias=True)
+        return image.clamp_(0, 1) if mode == 'bicubic' else image          # which exceeds the values of the pixels
 
 
 def sampled(transforms):

@@ -47,7 +47,8 @@ class Pipeline:
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        return (resized_fast if self.fast else resized_by_pillow)(photo, size, top, left, height, width)
+        resize = resized_fast if self.fast else resized_by_pillow
+        return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
 
     @staticmethod
     def pixels(image):
@@ -67,21 +68,24 @@ def as_pillow(pixels):
     return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
 
 
-def resized_by_pillow(photo, size, top, left, height, width):
-    """The region of the photo of `height` x `width` pixels at (top, left), resized to `size`, (height, width)."""
+def resized_by_pillow(photo, size, top, left, height, width, interpolation='bilinear'):
+    """
+    The region of the photo of `height` x `width` pixels at (top, left), resized to `size`, (height, width).
+    interpolation: bilinear or bicubic.
+    """
     region = as_pillow(np.asarray(photo)[top:top + height, left:left + width])
-    return region.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return region.resize((size[1], size[0]), Image.Resampling[interpolation.upper()])
 
 
-def resized_fast(photo, size, top, left, height, width):
+def resized_fast(photo, size, top, left, height, width, interpolation='bilinear'):
     """As resized_by_pillow, of a photo decoded at reduced size if that is enough; otherwise by torch, as a tensor."""
     pixels, y, x = reduced(photo, size, height, width)
     if y < 1:                               # the region may begin or end within a pixel, which only Pillow supports
         box = left * x, top * y, min((left + width) * x, pixels.shape[1]), min((top + height) * y, pixels.shape[0])
-        return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR, box)
+        return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
     images = torch.from_numpy(pixels[top:top + height, left:left + width])[None]
     images = images.permute(0, 3, 1, 2)     # the layout that torch resizes fastest
-    return F.interpolate(images, size, mode='bilinear', antialias=True)[0]
+    return F.interpolate(images, size, mode=interpolation, antialias=True)[0]
 
 
 def reduced(photo, size, height, width):

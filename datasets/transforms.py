@@ -4,7 +4,7 @@ Augmentations: the training and the evaluation transforms of images.
 Each function imports torchvision itself, which takes as long as torch, so that flags are read without it.
 """
 
-from utilities.errors import choose
+from utilities.errors import UserError, choose
 
 
 def shorter_side(size):
@@ -43,6 +43,11 @@ def mlrc(size):
     return [v2.Resize(shorter_side(size)), crop, v2.RandomHorizontalFlip()], centre(size)
 
 
+def none(size):
+    """No augmentation: as in evaluation."""
+    return centre(size), centre(size)
+
+
 def characters(size):
     """Small images of characters: slightly rotated, shifted, scaled and sheared on white; never flipped or cropped."""
     from torchvision.transforms import v2
@@ -51,7 +56,8 @@ def characters(size):
     return [affine, v2.Resize((size, size))], [v2.Resize((size, size))]
 
 
-AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'characters': characters}
+AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'none': none,
+                 'characters': characters}
 SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the image size themselves
 
 
@@ -60,7 +66,29 @@ def select(opt, size, are_characters=False):
     from datasets.pipeline import Pipeline
     choose(AUGMENTATIONS, opt.augmentation, '--augmentation')
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
-    return tuple(Pipeline(steps, opt.decode == 'fast') for steps in AUGMENTATIONS[name](size))
+    training, evaluation = AUGMENTATIONS[name](size)[0], AUGMENTATIONS[name](opt.eval_size or size)[1]
+    adapt(opt, training, evaluation)
+    return tuple(Pipeline(steps, opt.decode == 'fast') for steps in (training, evaluation))
+
+
+def adapt(opt, training, evaluation):
+    """
+    Sets what --crop_scale, --crop_ratio, --interpolation and --eval_resize give in the transforms of an augmentation.
+
+    Raises UserError where --eval_resize is less than the size of the crop.
+    """
+    from torchvision.transforms import v2
+    resizing, crop = evaluation[0], evaluation[-1]
+    if opt.eval_resize and isinstance(crop, v2.CenterCrop):
+        if opt.eval_resize < crop.size[0]:
+            raise UserError(f'--eval_resize {opt.eval_resize}: evaluation crops {crop.size[0]} pixels out of it; give '
+                            'at least as many, or a smaller --eval_size')
+        resizing.size = [opt.eval_resize]
+    for step in (*training, *evaluation):
+        if isinstance(step, v2.RandomResizedCrop):
+            step.scale, step.ratio = opt.crop_scale or step.scale, opt.crop_ratio or step.ratio
+        if isinstance(step, v2.Resize | v2.RandomResizedCrop):
+            step.interpolation = v2.InterpolationMode(opt.interpolation)
 
 
 def shared(training, evaluation):

@@ -24,8 +24,10 @@ STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
 # flags that Evaluate_Ensemble.py may set for this machine
 MACHINE = ('source_path', 'device', 'gpu', 'kernels', 'evaluate_on_gpu', 'bs', 'weights')
 # flags on which the scores of an untrained network depend
-OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'not_pretrained', 'weights', 'input_size', 'input_mean',
-                  'input_std', 'input_bgr', 'augmentation', 'eval_normalize', 'eval_autocast', 'seed')
+OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'pool', 'embed_norm', 'embed_norm_affine', 'embed_bias',
+                  'embed_init', 'embed_lda_shrinkage', 'not_pretrained', 'weights', 'input_size', 'input_mean',
+                  'input_std', 'input_bgr', 'augmentation', 'interpolation', 'eval_size', 'eval_resize',
+                  'eval_normalize', 'eval_autocast', 'seed')
 
 
 def report(opt, arguments):

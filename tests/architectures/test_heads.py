@@ -184,6 +184,21 @@ def test_without_a_bias_and_orthogonal(opt):
         assert not layer.bias.any()
 
 
+def test_kaiming_and_identity(opt):
+    layer = select(opt, 'conv4', embed_init='kaiming', embed_dim=256).f_embed
+    assert not layer.bias.any() and layer.weight.std().item() == pytest.approx((2 / 256) ** .5, rel=.02)
+    layer = select(opt, 'conv4', embed_init='identity', embed_dim=100).f_embed
+    assert torch.equal(layer(torch.arange(float(layer.in_features))), torch.arange(100.))
+
+
+def test_evaluation_with_images_of_another_size(opt):
+    assert select(opt, 'conv4', eval_size=48, pool='avg').f_embed.in_features == 64
+    with pytest.raises(UserError, match='--eval_size 48: --arch conv4 has another number of features'):
+        select(opt, 'conv4', eval_size=48)
+    with pytest.raises(UserError, match='--eval_size 1: the network cannot process images of this size'):
+        select(opt, 'conv4', eval_size=1)
+
+
 # Closed forms
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import datasets
+import parameters
 from datasets import base, splits, transforms
 from utilities.errors import UserError
 
@@ -474,6 +475,21 @@ def test_evaluation_crops_the_centre_and_characters_are_never_flipped(opt):
     assert training.transforms[1].scale == (.16, 1) and training.transforms[0].size == [256]
     with pytest.raises(UserError, match='--augmentation fancy: unknown; choose from base, adv'):
         transforms.select(opt(augmentation='fancy'), 32)
+
+
+def test_flags_of_crops_and_of_the_evaluation(opt):
+    training, evaluation = transforms.select(opt(crop_scale=[.2, 1], crop_ratio=[1, 1], interpolation='bicubic',
+                                                 eval_resize=288, eval_size=256), 224)
+    crop = training.transforms[0]
+    assert (list(crop.scale), list(crop.ratio), tuple(crop.size)) == ([.2, 1], [1, 1], (224, 224))
+    assert evaluation.transforms[0].size == [288] and tuple(evaluation.transforms[1].size) == (256, 256)
+    assert {step.interpolation.value for step in (crop, evaluation.transforms[0])} == {'bicubic'}
+    _, evaluation = transforms.select(opt(eval_size=448), 224)
+    assert evaluation.transforms[0].size == [512]
+    with pytest.raises(UserError, match='--eval_resize 200: evaluation crops 224 pixels out of it'):
+        transforms.select(opt(eval_resize=200), 224)
+    with pytest.raises(UserError, match='--crop_scale 0.5 0.2: the first must not be greater'):
+        parameters.parse(['--crop_scale', '.5', '.2'])
 
 
 def test_a_path_that_no_file_system_takes_is_a_missing_image(quick, run, patterns, tmp_path, capsys):

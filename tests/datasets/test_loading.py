@@ -71,6 +71,22 @@ def test_augmented_images_are_those_of_torchvisions_transforms(name, photos, opt
             assert torch.equal(found, reference(as_before(path))) and found.is_contiguous(), path
 
 
+@pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
+def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
+    pipelines = [transforms.select(opt(augmentation=name, decode=decode, interpolation=interpolation), 128)
+                 for decode, interpolation in (('exact', 'bicubic'), ('fast', 'bicubic'), ('exact', 'bilinear'))]
+    for exact, fast, bilinear in zip(*pipelines, strict=True):
+        reference = v2.Compose([*exact.transforms, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+        for path in photos:
+            images = []
+            for augment, photo in ((reference, as_before(path)), *((one, decoding.open_photo(path))
+                                                                   for one in (exact, fast, bilinear))):
+                torch.manual_seed(7)
+                images.append(augment(photo))
+            assert torch.equal(*images[:2]) and not torch.equal(images[0], images[3]), path
+            assert (images[2] - images[0]).abs().mean() < 1.5 / 255, path
+
+
 def test_headers_of_jpeg_files(photos):
     found = {path.name: decoding.jpeg_header(memoryview(path.read_bytes())) for path in photos}
     assert {name for name, header in found.items() if header is None} == {'cmyk.jpg', 'exif6.jpg', 'grey.png',
@@ -152,9 +168,9 @@ def test_loaders_yield_uint8_and_the_networks_input_is_the_float_item(patterns, 
 
 # --augment_on_gpu, here on the CPU
 
-def on_both(name, opt, photo, n_images, size=48):
+def on_both(name, opt, photo, n_images, size=48, **flags):
     """Float images [n_images, 3, size, size] of one photo, augmented without and with --augment_on_gpu."""
-    ours, _ = transforms.select(opt(augmentation=name), size)
+    ours, _ = transforms.select(opt(augmentation=name, **flags), size)
     moved = on_device.DevicePipeline(ours, torch.device('cpu'))
     loaded, plain = [], []
     for seed in range(n_images):
@@ -167,12 +183,13 @@ def on_both(name, opt, photo, n_images, size=48):
     return torch.stack(plain), images / 255
 
 
-@pytest.mark.parametrize('name', ['base', 'adv', 'red', 'mlrc'])
-def test_on_the_device_every_image_is_augmented_as_without(name, opt, tmp_path):
+@pytest.mark.parametrize('name, interpolation', [('base', 'bilinear'), ('adv', 'bilinear'), ('red', 'bilinear'),
+                                                 ('mlrc', 'bilinear'), ('base', 'bicubic')])
+def test_on_the_device_every_image_is_augmented_as_without(name, interpolation, opt, tmp_path):
     """By the same random numbers; Pillow rounds after each of the steps, and hues to 256 levels."""
     path = tmp_path / 'photo.png'
     Image.fromarray(smooth(120, 170)).save(path)
-    plain, moved = on_both(name, opt, decoding.open_photo(path), 60)
+    plain, moved = on_both(name, opt, decoding.open_photo(path), 60, interpolation=interpolation)
     differences = (plain - moved).abs() * 255
     assert differences.mean() < (2.5 if name == 'adv' else .35)
     assert differences.mean(dim=(1, 2, 3)).max() < (6 if name == 'adv' else .5)

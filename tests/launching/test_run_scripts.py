@@ -9,6 +9,7 @@ import pytest
 
 import batch_mining
 import Launch_Runs
+import Result_Evaluations
 from launching import script
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,36 @@ def test_the_runs_of_the_reality_check():
     assert Counter(group.split('_')[0] for group in seeds) == dict.fromkeys(('CUB', 'CARS', 'SOP', 'CUB256'), 14 * 4)
     used = {file for line in script.commands(ROOT / 'Reality_Check_Runs.sh') for file in line if '/' in file}
     assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
+
+
+def test_the_runs_of_the_baselines(monkeypatch):
+    assert len(groups_of('Baseline_Runs.sh')) == 5 * 3
+    monkeypatch.setenv('ARCHS', 'mobilenet_v2 timm:resnet18.a1_in1k')
+    monkeypatch.setenv('DATASETS', 'cars196 inshop')
+    monkeypatch.setenv('EMBED_DIM', '64')
+    lines = [dict(zip(line[::2], line[1::2], strict=False)) for line in script.commands(ROOT / 'Baseline_Runs.sh')]
+    assert len(lines) == 2 * 2 * 3 and {line['--dataset'] for line in lines} == {'cars196', 'inshop'}
+    assert {line['--arch'] for line in lines} == {'mobilenet_v2_frozen_normalize',
+                                                  'timm:resnet18.a1_in1k_frozen_normalize'}
+    groups = {line[line.index('--group') + 1]: line for line in script.commands(ROOT / 'Baseline_Runs.sh')}
+    assert '--eval_features' in groups['Frozen_mobilenet_v2_kNN']
+    assert {'lda', '64'} < set(groups['Frozen_timm_resnet18.a1_in1k_LDA64'])
+
+
+def test_baselines_stand_beside_trained_runs(quick, run, monkeypatch, tmp_path, capsys):
+    """Their lines, on small data: the table of Result_Evaluations.py has a row of each."""
+    monkeypatch.setenv('ARCHS', 'conv4')
+    monkeypatch.setenv('DATASETS', 'folder')
+    monkeypatch.setenv('EMBED_DIM', '4')
+    assert run(*quick, '--group', 'Trained', '--seed', '0') == 0
+    for line in script.commands(ROOT / 'Baseline_Runs.sh'):
+        assert run(*quick, *line) == 0                           # the last --n_epochs counts, which is 0
+    capsys.readouterr()
+    for select in ('last', 'best_test'):
+        assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--metrics', 'e_recall@1', '--select',
+                                        select]) == 0
+        table = capsys.readouterr().out
+        assert all(f'Frozen_conv4_{name}' in table for name in ('kNN', 'PCA4', 'LDA4')) and 'Trained' in table
 
 
 def test_a_run_script_passes_a_key_on_by_the_environment(tmp_path):

@@ -1,0 +1,100 @@
+"""The published recipes of configs/papers: they parse, have an effect, and train a tiny network of the same family."""
+import re
+from pathlib import Path
+
+import pytest
+
+import architectures
+import parameters
+import parts
+from utilities.loading import TrainingLoader
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / 'configs' / 'papers').glob('*.yaml'))
+TABLE = (ROOT / 'docs' / 'recipes.md').read_text(encoding='utf-8')
+# what makes a step small, where a recipe has the flag
+SMALL = {'bs': '12', 'samples_per_class': '2', 'micro_bs': '5', 'embed_dim': '16', 'amp': 'bfloat16',
+         'loss_hier_k': '3', 'loss_hier_n_proxies': '16', 'loss_s2sd_target_dims': '24', 'loss_nir_lrmulti': '50',
+         'eval_resize': '36'}
+
+
+def parse(file, *arguments):
+    return parameters.parse(['--config', str(file), *arguments])
+
+
+@pytest.fixture(scope='module')
+def table(patterns, tmp_path_factory):
+    """A CSV file of the patterns, whose classes are in pairs of super-classes."""
+    lines = [f'images/class_{c:02d}/{i}.png,c{c:02d},super{c // 2}' for c in range(12) for i in range(6)]
+    file = tmp_path_factory.mktemp('table') / 'table.csv'
+    file.write_text('\n'.join(['path,label,superclass', *lines]) + '\n')
+    return file
+
+
+def tiny(opt):
+    """The --arch of a small network of the same family, with the same suffixes."""
+    name, suffixes = architectures.parse(opt.arch)
+    is_vit = 'vit' in name or 'deit' in name
+    return ('timm:test_vit' if is_vit else 'timm:test_resnet') + ''.join(sorted(suffixes))
+
+
+@pytest.mark.parametrize('file', FILES, ids=lambda file: file.stem)
+def test_every_flag_has_an_effect_and_the_network_is_known(file):
+    opt = parse(file)
+    assert not parameters.without_effect(opt)
+    assert file.stem.endswith(opt.dataset) and opt.n_epochs > 1
+    architectures.find(opt.arch)
+    text = file.read_text()
+    assert all('#' in line for line in text.splitlines() if not line.startswith('dataset:')), 'a value without a source'
+
+
+@pytest.mark.parametrize('file', FILES, ids=lambda file: file.stem)
+def test_two_steps_with_a_tiny_network(file, patterns, table):
+    pytest.importorskip('timm')
+    opt = parse(file)
+    small = [word for flag, value in SMALL.items() if flag in opt.given for word in (f'--{flag}', value)]
+    opt = parse(file, *small, '--dataset', 'folder', '--csv', str(table), '--source_path', str(patterns), '--arch',
+                tiny(opt), '--not_pretrained', '--device', 'cpu', '--kernels', '0', '--input_size', '32',
+                '--iterations_per_epoch', '2', '--loss_nir_nf_fc_width', '16', '--loss_s2sd_feat_distill_delay', '0')
+    built = parts.build(opt)
+    trained = [parameter for group in built.optimizer.param_groups for parameter in group['params'] if group['lr'] > 0]
+    before = [parameter.detach().clone() for parameter in trained]
+    built.model.start_epoch(warming_up=False)
+    for step, (images, labels, _) in enumerate(TrainingLoader(opt, built.data.train, built.sampler).epoch(1), start=1):
+        built.schedule.at(step)
+        _, scalars = built.step(step, images, labels)
+    assert step == 2 and scalars
+    moved = [not one.equal(other) for one, other in zip(before, trained, strict=True)]
+    frozen = sum(not parameter.requires_grad for parameter in trained)
+    assert sum(moved) > .9 * (len(moved) - frozen) and all(parameter.isfinite().all() for parameter in trained)
+
+
+def test_the_page_has_every_recipe_with_its_reported_number():
+    rows = {name: cells for cells in (line.split(' | ') for line in TABLE.splitlines())
+            for name in re.findall(r'configs/papers/(\w+\.yaml)', cells[-1]) if len(cells) == 5}
+    assert set(rows) == {file.name for file in FILES}
+    for file in FILES:
+        header = ' '.join(line[2:] for line in file.read_text().splitlines() if line.startswith('# '))
+        assert f'Reported R@1: {rows[file.name][3]}.' in header
+        assert f'with {rows[file.name][1]}.' in header
+
+
+def test_numbers_of_the_publications():
+    """A few of each kind, read from the publications' own files: rates, batches, steps, and what is derived."""
+    def flags(name):
+        return parse(ROOT / 'configs' / 'papers' / f'{name}.yaml')
+
+    opt = flags('proxyanchor_resnet50_cars196')
+    assert (opt.bs, opt.lr, opt.warmup, opt.tau, opt.gamma, opt.clip_grad_value) == (
+        120, 1e-4, 5, [10, 20, 30, 40, 50], .5, 10)
+    for data, lr, proxies in [('cub200', .004, 400), ('online_products', .024, 240), ('inshop', .024, 2400)]:
+        opt = flags(f'proxynca_pp_{data}')
+        assert opt.lr == lr and opt.lr * opt.loss_proxynca_pp_lrmulti == pytest.approx(proxies)
+    opt = flags('recallatk_vit_b16_online_products')
+    assert (opt.bs, opt.micro_bs, opt.samples_per_class, opt.lr, opt.tau) == (4000, 100, 4, 5e-5, [25, 50])
+    for data, n_pairs in [('cub200', 72), ('cars196', 72), ('online_products', 2), ('inshop', 2)]:
+        opt = flags(f'hyp_dino_{data}')
+        assert opt.loss_weights == [n_pairs] and opt.lr == 1e-5 and opt.clip_grad == 3 and opt.crop_scale == [.2, 1]
+    opt = flags('hier_dino_inshop')
+    assert opt.fc_lr == pytest.approx(100 * 5e-6) and opt.loss_weights == [1, .5] and opt.adam_eps == 1e-4
+    assert flags('softtriple_cars196').loss_softtriplet_lrmulti * 1e-4 == pytest.approx(1e-2)
