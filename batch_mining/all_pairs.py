@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """All positive and all negative pairs of a batch, which make all its triplets."""
 import torch
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Distance-weighted negatives, uniform over distance. Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017,
 https://arxiv.org/abs/1706.07567, section 4.1; without the upper cut-off, as Roth et al., ICML 2020, use it.

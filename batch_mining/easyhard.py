@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Easy positives with hard or semi-hard negatives. Xuan et al., Improved Embeddings with Easy Positive Triplet Mining,
 WACV 2020, https://arxiv.org/abs/1904.04370.

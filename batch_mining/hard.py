@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Batch hard: the farthest positive and the nearest negative. Hermans et al., 2017, https://arxiv.org/abs/1703.07737."""
 import torch
 

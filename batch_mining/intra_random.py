@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020."""
 import torch
 

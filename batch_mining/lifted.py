@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """All positives and all negatives of each anchor that has both, for the lifted structure loss."""
 import torch
 

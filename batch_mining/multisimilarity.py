@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 The pair mining of the multi-similarity loss, for other losses. Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627,
 Eq. 11 and 12.

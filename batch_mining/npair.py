@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """One positive and many negatives per anchor. Sohn, NIPS 2016, section 3, and the form of Roth et al., ICML 2020."""
 import torch
 import torch.nn.functional as F

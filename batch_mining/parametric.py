@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Negatives sampled from a distribution over bins of distances, which is fixed or adapted during training by a policy
 (PADS). Roth, Milbich and Ommer, PADS: Policy-Adapted Sampling for Visual Similarity Learning, CVPR 2020,

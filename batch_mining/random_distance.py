@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 A control: distance-weighted mining for shuffled labels, so that positives and negatives have no meaning. Roth et al.,
 ICML 2020. The weights: Wu et al., ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.1.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Random triplets: as many as the batch has samples, uniform among all valid triplets, without replacement."""
 import torch
 

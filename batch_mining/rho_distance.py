@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Distance-weighted mining that sometimes pushes a positive away, so that classes do not become too compact. Roth et al.,
 Revisiting Training Strategies and Generalization Performance in Deep Metric Learning, ICML 2020, section 5.

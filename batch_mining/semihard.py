@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Semi-hard negatives: farther than the positive, within the margin. Schroff et al., FaceNet, CVPR 2015, sec. 3.2."""
 import torch
 

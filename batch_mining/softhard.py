@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Soft-hard mining: random positives and negatives among those in the wrong order. Roth et al., ICML 2020, appendix."""
 import torch
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with all samples of
 other classes as negatives, as Roth et al., ICML 2020, use it.

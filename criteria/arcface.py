@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3."""
 import math
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Circle loss, per anchor. Sun et al., CVPR 2020, https://arxiv.org/abs/2002.10857, Eq. 5 to 8."""
 import torch
 import torch.nn.functional as F

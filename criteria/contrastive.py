@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Contrastive loss. Hadsell et al., CVPR 2006; without the squares of the paper, as Roth et al., ICML 2020, and Musgrave
 et al., ECCV 2020, use it.

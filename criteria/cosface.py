@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """CosFace: an additive cosine margin. Wang et al., CVPR 2018, https://arxiv.org/abs/1801.09414, Eq. 4."""
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Cross-batch memory for losses of pairs. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
 import torch
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Direction regularisation of any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
 import torch
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15.
 With gamma 0 it is the multi-similarity loss.

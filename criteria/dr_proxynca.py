@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default with plain
 distances to proxies that are not normalised, as in the public reproduction.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Triplet loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020. With gamma 0 it is
 the triplet loss with power 1.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """FastAP: average precision from histograms of distances. Cakir et al., Deep Metric Learning to Rank, CVPR 2019."""
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 HAPPIER: hierarchical average precision. Ramzi et al., Hierarchical Average Precision Training for Pertinent Image
 Retrieval, ECCV 2022, https://arxiv.org/abs/2207.04873.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 HIER: hierarchical proxies in hyperbolic space, a regulariser to add to any loss. Kim et al., HIER: Metric Learning
 Beyond Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Histogram loss. Ustinova & Lempitsky, NIPS 2016, https://arxiv.org/abs/1611.00822, Eq. 1 to 4."""
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Pairwise cross entropy in hyperbolic space. Ermolov et al., Hyperbolic Vision Transformers, CVPR 2022,
 https://arxiv.org/abs/2203.10833.
@@ -12,8 +13,8 @@ REQUIRES_OPTIM = False
 
 def to_ball(batch, c=0.1, clip_r=2.3):
     """
-    The points of the Poincaré ball of curvature −c that embeddings [B, D] are mapped to, slightly inside it: [B, D].
-    Embeddings with a norm above clip_r are first scaled to norm clip_r; 0 means no scaling.
+    Maps embeddings [B, D] to points [B, D] of the Poincaré ball of curvature −c, slightly inside its boundary.
+    Embeddings with a norm above clip_r are first scaled to norm clip_r; clip_r 0 means no scaling.
     """
     norms = torch.linalg.vector_norm(batch, dim=1, keepdim=True).clamp(min=torch.finfo(batch.dtype).tiny)
     clipped = norms.clamp(max=clip_r) if clip_r else norms
@@ -22,9 +23,9 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 
 
 def ball_distances(points, c=0.1):
-    """D = (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
+    """The distances (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     room = 1 - c * points.square().sum(dim=1)
-    points = points - points.detach().mean(dim=0)        # distances stay; smaller norms have smaller rounding errors
+    points = points - points.detach().mean(dim=0)  # ‖z − w‖ does not change; smaller norms have smaller rounding errors
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram

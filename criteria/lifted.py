@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Generalised lifted structure loss. Hermans et al., In Defense of the Triplet Loss, 2017,
 https://arxiv.org/abs/1703.07737, section 2.

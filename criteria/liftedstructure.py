@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Lifted structured embedding, original form. Oh Song et al., CVPR 2016, https://arxiv.org/abs/1511.06452, Eq. 4."""
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Margin loss with a learned beta for each class: the distance that separates its positives from its negatives. Wu et al.,
 Sampling Matters in Deep Embedding Learning, ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Multi-similarity loss with its own pair mining. Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627,
 Eq. 11, 12 and 15.

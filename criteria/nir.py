@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 NIR: non-isotropy regularisation of a proxy loss by a normalising flow that is conditioned on the proxies. Roth et al.,
 Non-isotropy Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.

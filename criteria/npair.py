@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3; by
 default with all samples of other classes as negatives, as Roth et al., ICML 2020, use it.

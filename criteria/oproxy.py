@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Proxy losses with separate parameters for positives and negatives, the baselines of NIR. Roth et al., Non-isotropy
 Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.

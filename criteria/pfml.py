@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Potential field of samples and proxies. Bhatnagar & Ahuja, Potential Field Based Deep Metric Learning, CVPR 2025,
 https://arxiv.org/abs/2405.18560.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4."""
 import torch
 import torch.nn.functional as F

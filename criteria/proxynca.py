@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 ProxyNCA, without the positive proxy in the denominator, as in the paper. Movshovitz-Attias et al., ICCV 2017,
 https://arxiv.org/abs/1703.07464, Eq. 4.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 ProxyNCA++, without its pooling and layer norm, which belong to the network. Teh et al., ECCV 2020,
 https://arxiv.org/abs/2004.01113. Musgrave et al., ECCV 2020, call this form ProxyNCA.

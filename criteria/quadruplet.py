@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with Euclidean distances
 instead of the paper's learned ones, as Roth et al., ICML 2020, use it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Recall@k surrogate, with similarity mixup. Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity
 Mixup, CVPR 2022, https://arxiv.org/abs/2108.11179.
@@ -12,8 +13,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
-    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
     """
 
     @staticmethod

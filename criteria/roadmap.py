@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """ROADMAP: a robust and decomposable average precision. Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445."""
 import math
 
@@ -12,8 +13,8 @@ MARGIN_UNIT = 'cosine'
 
 class SumOverRows(torch.autograd.Function):
     """
-    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
-    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
     """
 
     @staticmethod

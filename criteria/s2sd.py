@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 S2SD: similarity-based self-distillation from larger embeddings of the same features, for any loss. Roth et al.,
 S2SD: Simultaneous Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Smooth-AP: average precision with sigmoids for comparisons. Brown et al., ECCV 2020, https://arxiv.org/abs/2007.12163."""
 import torch
 import torch.nn.functional as F
@@ -9,8 +10,8 @@ REQUIRES_OPTIM = False
 
 class SumOverRows(torch.autograd.Function):
     """
-    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The gradient is computed chunk by chunk
-    in the forward pass, so that nothing larger than the matrix is kept; it cannot be differentiated again.
+    The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
     """
 
     @staticmethod

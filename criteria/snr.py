@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Triplet loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
 import torch
 import torch.nn.functional as F

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Normalised softmax. Zhai & Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019,
 https://arxiv.org/abs/1811.12649.

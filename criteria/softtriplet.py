@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235."""
 import torch
 import torch.nn.functional as F

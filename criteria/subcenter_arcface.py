@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Sub-centre ArcFace: several centres per class, of which the nearest counts. Deng et al., ECCV 2020."""
 import math
 

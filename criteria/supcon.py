@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Supervised contrastive loss, in the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
 https://arxiv.org/abs/2004.11362, Eq. 2.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Threshold-consistent margin, a regulariser to add to any loss. Zhang et al., Threshold-Consistent Margin Loss for
 Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.

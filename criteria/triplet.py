@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """
 Triplet loss. Schroff et al., FaceNet, CVPR 2015, https://arxiv.org/abs/1503.03832, section 3.1.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A weighted sum of losses."""
 import torch
 

@@ -47,6 +47,7 @@ def test_files_import_from_the_floors_below_and_no_others_from_their_own(path):
     if name in SELF_CONTAINED and path.name != '__init__.py':
         assert found <= {'torch'} | set(sys.stdlib_module_names)
         assert path.stem not in sys.stdlib_module_names
+        assert path.read_text().startswith('# SPDX-License-Identifier: MIT\n')          # it is meant to be copied alone
 
 
 def test_every_folder_of_code_has_its_floor():
