@@ -55,7 +55,7 @@ def test_maps_that_no_average_pools_are_not_given(arch, n_maps, opt):
 
 
 def test_double_is_a_name_of_a_pooling(opt):
-    with pytest.raises(UserError, match='--pool avg_max: of --arch torchvision:vit_b_16_double only'):
+    with pytest.raises(UserError, match='--arch torchvision:vit_b_16_double gives only pooled features'):
         select(opt, 'torchvision:vit_b_16_double')
     with pytest.raises(UserError, match='_double means --pool avg_max; leave --pool gem out'):
         select(opt, 'conv4_double', pool='gem')

@@ -8,7 +8,7 @@ from launching import slots
 @pytest.mark.parametrize('arguments, sentence', [
     ([], 'give a script of runs'), (['nowhere.sh'], 'nowhere.sh: not a script of runs (No such file or directory)'),
     (['{script}', '--only', 'zzz'], '--only zzz: none of the 2 runs'),
-    (['{script}', '--gpus', 'a'], '--gpus a: expected numbers'),
+    (['{script}', '--gpus', 'a'], '--gpus a: expected indices'),
     (['{script}', '--gpus', '0', '--workers', '2'], 'give one of them'),
     (['{script}', '--slurm', '--slurm_args', 'x'], '--slurm_args x: expected NAME=VALUE'),
 ])

@@ -24,7 +24,8 @@ def test_titles_of_metrics():
 @pytest.mark.parametrize('name', evaluation.METRICS)
 def test_every_metric_is_a_fraction_where_it_can_select(name):
     argument = evaluation.METRICS[name].argument
-    metric = name + ('' if argument is None else '@1' if argument is int else f'@{argument[0]}')
+    after_at = {None: '', int: '@1', float: '@0.01'}
+    metric = name + (after_at[argument] if argument in after_at else f'@{argument[0]}')
     columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
     assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].select}
     assert len({titles.metric(column) for column in columns}) == 9

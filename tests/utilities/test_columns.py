@@ -8,9 +8,10 @@ import evaluation
 from utilities import columns
 from utilities.columns import LEVELS, LOSS, SPLITS, Column
 
-METRICS = ['c_recall@1', 'c_nmi', *(f'{name}@{argument}' if argument else name for name, metric in
-                                    evaluation.METRICS.items() for argument in
-                                    {None: [''], int: [1, 10]}.get(metric.argument, metric.argument))]
+ARGUMENTS = {None: [''], int: [1, 10], float: [0.01, 0.001]}
+METRICS = ['c_recall@1', 'c_nmi', *(f'{name}@{argument}' if argument else name
+                                    for name, metric in evaluation.METRICS.items()
+                                    for argument in ARGUMENTS.get(metric.argument, metric.argument))]
 
 
 def test_the_examples_in_the_docstrings():
