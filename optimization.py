@@ -133,10 +133,6 @@ class Schedule:
         self.opt, self.optimizer, self.n_steps = opt, optimizer, n_steps
         self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in optimizer.param_groups]
 
-    def start(self, epoch):
-        """Sets the rates of the first step of an epoch; epochs are counted from 1."""
-        self.at((epoch - 1) * self.n_steps + 1)
-
     def at(self, step):
         """Sets the rates of a step; steps are counted from 1, over all epochs."""
         factor = self.factor(step)

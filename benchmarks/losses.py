@@ -25,8 +25,7 @@ from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory, table
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
-TABLE = (112, 512, 2048)
-DIMS = (128, 512)
+TABLE, DIMS = (112, 512, 2048), (128, 512)               # of the table, by default
 REPEATS, BUDGET = 15, 4.0
 CRITERIA = criteria.CRITERIA
 

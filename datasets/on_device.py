@@ -102,7 +102,8 @@ def on_all(values, images):
 
 def grey_levels(images):
     """[B, 3, H, W] -> [B, 1, H, W]."""
-    return (images * torch.tensor(WEIGHTS, device=images.device).view(3, 1, 1)).sum(dim=1, keepdim=True)
+    weights = torch.tensor(WEIGHTS).to(images.device, non_blocking=True)
+    return (images * weights.view(3, 1, 1)).sum(dim=1, keepdim=True)
 
 
 def brightness(images, factors):
@@ -139,7 +140,7 @@ def changed(images, order, factors):
         for number, change in enumerate((brightness, contrast, saturation, hue)):
             chosen = np.flatnonzero(order[:, step] == number)
             if len(chosen):
-                rows = torch.from_numpy(chosen).to(images.device)
+                rows = torch.from_numpy(chosen).to(images.device, non_blocking=True)
                 values = on_all(factors[chosen, number], images)
                 images[rows] = change(images[rows], values).clamp_(0, 1)
     return images

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 from evaluation.neighbours import Search
-from utilities import processes, stopping
+from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.loading import evaluation_batches, evaluation_loader, network_input
@@ -56,29 +55,12 @@ def embed(opt, model, images, name, features=False, autocast=None):
             norms = torch.empty(len(images), 1, device=device)
         embeddings[rows], norms[rows] = embedded, norm
     if processes.connected():
-        embeddings, norms = (exchange(part, batches, len(images), device) for part in (embeddings, norms))
+        embeddings, norms = (exchange.completed(part, batches, len(images), device) for part in (embeddings, norms))
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
                         f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
-
-
-def exchange(embeddings, batches, n_images, device):
-    """
-    The embeddings of all processes of the run, [n_images, D], in each of them.
-
-    embeddings: the same, with only the rows of the own `batches` computed; None in a process without batches.
-    batches:    of each process, as loading.evaluation_batches gives them.
-    """
-    dim = torch.tensor([0 if embeddings is None else embeddings.shape[1]])
-    dist.all_reduce(dim, dist.ReduceOp.MAX)
-    if embeddings is None:
-        embeddings = torch.empty(n_images, int(dim), device=device)
-    for source, own in enumerate(batches):
-        if own:
-            dist.broadcast(embeddings[own[0][0]:own[-1][-1] + 1], src=source)
-    return embeddings
 
 
 def write(embedded, file):

@@ -3,6 +3,7 @@ import os
 import re
 
 from utilities.command_line import POSITIVE_INT
+from utilities.cores import n_cores
 from utilities.errors import UserError
 
 
@@ -35,7 +36,6 @@ def of_flags(opt):
             raise UserError(f'--gpus {opt.gpus} --gpus_per_run {n}: the number of GPUs must be a multiple of {n}')
         return [['--gpu', *gpus[i:i + n]] for _ in range(opt.per_gpu) for i in range(0, len(gpus), n)]
     if opt.workers:
-        from utilities.processes import n_cores  # imports torch, which the flags do not need
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // opt.workers)))
         return [['--device', 'cpu']] * opt.workers
     return [[]]

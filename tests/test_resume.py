@@ -170,7 +170,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_pat
     seen = {}
 
     def trained(opt, built, loader, epoch):
-        built.schedule.start(epoch)
+        built.schedule.at((epoch - 1) * built.schedule.n_steps + 1)
         seen.setdefault(opt.group, {})[epoch] = [
             (group['lr'], group['weight_decay']) for group in built.optimizer.param_groups]
         return train_epoch(opt, built, loader, epoch)

@@ -139,7 +139,7 @@ def with_graphs(flags, starts):
     number = 0
     for epoch in range(1, opt.n_epochs + 1):
         seed_everything(derive(opt.seed, epoch))
-        built.schedule.start(epoch)
+        built.schedule.at((epoch - 1) * built.schedule.n_steps + 1)
         built.model.start_epoch(warming_up=False)
         for images, labels, _ in loader.epoch(epoch):
             number += 1

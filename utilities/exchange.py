@@ -61,3 +61,20 @@ def copy_from_main(tensors):
         values = tensor.contiguous()                                  # the weights of convolutions may be channels last
         dist.broadcast(values, src=0)
         tensor.copy_(values)
+
+
+def completed(rows, batches, n_rows, device):
+    """
+    The rows that all processes have computed of a split, [n_rows, W], in each of them.
+
+    rows:    the same, with only the rows of the own batches computed; None in a process without batches.
+    batches: of each process, as loading.evaluation_batches gives them.
+    """
+    width = torch.tensor([0 if rows is None else rows.shape[1]])
+    dist.all_reduce(width, dist.ReduceOp.MAX)
+    if rows is None:
+        rows = torch.empty(n_rows, int(width), device=device)
+    for source, own in enumerate(batches):
+        if own:
+            dist.broadcast(rows[own[0][0]:own[-1][-1] + 1], src=source)
+    return rows

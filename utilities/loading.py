@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from utilities import exchange, processes, stopping
+from utilities.cores import n_cores
 from utilities.errors import WorkerLost
-from utilities.processes import n_cores
 from utilities.randomness import derive
 
 # Torch would set a signal handler that raises an error when a data worker is killed, wherever the main process is at
@@ -99,18 +99,21 @@ class TrainingLoader:
         Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch; where
         several processes share a batch, only the images of this process's part, or the first image if that is empty.
         """
+        self.whole = processes.of_main(self.sampled, epoch)
+        if processes.count() == 1:
+            self.batches[:] = self.whole
+            return self.loader
+        self.batches[:] = [batch[exchange.part(len(batch))] or batch[:1] for batch in self.whole]
+        return self
+
+    def sampled(self, epoch):
+        """The epoch's batches, lists of (index, seed)."""
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
         batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
-        batches = [[(int(index), next(seeds)) for index in batch] for batch in batches]
-        if processes.count() == 1:
-            self.batches[:] = batches
-            return self.loader
-        self.whole = processes.of_main(lambda: batches)            # a memory bank may have sampled them
-        self.batches[:] = [batch[exchange.part(len(batch))] or batch[:1] for batch in self.whole]
-        return self
+        return [[(int(index), next(seeds)) for index in batch] for batch in batches]
 
     def __len__(self):
         return len(self.batches)

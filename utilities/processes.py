@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from utilities import stopping
+from utilities.cores import n_cores
 from utilities.errors import RunFailed, UserError
 
 TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that watch() does not notice
@@ -330,8 +331,3 @@ def end_all(processes):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def n_cores():
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
