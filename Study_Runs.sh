@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
+# The study: losses, miners, samplers, regularisers and parts of the network on data that anyone can download, small
+# enough for a CPU. All runs of a data set train with the same number of iterations. Learning rates suit networks that
+# are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
+# 0.01 for all losses. Nothing else is tuned. See docs/results.md.
+#
+#   ./Study_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
+#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' ./Study_Runs.sh
+#
+# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth.
+source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
+
+data=${DATA:-Datasets}
+sections=${SECTIONS:-losses miners samplers regularisers parts photos}
+read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
+metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
+in_study() { [[ " $sections " == *" $1 "* ]]; }
+
+# A run that several sections compare with is listed once.
+listed=' '
+once() {
+    if [[ $listed != *" $1 "* ]]; then
+        listed+="$1 "
+        every_seed "$@"
+    fi
+}
+omniglot() {
+    once "Omniglot_$1" --dataset omniglot --source_path "$data" --arch conv4_normalize --not_pretrained \
+        --bs 112 --samples_per_class 4 --lr 0.001 --n_epochs 10 --no_train_metrics \
+        --evaluation_metrics "${metrics[@]}" h_ap asi ndcg "${@:2}"
+}
+grocery() {
+    once "Grocery_$1" --dataset folder --source_path "$data/grocery" --arch mobilenet_v2_frozen_normalize \
+        --weights "$data/mobilenet_v2_imagenet.pth" --input_mean 0.5 --input_std 0.5 --input_size 96 \
+        --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 4 --no_train_metrics \
+        --evaluation_metrics "${metrics[@]}" "${@:2}"
+}
+
+# The miners of Roth et al., or those of the losses' papers. --arch conv4: for losses of raw embeddings.
+if in_study losses; then
+    omniglot Angular              --loss angular         --batch_mining npair    --arch conv4
+    omniglot ArcFace              --loss arcface         --loss_arcface_lr 0.01
+    omniglot Circle               --loss circle
+    omniglot contrastive_distance --loss contrastive     --batch_mining distance
+    omniglot CosFace              --loss cosface         --loss_cosface_lr 0.01
+    omniglot DR_MS                --loss dr_multisimilarity
+    omniglot DR_ProxyNCA          --loss dr_proxynca     --loss_dr_proxynca_lrmulti 10
+    omniglot DR_Triplet           --loss dr_triplet      --batch_mining distance
+    omniglot FastAP               --loss fastap
+    omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
+    omniglot Histogram            --loss histogram
+    omniglot Hyperbolic           --loss hyperbolic
+    omniglot Lifted               --loss lifted          --batch_mining lifted   --arch conv4
+    omniglot LiftedStructure      --loss liftedstructure --arch conv4
+    omniglot margin_distance_b06  --loss margin          --batch_mining distance --loss_margin_beta 0.6
+    omniglot margin_distance      --loss margin          --batch_mining distance
+    omniglot MS                   --loss multisimilarity
+    omniglot NIR                  --loss nir             --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1
+    omniglot Npair                --loss npair           --batch_mining npair    --arch conv4
+    omniglot NTXent               --loss ntxent
+    omniglot OProxy               --loss oproxy          --loss_oproxy_lrmulti 10
+    omniglot PFML                 --loss pfml            --loss_pfml_lrmulti 10
+    omniglot ProxyAnchor          --loss proxyanchor     --loss_proxyanchor_lrmulti 10
+    omniglot ProxyNCA             --loss proxynca        --loss_proxynca_lrmulti 10
+    omniglot ProxyNCApp           --loss proxynca_pp     --loss_proxynca_pp_lrmulti 10
+    omniglot Quadruplet           --loss quadruplet      --batch_mining distance
+    omniglot RecallAtK            --loss recallatk
+    omniglot ROADMAP              --loss roadmap
+    omniglot SmoothAP             --loss smoothap
+    omniglot snr_distance         --loss snr             --batch_mining distance
+    omniglot SNR_Contrastive      --loss snr_contrastive
+    omniglot Softmax              --loss softmax         --loss_softmax_lr 0.01
+    omniglot SoftTriple           --loss softtriplet     --loss_softtriplet_lrmulti 10
+    omniglot SubcenterArcFace     --loss subcenter_arcface --loss_subcenter_arcface_lr 0.01
+    omniglot SupCon               --loss supcon
+    omniglot triplet_distance     --loss triplet         --batch_mining distance
+    for loss in contrastive margin snr triplet; do
+        omniglot ${loss}_rho_distance --loss $loss --batch_mining rho_distance --miner_rho_distance_cp 0.35
+    done
+fi
+
+# Regularisers, and losses around another loss, beside what they extend.
+if in_study regularisers; then
+    for run in omniglot grocery; do
+        $run MS                   --loss multisimilarity
+        $run MS_TCM               --loss multisimilarity+tcm
+        $run MS_HIER              --loss multisimilarity+hier --loss_hier_lrmulti 10
+        $run MS_S2SD              --loss s2sd --loss_s2sd_feat_distill --loss_s2sd_feat_distill_delay 50
+        $run ProxyAnchor          --loss proxyanchor     --loss_proxyanchor_lrmulti 10
+        $run ProxyAnchor_TCM      --loss proxyanchor+tcm --loss_proxyanchor_lrmulti 10
+        $run ProxyAnchor_HIER     --loss proxyanchor+hier --loss_proxyanchor_lrmulti 10 --loss_hier_lrmulti 10
+        $run ProxyAnchor_S2SD     --loss s2sd --loss_s2sd_source proxyanchor --loss_s2sd_target proxyanchor \
+            --loss_proxyanchor_lrmulti 10 --loss_s2sd_feat_distill --loss_s2sd_feat_distill_delay 50
+        $run OProxy               --loss oproxy          --loss_oproxy_lrmulti 10
+        $run NIR                  --loss nir             --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1
+        $run PFML                 --loss pfml            --loss_pfml_lrmulti 10
+    done
+    omniglot SmoothAP             --loss smoothap
+    omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
+fi
+
+# Parts of the network and of the optimisation, each changed alone.
+if in_study parts; then
+    for run in omniglot grocery; do
+        $run MS                   --loss multisimilarity
+        $run MS_max               --loss multisimilarity --pool max
+        $run MS_avg_max           --loss multisimilarity --pool avg_max
+        $run MS_gem               --loss multisimilarity --pool gem
+        $run MS_layer_norm        --loss multisimilarity --embed_norm layer
+        $run MS_orthogonal        --loss multisimilarity --embed_init orthogonal
+        $run MS_warm_up           --loss multisimilarity --lr_warmup 1
+        $run MS_cosine            --loss multisimilarity --scheduler cosine
+        $run MS_clip              --loss multisimilarity --clip_grad 1
+        $run MS_ema               --loss multisimilarity --ema 0.98
+        for loss in margin triplet; do
+            $run ${loss}_distance --loss $loss --batch_mining distance
+            $run ${loss}_distance_all --loss $loss --batch_mining distance --miner_distance_positives all
+        done
+    done
+    for head in none pca lda; do
+        flags=(--eval_features --eval_normalize)
+        if [ $head != none ]; then flags=(--embed_init $head); fi
+        omniglot Untrained_$head --n_epochs 0 "${flags[@]}"
+        grocery Frozen_$head --n_epochs 0 "${flags[@]}"
+    done
+fi
+
+if in_study miners; then
+    for miner in random semihard softhard hard easyhard distance rho_distance multisimilarity npair parametric \
+            intra_random random_distance; do
+        for loss in triplet margin; do
+            omniglot ${loss}_$miner --loss $loss --batch_mining $miner
+        done
+    done
+fi
+
+if in_study samplers; then
+    for sampler in class_random full_random image_random balanced hierarchical greedy_coreset d2_coreset \
+            fid_batchmatch disthist_batchmatch; do
+        omniglot MS_$sampler --loss multisimilarity --data_sampler $sampler
+    done
+fi
+
+if in_study photos; then
+    grocery contrastive_distance  --loss contrastive     --batch_mining distance
+    grocery margin_distance       --loss margin          --batch_mining distance
+    grocery MS                    --loss multisimilarity
+    grocery NTXent                --loss ntxent
+    grocery ProxyAnchor           --loss proxyanchor     --loss_proxyanchor_lrmulti 10
+    grocery ROADMAP               --loss roadmap
+    grocery Softmax               --loss softmax         --loss_softmax_lr 0.01
+    grocery triplet_distance      --loss triplet         --batch_mining distance
+fi
