@@ -30,6 +30,8 @@ def build():
     add('--study_name', help='name of the study in the database; by default the name of the folder')
     add('--reproductions', metavar='N', type=command_line.COUNT, default=0,
         help='number of new seeds with which the best setting is trained on all folds at the end')
+    add('--status', action='store_true',
+        help='only print how far the search in --study_path is; no other flags are needed')
     add('--keep_checkpoints', action='store_true',
         help='keep the checkpoints of all trials; by default only those of the best one are kept')
     slots.add_flags(parser)
@@ -37,7 +39,11 @@ def build():
 
 
 def work(opt, others):
-    from tuning import search  # imports torch, which --help does not need
+    from tuning import search, status  # import torch, which --help does not need
+    if opt.status:
+        if others:
+            raise errors.UserError(f'--status takes no flags of main.py: {" ".join(others)}')
+        return status.show(opt)
     return search.run(opt, others)
 
 

@@ -217,8 +217,7 @@ def work(arguments):
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
         built = parts.restore(opt, opt.evaluate)
-        for name, value in evaluation.evaluate(opt, built.model, built.data, built.criterion)[0].items():
-            print(f'{name}: {value if isinstance(value, float) else " ".join(map(repr, value.tolist()))}')
+        print(evaluation.table(evaluation.evaluate(opt, built.model, built.data, built.criterion)[0]))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])

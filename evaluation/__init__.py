@@ -14,8 +14,9 @@ from evaluation.protocol import (
     validate,
     write_embeddings,
 )
+from evaluation.titles import table
 from utilities.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
            'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'parse', 'projector', 'ranking',
-           'split_of_pictures', 'splits_to_evaluate', 'validate', 'write_embeddings']
+           'split_of_pictures', 'splits_to_evaluate', 'table', 'validate', 'write_embeddings']

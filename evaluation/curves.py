@@ -3,18 +3,19 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.pictures import write
-from utilities import columns
+from evaluation import titles
+from utilities import columns, plotting
 from utilities.columns import Column
-from utilities.files import atomic
 
-COLOURS = {'train': 'tab:blue', 'val': 'tab:orange', 'test': 'tab:green'}
-STYLES = ('-', '--', ':', '-.')
+COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
 
 
+@plotting.styled
 def plot(rows, folder):
-    """Saves <metric>.png in `folder` for the loss and each metric, with a line per split; rows: of log.csv, as text."""
-    from matplotlib.figure import Figure
+    """
+    Saves <metric>.png in `folder` for the loss and each metric, with a line per split, or per split and argument;
+    fractions are in percent. rows: of log.csv, as text.
+    """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
     families = {'loss': {columns.LOSS: Column('train', 'loss')}}
@@ -22,22 +23,24 @@ def plot(rows, folder):
         if (column := columns.parse(name)) and not columns.is_interval(name):
             families.setdefault(column.at_split.partition('@')[0], {})[name] = column
     for family, members in families.items():
-        figure = Figure(figsize=(6, 4), dpi=120, layout='constrained')
-        axes = figure.add_subplot(xlabel='epoch', ylabel=family, title=family)
-        styles = {}
+        figure = plotting.new_figure()
+        axes = figure.add_subplot()
+        lines = {}
         for name, column in members.items():
             colour, low_high = COLOURS[column.split], columns.interval(name)
-            style = styles.setdefault(column.at_split, STYLES[len(styles) % len(STYLES)])
-            axes.plot(*points(rows, name).T, color=colour, linestyle=style, marker='.',
-                      label=f'{column.split} {column.at_split}')
+            line = lines.setdefault(column.at_split, plotting.LINES[len(lines) % len(plotting.LINES)])
+            axes.plot(*points(rows, name).T, color=colour, linestyle=line, marker='.',
+                      label=f'{column.split} {titles.metric(column.on("test").name)}')
             axes.fill_between(*points(rows, *low_high).T, color=colour, alpha=0.15, linewidth=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize='small')
-        with atomic(folder / f'{family}.png') as temporary:
-            write(figure, temporary)
+        axes.set_ylabel(titles.shared_axis(members.values()))
+        plotting.whole_epochs(axes)
+        axes.grid()
+        axes.legend()
+        plotting.save(figure, folder / f'{family}.png')
 
 
 def points(rows, *names):
-    """[epochs, 1 + number of names]: the epoch and the columns `names`, where a row has them."""
+    """[epochs, 1 + number of names]: the epoch and the columns `names`, in their units, where a row has them."""
+    units = [1, *(titles.unit(name.removesuffix('_low').removesuffix('_high')) for name in names)]
     found = [[float(row[name]) for name in ('epoch', *names)] for row in rows if all(row.get(name) for name in names)]
-    return np.array(found).reshape(-1, 1 + len(names))
+    return np.array(found).reshape(-1, 1 + len(names)) * units

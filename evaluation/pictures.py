@@ -4,21 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from evaluation import geometry, ranking, verification
 from evaluation.neighbours import chunks
 from evaluation.protocol import embed_splits
-from utilities import processes
+from utilities import plotting, processes
 from utilities.errors import UserError
-from utilities.files import atomic
-
-RIGHT, WRONG, GREY = 'tab:green', 'tab:red', '0.45'
-COLOURS = [f'C{number}' for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ['black']      # without grey
-COLUMN = 3.4                 # width of a paper's column, in inches
-STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
-         'figure.constrained_layout.use': True, 'figure.dpi': 300, 'legend.frameon': False,
-         'svg.hashsalt': 'evaluation'}                     # the same picture is the same file
+from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
 
 
 def check(opt):
@@ -51,6 +43,7 @@ def draw(opt, model, data, criterion, folder):
         print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, or no two of one class.')
 
 
+@plotting.styled
 def save(opt, embedded, split, folder, panel=None):
     """
     Saves <picture>_<split>.png and .svg in `folder` for each of --pictures that has something to show.
@@ -59,7 +52,6 @@ def save(opt, embedded, split, folder, panel=None):
 
     Returns the files.
     """
-    import matplotlib
     folder, saved = Path(folder), []
     folder.mkdir(exist_ok=True)
     files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in ('png', 'svg')]
@@ -67,30 +59,9 @@ def save(opt, embedded, split, folder, panel=None):
     if panel:
         files['retrieval'] = [Path(panel), *files.get('retrieval', [])[1:]]
     for name, paths in files.items():
-        with matplotlib.rc_context(STYLE):
-            figure = PICTURES[name](embedded, opt.seed)
-            for path in paths if figure else ():
-                with atomic(path) as temporary:
-                    write(figure, temporary)
-                saved.append(path)
+        figure = PICTURES[name](embedded, opt.seed)
+        saved += [plotting.save(figure, path) for path in paths if figure]
     return saved
-
-
-def write(figure, file):
-    """Writes a figure as SVG, or as PNG without transparency, by the suffix of `file`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    if file.suffix == '.svg':
-        figure.savefig(file, metadata={'Date': None})
-        return
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()                                          # once; savefig draws twice where it has a layout to find
-    Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
-
-
-def new_figure(width, height):
-    """width, height: in inches."""
-    from matplotlib.figure import Figure
-    return Figure(figsize=(width, height))
 
 
 def short(name, length=26):
@@ -112,7 +83,10 @@ def sample_queries(embedded, seed, n_queries, n_neighbours):
 
 
 def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
-    """Queries and their nearest images, framed by whether they are of the query's class. Lengths in images' sides."""
+    """
+    Queries and their nearest images, framed by whether they are of the query's class; those of other classes also have
+    a cross, for readers who do not see the colours. Lengths in images' sides.
+    """
     from matplotlib.patches import Rectangle
     queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
     if not len(queries):
@@ -134,6 +108,9 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
             framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
             axes.add_patch(Rectangle(*framed, facecolor=colour))
             axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
+            if colour == WRONG:
+                axes.text(left + 0.98, top + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
+                          bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
     return figure
 
 
@@ -187,8 +164,9 @@ def scatter_plot(embedded, seed, project):
     rest = ~np.isin(labels, largest)
     axes.scatter(*points[rest].T, s=3, color='0.82', linewidths=0,
                  label=f'{len(np.unique(labels[rest]))} other classes' if rest.any() else None)
-    for colour, label in zip(COLOURS, largest, strict=False):
-        axes.scatter(*points[labels == label].T, s=7, color=colour, linewidths=0,
+    for index, label in enumerate(largest):
+        colour, marker, _ = plotting.mark(index)
+        axes.scatter(*points[labels == label].T, s=7, color=colour, marker=marker, linewidths=0,
                      label=short(images.class_names[label]))
     figure.legend(loc='outside right center', markerscale=1.8, handletextpad=0.1)
     return figure
@@ -261,14 +239,14 @@ def classes(embedded, seed, n_worst=12):
                               for part in chunks(rows, len(search.gallery))])
     labels, taken = search.query_labels[rows], search.gallery_labels[nearest]
     present, n_images = np.unique(labels, return_counts=True)
-    recall = np.bincount(labels, taken == labels)[present] / n_images
+    recall = 100 * np.bincount(labels, taken == labels)[present] / n_images
     order = np.lexsort((present, recall))
     worst = order[:n_worst][::-1]
     figure = new_figure(2 * COLUMN, 0.8 * COLUMN)
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
     left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
-    left.axhline((taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
-    left.set(xlabel='classes, percent', ylabel='recall@1', ylim=(-0.02, 1.02))
+    left.axhline(100 * (taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
+    left.set(xlabel='classes (%)', ylabel='R@1 (%)', ylim=(-2, 102))
     left.legend(loc='upper left')
     right.barh(range(len(worst)), recall[worst], color=GREY, height=0.7)
     for bar, c in enumerate(worst):
@@ -276,11 +254,11 @@ def classes(embedded, seed, n_worst=12):
         if len(wrong):
             others, counts = np.unique(wrong, return_counts=True)
             most = counts.argmax()
-            inside = recall[c] > 0.52
-            right.text(recall[c] + (-0.01 if inside else 0.01), bar,
+            inside = recall[c] > 52
+            right.text(recall[c] + (-1 if inside else 1), bar,
                        f'{counts[most] / n_images[c]:.0%} {short(names[others[most]], 24)}', va='center', fontsize=5.5,
                        ha='right' if inside else 'left', color='white' if inside else WRONG)
-    right.set(xlim=(0, 1), xlabel='recall@1 of the worst classes; their main mistake')
+    right.set(xlim=(0, 100), xlabel='R@1 (%) of the worst classes; their main mistake')
     right.set_yticks(range(len(worst)), [short(names[present[c]]) for c in worst])
     return figure
 
@@ -311,8 +289,9 @@ def utility(embedded, seed):
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='threshold, Euclidean distance', ylabel='utility of a class', ylim=(-0.02, 1.02))
     for low, high, alpha, label in (0, 4, 0.15, 'all classes'), (1, 3, 0.3, '10th to 90th percentile'):
-        axes.fill_between(distances, lines[low], lines[high], color=COLOURS[0], alpha=alpha, linewidth=0, label=label)
-    axes.plot(distances, lines[2], color=COLOURS[0], linewidth=0.8, label='median')
+        axes.fill_between(distances, lines[low], lines[high], color=plotting.COLOURS[0], alpha=alpha, linewidth=0,
+                          label=label)
+    axes.plot(distances, lines[2], color=plotting.COLOURS[0], linewidth=0.8, label='median')
     axes.legend(loc='lower right')
     return figure
 
@@ -327,9 +306,10 @@ def confidence(embedded, seed):
     norms = embedded.norms[search.query_index[np.concatenate([rows for rows, _ in found])]]
     n = np.arange(1, len(norms) + 1)
     figure = new_figure(COLUMN, 0.7 * COLUMN)
-    axes = figure.add_subplot(xlabel='queries, percent, those of the largest norm first', ylabel='recall@1')
-    axes.plot(n / len(n) * 100, correct[np.argsort(-norms, kind='stable')].cumsum() / n, color='black', linewidth=0.8)
-    axes.axhline(correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
+    axes = figure.add_subplot(xlabel='queries (%), those of the largest norm first', ylabel='R@1 (%)')
+    most_confident = np.argsort(-norms, kind='stable')
+    axes.plot(100 * n / len(n), 100 * correct[most_confident].cumsum() / n, color='black', linewidth=0.8)
+    axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
     axes.legend()
     return figure
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pandas
 
-from reports import tables, titles
+from evaluation import titles
+from reports import naming, tables
 from reports.significance import holm, paired_test, t_interval
 
 FORMS = {'concatenated': 'Concatenated', 'separated': 'Separated'}
@@ -123,7 +124,7 @@ def caption(comparisons, log, names):
     seeds, compared = sorted(set(log.seed)), comparisons[comparisons.against.notna()]
     n_tested = compared.groupby(['form', 'metric']).p.count().max() if len(compared) else 0
     interval = 'mean and 95 % t-interval (n − 1) over seeds' if len(seeds) > 1 else 'one seed, and so no interval: seed'
-    text = (f'{titles.dataset(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
+    text = (f'{naming.dataset(log.dataset.iloc[0])}, test classes: {interval} {", ".join(map(str, seeds))}; '
             'Separated: mean over the folds' + tables.in_percent(names) + '.')
     if len(compared):
         text += ' Bold: the best.'

@@ -6,7 +6,7 @@ import yaml
 from tqdm import tqdm
 
 from datasets import splits
-from reports import groups, selection, titles
+from reports import groups, naming, selection
 from utilities import run_folder, run_records
 from utilities.columns import Column
 from utilities.errors import UserError
@@ -32,7 +32,7 @@ class Member:
 @dataclass
 class Ensemble:
     """
-    The runs of one setting and seed, by fold. name: their --group without _fold<k>. method: as titles.methods names it.
+    The runs of one setting and seed, by fold. name: their --group without _fold<k>. method: as naming.methods names it.
     """
     name: str
     dataset: str
@@ -101,7 +101,7 @@ def gather(folders):
         if not {member.fold for member in other.members} & {member.fold for member in ensemble.members}:
             raise UserError(f'{ensemble.name}, seed {ensemble.seed}: its folds are of different data sets, '
                             f'{other.members[0].run.where} and {ensemble.members[0].run.where}')
-    methods = titles.methods((ensemble.dataset, ensemble.name) for ensemble in ensembles)
+    methods = naming.methods((ensemble.dataset, ensemble.name) for ensemble in ensembles)
     for ensemble in ensembles:
         ensemble.method = methods[ensemble.dataset, ensemble.name]
     return ensembles

@@ -1,7 +1,7 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
 from dataclasses import dataclass, field
 
-from reports import titles
+from reports import naming
 from utilities import run_folder
 from utilities.errors import UserError
 from utilities.run_records import FINISHED
@@ -13,7 +13,7 @@ MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector'
 @dataclass
 class Group:
     """
-    The runs of one setting on one data set that count. method: as titles.methods names it. expected: the seeds that
+    The runs of one setting on one data set that count. method: as naming.methods names it. expected: the seeds that
     should be there.
     """
     name: str
@@ -50,7 +50,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         notes += about + differences(name, used)
         groups.append(Group(name, members[0].dataset, used))
     groups += [Group(name, dataset, []) for dataset, name in planned if name not in found]
-    methods = titles.methods((group.dataset, group.name) for group in groups)
+    methods = naming.methods((group.dataset, group.name) for group in groups)
     for group in groups:
         group.method = methods[group.dataset, group.name]
         group.expected = planned.get((group.dataset, group.name)) or set(seeds) or {

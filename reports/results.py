@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas
 
-from reports import groups, runs, selection, tables, titles
+from reports import groups, naming, runs, selection, tables
 from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError
@@ -79,7 +79,7 @@ def draw(opt, plans, rule):
         raise UserError(f'--figures {folder}: it is a file; give a folder')
     folder.mkdir(parents=True, exist_ok=True)
     for dataset, plan in plans.items():
-        title = titles.dataset(dataset)
+        title = naming.dataset(dataset)
 
         def path(what, dataset=dataset):
             return folder / f'{dataset}_{what}.{opt.format}'

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pandas
 
-from reports import titles
+from evaluation import titles
 from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import pandas
 
-from reports import titles
+from evaluation import titles
+from reports import naming
 from utilities.errors import UserError
 from utilities.files import require_folder, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
+ONE_COLUMN, TWO_COLUMNS = 234, 487                        # widths on a page of two columns (ICML), in points
+LETTER, GAP = 4.6, 6                                      # of a bold letter at 8 points, and between columns
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ '}
 
 
@@ -78,8 +81,10 @@ def text_of(cell, name, digits):
 def caption(scores, rule, names, table):
     """What a reader must know of the numbers, in plain text. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
-    return (f'Mean ± standard deviation (n − 1) over seeds {", ".join(map(str, sorted(set(scores.seed))))}; {rule}'
-            + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
+    seeds = ', '.join(map(str, sorted(set(scores.seed))))
+    several = any(cell.n > 1 for cells in table.values() for cell in cells.values())
+    over = f'Mean ± standard deviation (n − 1) over seeds {seeds}' if several else f'One run each, seed {seeds}'
+    return (f'{over}; {rule}' + in_percent(names) + ('; n where runs are missing' if some else '') + '.')
 
 
 def in_percent(names):
@@ -90,13 +95,13 @@ def in_percent(names):
 
 def markdown(table, datasets, names, caption, notes=()):
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [f'{titles.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
+    heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
              for dataset, name in keys]
     lines = ['| method | ' + ' | '.join(heads) + ' |', '|---' * (len(keys) + 1) + '|']
     for method, cells in table.items():
         texts = [(f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
                  if key in cells else '' for key in keys]
-        lines.append(f'| {method} | ' + ' | '.join(texts) + ' |')
+        lines.append(f'| {naming.method(method)} | ' + ' | '.join(texts) + ' |')
     return '\n'.join([*lines, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
 
 
@@ -106,24 +111,42 @@ def incomplete(cell):
 
 def latex(table, datasets, names, caption, notes=(), label='tab:results'):
     """
-    A table environment for booktabs: data sets, or whatever else the table's keys begin with, side by side, each with
-    the columns `names`; the best in bold.
+    A table for booktabs: data sets, or whatever else the table's keys begin with, side by side, each with the columns
+    `names`; the best in bold. It fits a page of two columns: in one column, in both (table*), or scaled to the width of
+    both, which needs the package graphicx.
     """
     keys = [(dataset, name) for dataset in datasets for name in names]
-    heads = [tex('multicolumn', len(names), 'c', escape(titles.dataset(dataset))) for dataset in datasets]
+    heads = [tex('multicolumn', len(names), 'c', escape(naming.dataset(dataset))) for dataset in datasets]
     rules = [tex('cmidrule(lr)', f'{2 + index * len(names)}-{1 + (index + 1) * len(names)}')
              for index in range(len(datasets))]
-    lines = [*(f'% {note}' for note in notes), '% needs the package booktabs', tex('begin', 'table'), tex('centering'),
-             tex('caption', escape(caption)), tex('label', label), tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}',
-             tex('toprule'), ' & '.join(['', *heads]) + r' \\', ' '.join(rules),
-             ' & '.join(['Method', *(escape(titles.metric(name)) for _, name in keys)]) + r' \\', tex('midrule')]
-    for method, cells in table.items():
-        texts = []
-        for key in keys:
-            text = escape(cells[key].text + incomplete(cells[key])) if key in cells else ''
-            texts.append(tex('textbf', text) if key in cells and cells[key].best else text)
-        lines.append(' & '.join([escape(method.replace('_', ' ')), *texts]) + r' \\')
-    return '\n'.join([*lines, tex('bottomrule'), tex('end', 'tabular'), tex('end', 'table'), ''])
+    rows = [['Method', *(titles.metric(name) for _, name in keys)]] + [
+        [naming.method(method), *(cells[key].text + incomplete(cells[key]) if key in cells else '' for key in keys)]
+        for method, cells in table.items()]
+    environment, is_scaled = shape(rows)
+    best = {(row, column) for row, cells in enumerate(table.values(), start=1)
+            for column, key in enumerate(keys, start=1) if key in cells and cells[key].best}
+    texts = [[tex('textbf', escape(text)) if (row, column) in best else escape(text)
+              for column, text in enumerate(cells)] for row, cells in enumerate(rows)]
+    head, *body = [' & '.join(cells) + r' \\' for cells in texts]
+    lines = [*(f'% {note}' for note in notes), f'% needs the package booktabs{" and graphicx" * is_scaled}',
+             tex('begin', environment), tex('centering'), tex('caption', escape(caption)), tex('label', label),
+             tex('footnotesize'), tex('setlength', r'\tabcolsep', f'{GAP / 2:g}pt'),
+             *([r'\resizebox{\textwidth}{!}{%'] if is_scaled else []),
+             tex('begin', 'tabular') + f'{{l{"c" * len(keys)}}}', tex('toprule'), ' & '.join(['', *heads]) + r' \\',
+             ' '.join(rules), head, tex('midrule'), *body, tex('bottomrule'),
+             tex('end', 'tabular') + '}' * is_scaled, tex('end', environment), '']
+    return '\n'.join(lines)
+
+
+def shape(rows):
+    """
+    (environment, whether the table must be scaled) of rows of texts, on a page of two columns.
+
+    >>> shape([['Method', 'R@1']]), shape([5 * ['81.2 ± 0.3']]), shape([20 * ['81.2 ± 0.3']])
+    (('table', False), ('table*', False), ('table*', True))
+    """
+    width = sum(GAP + LETTER * max(map(len, column)) for column in zip(*rows, strict=True))
+    return 'table' if width <= ONE_COLUMN else 'table*', width > TWO_COLUMNS
 
 
 def tex(command, *arguments):

@@ -2,6 +2,7 @@
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
@@ -116,3 +117,14 @@ def sampler_of(opt, images, embeddings=None):
         embeddings = torch.nn.functional.normalize(centres[labels] + .5 * noise, dim=1)
     datasampler.fill_storage(sampler, lambda: embeddings)
     return sampler
+
+
+def printed_metrics(out, split='test'):
+    """{'<split>_<metric>': text} of the table that main.py --evaluate prints, one metric per line."""
+    lines = out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith('metric '))
+    start = [match.start() for match in re.finditer(r'\S+', lines[head])]
+    end = [*start[1:], None]
+    column = lines[head].split().index(split)
+    cells = {line.split()[0]: line[start[column]:end[column]].strip() for line in lines[head + 1:] if line}
+    return {f'{split}_{name}': text for name, text in cells.items() if text}

@@ -15,7 +15,7 @@ import main
 import optimization
 import parts
 from tests.conftest import draw_classes
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
 from utilities import checkpoint, run_folder
 
 
@@ -254,11 +254,11 @@ def test_evaluate_only_prints_what_was_recorded(quick, run, tmp_path, capsys):
     for place, row in ((folder, rows[-1]), (folder / 'checkpoint_test_e_recall@1.pt', rows[best])):
         capsys.readouterr()
         assert run('--evaluate', place) == 0
-        printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line.startswith('test_'))
+        printed = printed_metrics(capsys.readouterr().out)
         assert {name: printed[name] for name in row if name.startswith('test_')} == {
             name: value for name, value in row.items() if name.startswith('test_')}
     assert run('--evaluate', folder, '--evaluation_metrics', 'mAP', 'e_recall@1', '--splits_to_eval', 'test') == 0
-    assert 'test_mAP: ' in capsys.readouterr().out
+    assert list(printed_metrics(capsys.readouterr().out)) == ['test_mAP', 'test_e_recall@1']
     assert before == {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
     assert run('--evaluate', tmp_path) == 2
 
@@ -448,7 +448,7 @@ def test_new_images_that_nothing_is_trained_on(quick, run, tmp_path, capsys):
     new = ['--split_scheme', 'half', '--test_size', '1']
     capsys.readouterr()
     assert run('--evaluate', folder, *new) == 0
-    assert [line.split(':')[0] for line in capsys.readouterr().out.splitlines()[1:]] == ['test_e_recall@1']
+    assert list(printed_metrics(capsys.readouterr().out)) == ['test_e_recall@1']
     assert run('--embed', folder, tmp_path / 'out.npz', *new) == 0
     assert len(np.load(tmp_path / 'out.npz')['labels']) == 72
     (tmp_path / 'new.csv').write_text('path,label,split\n' + ''.join(

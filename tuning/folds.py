@@ -15,9 +15,11 @@ from utilities.errors import UserError
 POLL = 0.5                                                        # seconds between looks at the runs
 
 
-def objective(search, study, trial):
+def objective(search, study, trial, progress):
     """
     Trains the folds of a trial; returns the mean of their best validation scores.
+
+    progress: called with a text, the epochs of each fold, whenever it changes.
 
     Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
     """
@@ -29,7 +31,7 @@ def objective(search, study, trial):
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
-        return Folds(search, trial, [plan.of_line(arguments) for arguments in commands]).run()
+        return Folds(search, trial, [plan.of_line(arguments) for arguments in commands], progress).run()
     except (TrialFailed, UserError) as error:
         trial.set_user_attr('reason', str(error))
         raise TrialFailed(str(error)) from None
@@ -42,10 +44,11 @@ class Folds:
     over:     names of the runs that are finished.
     folders:  {name of a run: its run folder}.
     reported: the last step whose value the study knows.
+    epochs:   {fold: the last epoch in its records}.
     """
 
-    def __init__(self, search, trial, runs):
-        self.search, self.trial, self.runs = search, trial, runs
+    def __init__(self, search, trial, runs, progress):
+        self.search, self.trial, self.runs, self.progress, self.epochs = search, trial, runs, progress, {}
         self.pool = Pool(runs, search.slots, self.untrained)
         self.column, self.reported, self.over, self.folders = Column('val', search.metric).name, -1, set(), {}
 
@@ -60,6 +63,7 @@ class Folds:
                         raise TrialFailed(f'{run.savename}: exit code {code}: {process.last_lines(run, 1).strip()}')
                     self.over.add(run.name)
                 self.report()
+                self.show_epochs()
             return self.report()
         finally:
             self.pool.stop()
@@ -102,6 +106,15 @@ class Folds:
             earned += best
             self.tell((index + 1) * n_steps, earned / len(self.runs))
         return earned / len(self.runs)
+
+    def show_epochs(self):
+        """Calls `progress` if a run has recorded a new epoch."""
+        found = {run.settings['fold']: run_records.last_epoch(folder) for run in self.runs
+                 if (folder := self.folders.get(run.name) or run.folder())}
+        if found != self.epochs:
+            self.epochs = found
+            self.progress(', '.join(f'fold {fold}: epoch {max(epoch, 0)}/{self.search.main.n_epochs}'
+                                    for fold, epoch in found.items()))
 
     def tell(self, step, value):
         """Reports the value at a step to the study, once. Raises optuna.TrialPruned where the pruner says so."""

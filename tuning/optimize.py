@@ -93,7 +93,8 @@ class Worker:
 
     def objective(self, trial):
         self.own = trial.number
-        return objective(self.search, self.study, trial)
+        name = trials.name_of(self.study.trials[trial.number])
+        return objective(self.search, self.study, trial, lambda text: self.bar.set_postfix_str(f'{name}, {text}'))
 
     def own_trial(self):
         return self.study.trials[self.own]

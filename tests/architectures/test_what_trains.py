@@ -9,7 +9,7 @@ import architectures
 import criteria
 import optimization
 from architectures import depth, low_rank
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
 from utilities import checkpoint
 from utilities.errors import UserError
 
@@ -167,6 +167,6 @@ def test_a_run_with_adapters_resumes_exactly_and_is_evaluated_from_its_checkpoin
     assert rows_of(folder)[0] == rows_of(folder_of(tmp_path, 'frozen_s1'))[0]
     capsys.readouterr()
     assert run('--evaluate', folder) == 0
-    assert f'test_e_recall@1: {rows_of(folder)[-1]["test_e_recall@1"]}' in capsys.readouterr().out
+    assert printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == rows_of(folder)[-1]['test_e_recall@1']
     states = checkpoint.load(folder / 'checkpoint_last.pt')
     assert len(states['optimizer']['state']) == 12 * 2 * 2 + 2 + 1            # adapters, embedding layer, beta

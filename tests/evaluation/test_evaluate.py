@@ -14,7 +14,7 @@ from PIL import Image
 import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
-from tests.helpers import folder_of, rows_of
+from tests.helpers import folder_of, printed_metrics, rows_of
 from utilities import checkpoint
 
 
@@ -88,7 +88,7 @@ def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     folder = tmp_path / 'runs' / 'online_products' / 'quick_s1'
     few = ['--evaluate', folder, '--eval_reference', 'train', '--evaluation_metrics', 'e_recall@1']
     assert run(*few, '--eval_level', 'parent') == 0               # training and test classes share super-classes
-    assert 0 < float(capsys.readouterr().out.partition('test_parent_e_recall@1: ')[2]) <= 1
+    assert 0 < float(printed_metrics(capsys.readouterr().out)['test_parent_e_recall@1']) <= 1
     assert run(*few, '--eval_level', 'class', 'parent') == 2
     assert 'no evaluated class is a training class' in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(qui
     assert float(row['test_mAP']) < float(row['test_c_mAP']) - .1
     capsys.readouterr()
     assert run('--evaluate', folder_of(tmp_path)) == 0
-    assert f'test_mAP: {row["test_mAP"]}' in capsys.readouterr().out
+    assert printed_metrics(capsys.readouterr().out)['test_mAP'] == row['test_mAP']
 
 
 def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp_path, capsys, monkeypatch):
@@ -140,7 +140,8 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
                '--no_train_metrics') == 0
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
     assert run('--evaluate', folder_of(tmp_path)) == 0
-    assert f'test_e_recall@1: {rows_of(folder_of(tmp_path))[0]["test_e_recall@1"]}' in capsys.readouterr().out
+    row = rows_of(folder_of(tmp_path))[0]
+    assert printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == row['test_e_recall@1']
     assert run('--embed', folder_of(tmp_path), tmp_path / 'embedded.npz') == 0
 
 
@@ -240,5 +241,5 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     assert abs(norms - 1).max() > .01
     settings = ['--eval_features', '--eval_autocast', 'bfloat16', '--bootstrap', '20']
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *metrics, *settings) == 0
-    printed = capsys.readouterr().out
-    assert 'test_h_ap_low: ' in printed and 'test_c_r_auroc_low' not in printed
+    printed = printed_metrics(capsys.readouterr().out)
+    assert 'test_h_ap_low' in printed and 'test_c_r_auroc_low' not in printed

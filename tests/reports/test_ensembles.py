@@ -14,6 +14,7 @@ import main
 from reports import ensembles
 from reports.significance import t_interval
 from tests.conftest import draw_classes
+from tests.helpers import printed_metrics
 from utilities import checkpoint, run_folder
 
 METRICS = ('precision_at_1', 'r_precision', 'map_at_r')
@@ -111,7 +112,7 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
             best = run / 'checkpoint_val_map_at_r.pt'
             assert main.main(['--evaluate', str(best), '--splits_to_eval', 'test', '--evaluation_metrics',
                               *METRICS]) == 0
-            printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line[:5] == 'test_')
+            printed = printed_metrics(capsys.readouterr().out)
             assert printed == {name: row[name] for name in printed} and len(printed) == 3
             assert int(row['epoch']) == checkpoint.load(best)['epoch'] and row['run'] == str(run)
         images = [embedded(run, ['test'], tmp_path) for run in members]

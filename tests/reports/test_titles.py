@@ -5,13 +5,15 @@ import pytest
 
 import datasets
 import evaluation
-from reports import titles
+from evaluation import titles
+from reports import naming, tables
 from utilities.columns import LEVELS, SPLITS, Column
 
 
 def test_the_examples_in_the_docstrings():
-    examples = doctest.testmod(titles)
-    assert examples.attempted == 4 and not examples.failed
+    for module, number in (titles, 6), (naming, 3), (tables, 1):
+        examples = doctest.testmod(module)
+        assert examples.attempted == number and not examples.failed
 
 
 def test_titles_of_metrics():
@@ -32,6 +34,6 @@ def test_every_metric_is_a_fraction_where_it_can_select(name):
 
 
 def test_the_tables_name_data_sets_and_metrics_that_exist():
-    assert set(titles.DATASETS) <= set(datasets.DATASETS)
+    assert set(naming.DATASETS) <= set(datasets.DATASETS)
     stems = {name.partition('@')[0] for name in titles.METRICS}
     assert stems <= set(evaluation.METRICS) | {'recall'}

@@ -1,0 +1,102 @@
+"""What tables and figures call metrics, and which of them they print in percent."""
+from evaluation.metrics import parse
+from utilities import columns
+from utilities.errors import UserError
+
+# a metric, or the part of it up to the @, which the rest then follows; others are printed under their own names
+METRICS = {
+    'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
+    'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
+    'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
+    'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
+}
+
+
+def metric(name):
+    """
+    The title of a column.
+
+    >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('train_loss')
+    ('R@4', 'train NMI', 'parent NMI (cosine)', 'train loss')
+    """
+    column = columns.parse(name)
+    if column is None:
+        return name.replace('_', ' ')
+    base = column.metric.removeprefix('c_')
+    stem, at, argument = base.partition('@')
+    title = METRICS.get(base) or (METRICS[stem + at] + argument if stem + at in METRICS else base)
+    words = [column.split if column.split != 'test' else '', column.level if column.level != 'class' else '', title,
+             '(cosine)' if base != column.metric else '']
+    return ' '.join(word for word in words if word)
+
+
+def is_fraction(name):
+    """
+    Whether a column holds fractions of 1 of which more is better; these are printed in percent.
+
+    >>> is_fraction('test_parent_nmi'), is_fraction('test_dists@intra'), is_fraction('epoch')
+    (True, False, False)
+    """
+    column = columns.parse(name)
+    try:
+        return column is not None and parse(column.metric)[1].select
+    except UserError:                                      # no metric of --evaluation_metrics
+        return False
+
+
+def unit(name):
+    """
+    The factor of a column in figures: 100 for what is printed in percent, else 1.
+
+    >>> unit('test_nmi'), unit('test_dists@intra')
+    (100, 1)
+    """
+    return 100 if is_fraction(name) else 1
+
+
+def axis(name):
+    """
+    The label of an axis on which a column, times unit(), is plotted.
+
+    >>> axis('test_e_recall@1'), axis('train_loss')
+    ('R@1 (%)', 'train loss')
+    """
+    return metric(name) + (' (%)' if is_fraction(name) else '')
+
+
+def shared_axis(members):
+    """
+    The label of an axis on which several Columns are plotted, of one metric with other arguments or splits.
+
+    >>> shared_axis([columns.parse('test_e_recall@1'), columns.parse('train_e_recall@1')])
+    'R@1 (%)'
+    >>> shared_axis([columns.parse('test_e_recall@1'), columns.parse('test_e_recall@4')])
+    'R@k (%)'
+    """
+    labels = [axis(column.on('test').name) for column in members]
+    stem, at, rest = labels[0].partition('@')
+    if len(set(labels)) == 1 or not at:
+        return labels[0] if len(set(labels)) == 1 else 'distance, or ratio of distances'
+    return f'{stem}@k{" (%)" if rest.endswith(" (%)") else ""}'
+
+
+def table(row):
+    """
+    The metrics of evaluate() as text: a line per metric, a column per split, with all digits.
+
+    row: {column: float, or the array of rho_spectrum@0, of which only the length and the largest value are printed}.
+
+    >>> print(table({'train_nmi': 0.5, 'test_nmi': 0.25, 'test_parent_nmi': 0.75}))
+    metric      train  test
+    nmi         0.5    0.25
+    parent_nmi         0.75
+    """
+    found = [(columns.parse(name), value) for name, value in row.items()]
+    splits = [split for split in columns.SPLITS if any(column.split == split for column, _ in found)]
+    lines = {'metric': dict(zip(splits, splits, strict=True))}
+    for column, value in found:
+        text = repr(value) if isinstance(value, float) else f'{len(value)} values, the largest {value.max():.6f}'
+        lines.setdefault(column.at_split, {})[column.split] = text
+    cells = [[name, *(texts.get(split, '') for split in splits)] for name, texts in lines.items()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in cells)

@@ -1,0 +1,48 @@
+"""What tables and figures call data sets and methods. Data sets without a line here keep their own names."""
+from collections import Counter
+
+# --dataset: (title, what the names of its groups begin with)
+DATASETS = {
+    'cub200': ('CUB200-2011', 'CUB'),
+    'cars196': ('CARS196', 'CARS'),
+    'online_products': ('SOP', 'SOP'),
+    'inshop': ('In-Shop', 'InShop'),
+    'omniglot': ('Omniglot', 'Omniglot'),
+}
+def dataset(name):
+    """
+    >>> dataset('cub200'), dataset('my_data')
+    ('CUB200-2011', 'my_data')
+    """
+    return DATASETS.get(name, (name,))[0]
+
+
+def method(name):
+    """
+    A method's name as tables and figures print it; files of data keep the name of its --group.
+
+    >>> method('Margin_b06')
+    'Margin b06'
+    """
+    return name.replace('_', ' ')
+
+
+def methods(groups):
+    """
+    The names of methods, the same on all data sets: those of the groups without their data set's prefix, or with it
+    where two groups of a data set would have one name.
+
+    groups: pairs (data set, group); returns {pair: method}.
+
+    >>> list(methods([('cub200', 'CUB_Margin'), ('cars196', 'CARS_Margin'), ('cars196', 'Margin')]).values())
+    ['Margin', 'CARS_Margin', 'Margin']
+    """
+    short = {(of, group): without_prefix(of, group) for of, group in groups}
+    taken = Counter((of, name) for (of, _), name in short.items())
+    return {(of, group): name if taken[of, name] == 1 else group for (of, group), name in short.items()}
+
+
+def without_prefix(dataset, group):
+    first, _, rest = group.partition('_')
+    prefixes = dataset.casefold(), DATASETS.get(dataset, ('', dataset))[1].casefold()
+    return rest if rest and first.casefold() in prefixes else group
