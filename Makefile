@@ -4,7 +4,7 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
         tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
         tests/reports/test_significance.py tests/utilities/test_columns.py tests/tuning/test_ranges.py
 
-.PHONY: help demo test quick test-slurm test-postgres toy clean
+.PHONY: help demo test quick docs test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -20,6 +20,9 @@ test: .venv/installed-dev       ## ruff and pytest
 quick: .venv/installed-dev      ## ruff, and the tests that a change needs most often, in less than a minute
 	$(BIN)/ruff check .
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile $(QUICK)
+
+docs: .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
+	$(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh
@@ -45,3 +48,7 @@ clean:          ## remove the environment and caches; runs stay
 .venv/installed-dev: requirements-dev.txt requirements.txt | .venv/bin/python
 	$(BIN)/python -m pip install -r requirements-dev.txt
 	touch .venv/installed $@
+
+.venv/installed-docs: requirements-docs.txt | .venv/bin/python
+	$(BIN)/python -m pip install -r requirements-docs.txt
+	touch $@
