@@ -22,7 +22,7 @@ import evaluation
 from criteria.contrastive import contrastive_loss, pair_distances
 from utilities import command_line
 from utilities.errors import UserError
-from utilities.files import atomic
+from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything
 
 CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # of the segments on a line from -1 to 1
@@ -132,33 +132,31 @@ def table(found):
     return '\n'.join(lines)
 
 
+@styled
 def plot(found, file):
     """Plots the points, the embeddings of seed 0, the spectra of the training embeddings and the recall."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(13, 7), layout='constrained')
+    figure = new_figure(2.2 * COLUMN, 1.2 * COLUMN)
     axes = figure.subplots(2, 4)
     seed_everything(0)
     for row, (split, (points, labels)) in enumerate((('train', segments([1.0, 1.0], 50)), ('test', test_set(50)))):
-        axes[row, 0].scatter(*points.T, c=labels, cmap='tab10', vmin=0, vmax=9, s=6)
+        axes[row, 0].scatter(*points.T, c=labels, cmap='tab10', vmin=0, vmax=9, s=2)
         axes[row, 0].set(title=f'points, {split}', aspect='equal', xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
         for column, setting in enumerate(SETTINGS, start=1):
             seed = found[setting][0]
-            axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=6)
+            axes[row, column].scatter(*seed[split][0].T, c=seed['labels'][split], cmap='tab10', vmin=0, vmax=9, s=2)
             axes[row, column].set(title=f'embeddings, {split}, {setting}', aspect='equal')
-            axes[row, column].title.set_fontsize('medium')
     for i, setting in enumerate(SETTINGS):
         spectra = np.array([seed['train'][2] for seed in found[setting]])
         recalls = np.array([[seed[split][1] for split in ('train', 'test')] for seed in found[setting]])
-        for row, values in ((0, spectra), (1, recalls)):
+        for row, values in ((0, spectra), (1, 100 * recalls)):
             axes[row, 3].bar(np.arange(2) + 0.4 * i, values.mean(0), 0.4, yerr=values.std(0, ddof=1), capsize=3,
                              label=setting)
     axes[0, 3].set(title=f'spectrum, train, {len(spectra)} seeds', xticks=[0.2, 1.2], ylabel='fraction of the sum')
     axes[0, 3].set_xticklabels(['1st singular value', '2nd'])
-    axes[1, 3].set(title=f'R@1, {len(spectra)} seeds', xticks=[0.2, 1.2], ylim=(0, 1.05))
+    axes[1, 3].set(title=f'R@1 (%), {len(spectra)} seeds', xticks=[0.2, 1.2], ylim=(0, 105))
     axes[1, 3].set_xticklabels(['train', 'test'])
-    axes[1, 3].legend(loc='lower left', fontsize='small')
-    with atomic(file) as temporary:
-        figure.savefig(temporary, dpi=80)
+    axes[0, 3].legend(loc='upper right')
+    save(figure, file)
 
 
 def main(arguments):

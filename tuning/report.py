@@ -94,6 +94,11 @@ def tidy(axes, flags, prefix):
     import matplotlib.ticker
     n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
     axes.flat[0].figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
+    for panel in axes.flat:                                   # Optuna draws in matplotlib's style ggplot, on grey
+        panel.set_facecolor('white')
+        panel.grid(color='0.9', linewidth=0.5)
+        panel.set_axisbelow(True)
+        panel.spines[['left', 'bottom']].set(visible=True, color='black', linewidth=0.6)
     for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
         if axis.get_label_text() in flags:
             axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')

@@ -13,7 +13,8 @@ COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#0
 RIGHT, WRONG, GREY = '#009E73', '#D55E00', '0.45'
 MARKERS, LINES = 'os^DvPX*', ('-', '--', '-.', ':')
 COLUMN = 3.4                 # width of a paper's column, in inches
-STYLE = {'font.size': 7, 'axes.prop_cycle': f'cycler(color={list(COLOURS)})', 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
+STYLE = {'font.size': 7, 'axes.prop_cycle': f'cycler(color={list(COLOURS)})',
+         'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
          'axes.axisbelow': True, 'axes.titlesize': 'medium', 'grid.alpha': 0.3, 'grid.linewidth': 0.5,
          'lines.linewidth': 0.9, 'lines.markersize': 3, 'figure.constrained_layout.use': True, 'figure.dpi': 300,
          'savefig.dpi': 300, 'legend.frameon': False, 'pdf.fonttype': 42,
