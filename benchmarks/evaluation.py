@@ -3,7 +3,8 @@ CPU time and peak memory of the evaluation on random embeddings clustered by cla
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
 is what is used in addition to the embeddings.
 
-OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [recent] [--sizes CUB ...] [--recall 0.6]
+OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [recent] [--sizes CUB ...]
+    [--recall 0.6] [--threads 2]
 """
 import argparse
 import ctypes
@@ -270,7 +271,8 @@ def main():
     parser = argparse.ArgumentParser(prog='benchmarks.evaluation', description=__doc__)
     parser.add_argument('tables', nargs='*', choices=[*tables, []], metavar='TABLE',
                         help=f'tables to print, of {", ".join(tables)}; all by default')
-    parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES), help='data sets of the tables ranking and recent')
+    parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES),
+                        help='data sets of the tables ranking and recent')
     parser.add_argument('--dims', nargs='+', type=int, default=[128, 512], help='dimensions in the ranking table')
     parser.add_argument('--recall', type=float, default=0.6, help='recall at 1 of the embeddings, from 0.3 to 0.99')
     parser.add_argument('--images', type=int, default=6000, help='number of images in the sweep')
