@@ -11,6 +11,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
+from datasets import DATASETS
 from utilities import columns, errors, processes, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
 from utilities.columns import Column
@@ -224,6 +225,10 @@ def work(arguments):
     elif opt.draw:
         built = parts.restore(opt, opt.draw[0])
         evaluation.draw(opt, built.model, built.data, built.criterion, opt.draw[1])
+    elif opt.check_overlap:
+        folder = None if opt.check_overlap in DATASETS else opt.check_overlap
+        built = parts.restore(opt, folder) if folder else parts.prepare(opt)
+        evaluation.check_overlap(opt, built.model, built.data, folder)
     else:
         run(opt, sys.argv[1:])
 

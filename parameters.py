@@ -47,13 +47,13 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
 AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'augment_on_gpu', 'storage_metrics', 'eval_every',
-              'cluster_every', 'ranking_backend', 'pictures', 'projector')
+              'cluster_every', 'ranking_backend', 'pictures', 'projector', 'overlap_threshold')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
     'old_update', 'baseline_rate', 'no_self_reg')]
 # what to do, not part of a run's settings
-MODES = ('config', 'reproduce', 'resume', 'auto_resume', 'evaluate', 'embed', 'draw', 'untrained')
+MODES = ('config', 'reproduce', 'resume', 'auto_resume', 'evaluate', 'embed', 'draw', 'check_overlap', 'untrained')
 
 
 def run_parameters(parser):
@@ -78,6 +78,10 @@ def run_parameters(parser):
                             'normalised, labels and paths to a file')
     group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
                        help='do not train; save the --pictures of a trained network in a folder')
+    group.add_argument('--check_overlap', metavar='RUN_FOLDER_OR_DATA_SET',
+                       help='do not train; list pairs of images of different splits that are copies of one file, or '
+                            'whose features are more similar than --overlap_threshold, in a file overlap.csv: of a run '
+                            'folder, by its trained network; of a --dataset, by the network of the other flags')
     group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')
     switch(group, '--deterministic',
            help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it is always repeatable')
@@ -696,6 +700,9 @@ def evaluation_parameters(parser):
                        help='method of ranking; auto: the fastest one; all give equal results')
     switch(group, '--knn_approx',
            help='rank by an approximate nearest neighbour search, if exact ranking takes too long')
+    group.add_argument('--overlap_threshold', type=FRACTION, default=0.8,
+                       help='for --check_overlap: cosine similarity of the pooled features, minus their mean, from '
+                            'which on two images are near-duplicates; the default comes from a measurement on photos')
     switch(group, '--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch(group, '--eval_ema',
            help='with --evaluate, --embed and --draw: evaluate the moving average of the weights (--ema)')
@@ -753,19 +760,22 @@ def parse(arguments, defaults=None):
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw), the --config files and the command line; later sources override earlier ones. `given` in the
-    namespace lists the flags of the command line and the --config files. Raises UserError for whatever the user must
-    change.
+    --embed, --draw, --check_overlap), the --config files and the command line; later sources override earlier ones.
+    `given` in the namespace lists the flags of the command line and the --config files. Raises UserError for whatever
+    the user must change.
     """
     parser = build()
     modes = parser.parse_args(arguments)
-    folders = [modes.resume, modes.reproduce, modes.evaluate, *(modes.embed or [])[:1], *(modes.draw or [])[:1]]
+    folders = [modes.resume, modes.reproduce, modes.evaluate, *(modes.embed or [])[:1], *(modes.draw or [])[:1],
+               modes.check_overlap]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate, --embed and --draw: give one of them')
+        raise UserError('--resume, --reproduce, --evaluate, --embed, --draw and --check_overlap: give one of them')
     if modes.auto_resume and folders and not modes.resume:
-        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed '
-                        'and --draw')
+        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed, '
+                        '--draw and --check_overlap')
+    if modes.check_overlap in DATASETS:
+        folders = []
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, MODES)
@@ -773,6 +783,8 @@ def parse(arguments, defaults=None):
         asked |= read_config(parser, file, MODES)
     settings |= asked
     opt = parser.parse_args([*tokens(settings), *arguments])
+    if opt.check_overlap in DATASETS:
+        opt.dataset = opt.check_overlap
     opt.given = [*given(parser, [*tokens(asked), *arguments])]
     if opt.resume:
         check_resume(parser, settings, opt)
@@ -838,7 +850,7 @@ def check_splits(parser, opt):
                 and opt.split_scheme not in schemes):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw):
+    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.check_overlap):
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:
@@ -896,7 +908,7 @@ def without_effect(opt):
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
-        'lr_warmup_unit': opt.lr_warmup, 'eval_ema': False,
+        'lr_warmup_unit': opt.lr_warmup, **dict.fromkeys(('eval_ema', 'overlap_threshold'), False),
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
         'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
         'samples_per_class': sampler not in ('full_random', 'image_random'),

@@ -94,7 +94,8 @@ def prepare(opt):
     allocator.keep_freed(opt)
     seed_everything(opt.seed)
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):
+    of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
+    if opt.evaluate or opt.embed or opt.draw or of_run or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it

@@ -3,7 +3,8 @@ CPU time and peak memory of the evaluation on random embeddings clustered by cla
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
 is what is used in addition to the embeddings.
 
-OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [--sizes CUB ...] [--recall 0.6]
+OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [recent] [--sizes CUB ...]
+    [--recall 0.6] [--threads 2]
 """
 import argparse
 import ctypes
@@ -26,6 +27,9 @@ SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830
          'SOP': (60502, 11316, 12, 0), 'SOP/3': (20167, 3772, 12, 0)}
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
+RECENT = [['mAP'], ['r_auroc'], ['h_ap'], ['asi'], ['ndcg'], ['h_ap', 'asi', 'ndcg'], ['tpr@0.001'], ['opis'],
+          ['threshold_spread@0.01'], ['tpr@0.001', 'opis', 'threshold_spread@0.01']]
+QUERIES = 5000               # of metrics of levels, whose times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')
 
 
@@ -223,6 +227,27 @@ def scaling_table(options):
                   f'{values["map_at_r"]:>10.4f}', flush=True)
 
 
+def recent_table(options):
+    torch.set_num_threads(options.threads)
+    print(f'{options.threads} threads; 12 super-classes; metrics of levels: {QUERIES:,} queries, scaled to all')
+    print('| images x dim | metrics | CPU s | wall s | MB |')
+    for name in options.sizes:
+        points, labels, is_query = embeddings(*SIZES[name], 128, options.recall)
+        levels = np.random.default_rng(0).integers(0, 12, labels.max() + 1)[labels][:, None]
+        everyone = np.ones(len(labels), bool)
+        queries = everyone if is_query is None else is_query
+        fewer = queries & (queries.cumsum() <= QUERIES)
+        for metrics in RECENT:
+            in_levels = evaluation.parse(metrics[0])[1].needs == 'levels'
+            pool = evaluation.Pool(points, labels, fewer if in_levels else is_query,
+                                   everyone if is_query is None else ~is_query, levels=levels)
+            began = time.perf_counter()
+            seconds, peak = measure(lambda: evaluation.compute(metrics, points, labels, pool=pool))    # noqa: B023
+            scale = queries.sum() / fewer.sum() if in_levels else 1
+            print(f'| {name} x 128 | {", ".join(metrics)} | {seconds * scale:.1f} | '
+                  f'{(time.perf_counter() - began) * scale:.1f} | {peak:,.0f} |', flush=True)
+
+
 def short():
     """CUB and a third of SOP: the targets of ranking, and auto against the faster way."""
     one_thread()
@@ -241,14 +266,17 @@ def one_thread():
 
 
 def main():
-    tables = {'ranking': ranking_table, 'sweep': sweep_table, 'rest': rest_table, 'scaling': scaling_table}
+    tables = {'ranking': ranking_table, 'sweep': sweep_table, 'rest': rest_table, 'scaling': scaling_table,
+              'recent': recent_table}
     parser = argparse.ArgumentParser(prog='benchmarks.evaluation', description=__doc__)
     parser.add_argument('tables', nargs='*', choices=[*tables, []], metavar='TABLE',
                         help=f'tables to print, of {", ".join(tables)}; all by default')
-    parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES), help='data sets of the ranking table')
+    parser.add_argument('--sizes', nargs='+', choices=SIZES, default=list(SIZES),
+                        help='data sets of the tables ranking and recent')
     parser.add_argument('--dims', nargs='+', type=int, default=[128, 512], help='dimensions in the ranking table')
     parser.add_argument('--recall', type=float, default=0.6, help='recall at 1 of the embeddings, from 0.3 to 0.99')
     parser.add_argument('--images', type=int, default=6000, help='number of images in the sweep')
+    parser.add_argument('--threads', type=int, default=1, help='number of threads in the table recent')
     options = parser.parse_args()
     if not 0.3 <= options.recall <= 0.99:
         parser.error(f'--recall {options.recall}: expected a number from 0.3 to 0.99')

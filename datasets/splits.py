@@ -130,7 +130,7 @@ def split(opt, table):
     table -> {'train': [image index], 'val': [...] if there is a validation split, 'test': [...]}.
 
     Raises UserError if a split would be empty. With --test_size 0 there is no test split; where nothing is trained
-    (--evaluate, --embed, --draw), there are only the splits that have images.
+    (--evaluate, --embed, --draw, --check_overlap), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
     splits = SCHEMES[chosen](opt, table)
@@ -141,7 +141,7 @@ def split(opt, table):
     needed = {'train', 'test', *splits}
     if chosen in RANGED and opt.test_size == 0:
         needed.remove('test')
-    if (opt.evaluate or opt.embed or opt.draw) and any(splits.values()):
+    if (opt.evaluate or opt.embed or opt.draw or opt.check_overlap) and any(splits.values()):
         needed.clear()
     for name in needed:
         if not splits.get(name):

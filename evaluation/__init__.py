@@ -2,6 +2,7 @@
 from evaluation import curves, geometry, projector, ranking
 from evaluation.embedding import embed
 from evaluation.metrics import METRICS, Pool, compute, parse
+from evaluation.overlap import check as check_overlap
 from evaluation.pictures import PICTURES, draw
 from evaluation.protocol import (
     as_evaluated,
@@ -17,6 +18,6 @@ from evaluation.protocol import (
 from evaluation.titles import table
 from utilities.columns import LEVELS
 
-__all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
-           'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'parse', 'projector', 'ranking',
-           'split_of_pictures', 'splits_to_evaluate', 'table', 'validate', 'write_embeddings']
+__all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
+           'compute', 'curves', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'parse', 'projector',
+           'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table', 'validate', 'write_embeddings']

@@ -2,23 +2,28 @@
 Retrieval metrics over levels of super-classes, each a value per query. The level of an image is the number of labels
 (class, super-class, ...) that it shares with the query.
 
-ranks [q, M]: of the images of level 1 or more, ascending, padded with inf. levels [q, M]: of these images, padded with
-0. n_levels: L, the number of labels of an image. Definitions: Ramzi et al., Hierarchical Average Precision Training for
-Pertinent Image Retrieval, ECCV 2022, https://arxiv.org/abs/2207.04873.
+ranks [q, M] int64: of the images of level 1 or more, ascending. levels [q, M] uint8: of these images; 0 where a query
+has fewer than M, and the rank is then any number from 1 on. n_levels: L, the number of labels of an image. Definitions:
+Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
+https://arxiv.org/abs/2207.04873.
 """
+import functools
+
 import numpy as np
 import torch
 
-from evaluation.counting import true_places
+from evaluation.counting import pick
 from evaluation.neighbours import chunks, in_threads
 
-CHUNK = 1 << 20              # scores that are sorted at a time and per thread: 8 MB, and as much for their order
+CHUNK = 1 << 23              # scores that are computed at a time and per thread: 32 MB
+PART = 1 << 18               # of these, scores that are sorted at a time: 2 MB with their order
 
 
-def ranked_levels(search, labels):
+def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
     """
     Yields, in groups that together are the queries that share a label with an image: rows [q], indices among the
-    queries, and their ranks and levels, exact as those of ranking.positive_ranks. Only CHUNK scores are held at a time.
+    queries, and what reduce(ranks, levels) gives, which runs in threads. The ranks are exact as those of
+    ranking.positive_ranks.
 
     search: a neighbours.Search. labels: [N, L] int64, of the N images that it was made of.
     """
@@ -26,36 +31,55 @@ def ranked_levels(search, labels):
     gallery = np.ascontiguousarray(labels[search.gallery_index].T)
     blur = search.blur(np.arange(len(search.own))).cpu().numpy()
 
-    def ranked(rows):
-        shared = sum((own[:, None] == others).view(np.uint8)
+    def shared(rows):
+        """[q, G] uint8 levels of the gallery for the queries `rows`."""
+        levels = sum((own[:, None] == others).view(np.uint8)
                      for own, others in zip(labels[search.query_index[rows]].T, gallery, strict=True))
         selves = np.flatnonzero(search.own[rows] >= 0)
-        shared[selves, search.own[rows[selves]]] = 0
-        some = shared.any(axis=1)
-        rows = rows[some]
-        return (rows, *positives(in_order(search, rows, shared[some], blur[rows]))) if len(rows) else None
+        levels[selves, search.own[rows[selves]]] = 0
+        return levels
+
+    def ranked(rows):
+        scores, found = search.scores(rows), []
+        for part in chunks(np.arange(len(rows)), len(search.gallery), PART):
+            levels = shared(rows[part])
+            some = levels.any(axis=1)
+            part, levels = part[some], levels[some]
+            if len(part):
+                levels = in_order(search, rows[part], scores[part[0]:part[-1] + 1] if some.all() else scores[part],
+                                  levels, blur[rows[part]])
+                found.append((rows[part], *reduce(*positives(levels))))
+        return found
 
     parts = chunks(np.arange(len(search.own)), len(search.gallery), CHUNK)
     search.scores(np.arange(0))                            # what it caches, or each thread would compute it
-    yield from filter(None, in_threads(ranked, parts, 'rank levels'))
+    for found in in_threads(ranked, parts, 'rank levels'):
+        yield from found
 
 
-def in_order(search, rows, levels, blur):
-    """The `levels` [q, G] of the gallery for the queries `rows`, from the nearest image to the farthest. blur: [q]."""
-    scores = search.scores(rows)
+def in_order(search, rows, scores, levels, blur):
+    """
+    The `levels` [q, G] of the gallery for the queries `rows`, from the nearest image to the farthest, by the `scores`
+    [q, G]. blur: [q].
+    """
     order, ordered = descending(scores, levels)
     # those that float32 may not be able to order, as in Search.margins
     least = np.where(blur > 0, -blur / search.tolerance - 2 * blur, np.inf)
-    scores = scores.cpu().numpy()
-    n_close = (scores > least[:, None]).sum(axis=1)
-    n = max(1, n_close.max())
-    values = np.take_along_axis(scores, order(n), axis=1)
-    doubtful = (values[:, :-1] - values[:, 1:] <= blur[:, None]) & (ordered[:, :n - 1] != ordered[:, 1:n])
+    nearest = scores[torch.arange(len(rows)), torch.from_numpy(order(1)[:, 0])].cpu().numpy()
+    near = np.flatnonzero(nearest > least)
+    if not len(near):
+        return ordered
+    scores, least, blur = scores[near].cpu().numpy(), least[near, None], blur[near, None]
+    n_close = (scores > least).sum(axis=1)
+    n = n_close.max()
+    images = order(n)[near]
+    values = np.take_along_axis(scores, images, axis=1)
+    doubtful = (values[:, :-1] - values[:, 1:] <= blur) & (ordered[near, :n - 1] != ordered[near, 1:n])
     doubtful &= np.arange(1, n) < n_close[:, None]
     for number in np.flatnonzero(doubtful.any(axis=1)):
-        images = order(n)[number, :n_close[number]]
-        images = images[np.lexsort((images, search.squared_distances(rows[number], images)))]
-        ordered[number, :len(images)] = levels[number, images]
+        row, some = near[number], images[number, :n_close[number]]
+        some = some[np.lexsort((some, search.squared_distances(rows[row], some)))]
+        ordered[row, :len(some)] = levels[row, some]
     return ordered
 
 
@@ -71,10 +95,15 @@ def descending(scores, levels):
         order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
         return lambda n: order[:, :n], np.take_along_axis(levels, order, axis=1)
     bits = (scores.numpy() + 0.0).view(np.int32)                   # + 0, since the bits of −0 are not those of 0
+    lower = bits >> 31
+    np.invert(lower, out=lower)
+    lower &= 0x7fffffff
+    bits ^= lower                                                  # unsigned, the highest score is the smallest
+    np.left_shift(np.arange(n_gallery, dtype=np.int32), 8, out=lower)
+    lower |= levels
     keys = np.empty(scores.shape, np.uint64)
     halves = keys.view(np.int32).reshape(n_queries, n_gallery, 2)  # the lower one first
-    halves[:, :, 1] = bits ^ (~(bits >> 31) & 0x7fffffff)
-    halves[:, :, 0] = (np.arange(n_gallery, dtype=np.int32) << 8) | levels
+    halves[:, :, 0], halves[:, :, 1] = lower, bits
     keys.sort(axis=1)
     ordered = keys.view(np.uint8).reshape(n_queries, n_gallery, 8)[:, :, 0].copy()
     return lambda n: (keys[:, :n] >> np.uint64(8)).astype(np.int64) & 0xffffff, ordered
@@ -82,18 +111,18 @@ def descending(scores, levels):
 
 def positives(levels):
     """levels [q, G] in the order of the ranks -> ranks [q, M], levels [q, M] of those that are not 0."""
-    rows, columns = np.divmod(true_places(levels != 0), levels.shape[1])
-    sizes = np.bincount(rows, minlength=len(levels))
-    slots = np.arange(len(rows)) - np.repeat(sizes.cumsum() - sizes, sizes)
-    ranks = np.full((len(levels), sizes.max()), np.inf)
-    kept = np.zeros(ranks.shape, np.uint8)
-    ranks[rows, slots], kept[rows, slots] = columns + 1, levels[rows, columns]
+    row, column, level = pick(levels, levels != 0)
+    ends = row.searchsorted(np.arange(len(levels) + 1))
+    shape = len(levels), np.diff(ends).max()
+    ranks, kept = np.ones(shape, np.int64), np.zeros(shape, np.uint8)
+    for number, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        ranks[number, :end - start], kept[number, :end - start] = column[start:end] + 1, level[start:end]
     return ranks, kept
 
 
 def sizes_of(levels, n_levels):
     """[q, L]: the number of images at each level, from 1 on."""
-    return np.stack([(levels == level).sum(axis=1) for level in range(1, n_levels + 1)], axis=1)
+    return np.stack([np.count_nonzero(levels == level, axis=1) for level in range(1, n_levels + 1)], axis=1)
 
 
 def h_ap(ranks, levels, n_levels):
@@ -102,11 +131,15 @@ def h_ap(ranks, levels, n_levels):
     rel of an image of level l is l / L over the number of images of that level, and hrank(r) = Σ_{i ≤ r} min(rel(r),
     rel(i)). With one level it is the average precision.
     """
-    values = np.arange(1, n_levels + 1) / n_levels / np.maximum(sizes_of(levels, n_levels), 1)
-    relevance = np.take_along_axis(values, np.maximum(levels, 1) - 1, axis=1) * (levels > 0)
-    hierarchical_rank = sum(np.minimum(relevance, values[:, [level - 1]]) * (levels == level).cumsum(axis=1)
-                            for level in range(1, n_levels + 1))
-    return (hierarchical_rank / ranks).sum(axis=1) / relevance.sum(axis=1)
+    n_images = sizes_of(levels, n_levels)
+    relevance = np.arange(1, n_levels + 1) / n_levels / np.maximum(n_images, 1)
+    total, inverse = 0, 1 / ranks
+    for nearer in range(n_levels):                         # the level of the images i, and that of the image of rank r
+        precision = (levels == nearer + 1).cumsum(axis=1, dtype=np.int32) * inverse
+        for level in range(n_levels):
+            total += (np.minimum(relevance[:, nearer], relevance[:, level])
+                      * np.where(levels == level + 1, precision, 0).sum(axis=1))
+    return total / (relevance * n_images).sum(axis=1)
 
 
 def asi(ranks, levels, n_levels):
@@ -114,20 +147,30 @@ def asi(ranks, levels, n_levels):
     Average set intersection: the mean over k = 1 ... n, the number of images of level 1 or more, of the fraction of the
     k nearest images that the ideal ranking has too, where images of one level count as equal.
     """
-    n_images, n = sizes_of(levels, n_levels), (levels > 0).sum(axis=1)
-    k = np.arange(1, levels.shape[1] + 1)
-    common = np.zeros(levels.shape)
-    for level in range(1, n_levels + 1):
-        found = np.zeros(levels.shape)
-        rows, slots = np.nonzero((levels == level) & (ranks <= len(k)))
-        found[rows, ranks[rows, slots].astype(int) - 1] = 1
-        better, own = n_images[:, level:].sum(axis=1)[:, None], n_images[:, [level - 1]]
-        common += np.minimum(found.cumsum(axis=1), (k - better).clip(0, own))
-    return (common / k * (k <= n[:, None])).sum(axis=1) / n
+    n_images, k = sizes_of(levels, n_levels), np.arange(1, levels.shape[1] + 1, dtype=np.int32)
+    n, common = n_images.sum(axis=1), np.zeros(levels.shape, np.int32)
+    row, column, rank = pick(ranks, (ranks <= len(k)) & (levels > 0))
+    at_rank = np.zeros(levels.shape, np.uint8)
+    at_rank[row, rank - 1] = levels[row, column]
+    better = np.zeros((len(n), 1), np.int32)
+    for level in range(n_levels, 0, -1):
+        own = n_images[:, [level - 1]].astype(np.int32)
+        common += np.minimum((at_rank == level).cumsum(axis=1, dtype=np.int32), (k - better).clip(0, own))
+        better += own
+    return np.where(k <= n[:, None], common / k, 0).sum(axis=1) / n
 
 
 def ndcg(ranks, levels, n_levels):
     """Σ (2^level − 1) / log₂(1 + rank), over that of the ideal ranking. Järvelin and Kekäläinen, ACM TOIS 2002."""
-    ideal = np.sort(levels, axis=1)[:, ::-1]
-    discount = np.log2(1 + np.arange(1, levels.shape[1] + 1))
-    return ((2.0 ** levels - 1) / np.log2(1 + ranks)).sum(axis=1) / ((2.0 ** ideal - 1) / discount).sum(axis=1)
+    gains = 2.0 ** np.arange(n_levels + 1) - 1
+    discounts, sums = discounts_up_to(1 << int(ranks.max()).bit_length())
+    ends = sizes_of(levels, n_levels)[:, ::-1].cumsum(axis=1)      # where each level ends in the ideal ranking
+    ideal = np.diff(sums[ends], axis=1, prepend=0) @ gains[:0:-1]
+    return (gains.take(levels) * discounts.take(ranks)).sum(axis=1) / ideal
+
+
+@functools.lru_cache
+def discounts_up_to(n):
+    """1 / log₂(1 + rank) from the rank 1 to n, after a 0, and their cumulative sums."""
+    discounts = np.append(0, 1 / np.log2(np.arange(2, n + 2)))
+    return discounts, discounts.cumsum()

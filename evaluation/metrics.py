@@ -216,9 +216,11 @@ def from_levels(metrics, job):
     every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])
     for images, arguments in pool.parts():
         search = neighbours.Search(*arguments, job.ranking(arguments[0]) if job.ranking else None)
-        for queries, ranks, levels in hierarchy.ranked_levels(search, every[images]):
-            for name, (metric, _) in metrics.items():
-                per_image[name][images[search.query_index[queries]]] = metric.function(ranks, levels, every.shape[1])
+        ranked = hierarchy.ranked_levels(search, every[images], lambda *ranked: [
+            metric.function(*ranked, every.shape[1]) for metric, _ in metrics.values()])
+        for queries, *found in ranked:
+            for name, values in zip(metrics, found, strict=True):
+                per_image[name][images[search.query_index[queries]]] = values
     return summarised(metrics, per_image, job)
 
 
@@ -255,7 +257,8 @@ def from_spectrum(metrics, job):
 
 
 def from_pairs(metrics, job):
-    pairs = verification.Pairs(job.embeddings, job.labels)
+    rates = [rate for _, argument in metrics.values() for rate in argument]
+    pairs = verification.Pairs(job.embeddings, job.labels, rates)
     return {name: float(metric.function(pairs, *argument)) for name, (metric, argument) in metrics.items()}
 
 

@@ -172,6 +172,10 @@ def check_metrics(opt):
         _, metric, argument = parse(name)
         if opt.knn_approx and metric.needs in ('ranks', 'levels') and np.isinf(metric.depth(1, *argument)):
             raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
+    spectra = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'spectrum' and parse(name)[2] == (0,)]
+    if len(spectra) > 1:
+        raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; keep '
+                        'one of them')
     if opt.knn_approx and opt.ranking_backend != 'auto':
         raise UserError(f'--knn_approx and --ranking_backend {opt.ranking_backend} are two methods of ranking: '
                         'leave one of them out')
@@ -181,7 +185,7 @@ def check_metrics(opt):
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
-    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw):
+    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw or opt.check_overlap):
         raise UserError('--eval_level: a training run needs the level class, on which --storage_metrics are computed')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
@@ -194,7 +198,7 @@ def check_data(opt, data):
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
-    if not opt.draw:
+    if not (opt.draw or opt.check_overlap):
         splits_to_evaluate(opt, data)
     if opt.eval_reference == 'self':
         return

@@ -3,78 +3,142 @@ Metrics of a threshold that decides whether two images are of one class: a pair 
 reaches the threshold. They describe all pairs of images of a split, each counted once from either end.
 """
 import functools
+import threading
 
 import numpy as np
 import torch
 
 from evaluation import precision
+from evaluation.counting import estimate, pick, true_places
 from evaluation.neighbours import in_threads
 
-CHUNK = 1 << 20              # similarities at a time and per thread: 4 MB, and 8 MB for their bins
+TILE = 1024                  # images on each side of a tile: 4 MB of similarities
+CHUNK = 1 << 23              # similarities at a time and per thread, where whole rows are needed: 32 MB
 STEPS = 1 << 15              # where a threshold is sought, similarities are rounded to multiples of 1 / STEPS
 N_BINS = 2 * STEPS + 1       # from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
 N_THRESHOLDS = 101           # of OPIS
+SAMPLED = 64                 # of every so many images, one is in the sample from which a class's threshold is estimated
+MORE = 1 + 1e-12             # for a rate times a number of pairs that is a whole number but for its rounding
 
 
 class Pairs:
     """
     The pairs of images of a split, from embeddings [N, D] and labels [N].
 
+    rates:  false-positive rates whose thresholds per class are computed in one pass.
     unit:   [N, D] float32 tensor of norm 1, in the order of the classes.
+    labels: [N] their classes, from 0.
     ends:   [C + 1] where each class begins in it, and the last one ends.
     n_positives, n_negatives: [C] the pairs of two images of a class, and those with one image of it.
     """
 
-    def __init__(self, embeddings, labels):
+    def __init__(self, embeddings, labels, rates=()):
         order = torch.as_tensor(np.argsort(labels, kind='stable'), device=embeddings.device)
         self.unit = precision.on_the_sphere(embeddings).float().to(embeddings.device)[order]
         sizes = np.unique(labels, return_counts=True)[1]
+        self.labels = np.repeat(np.arange(len(sizes)), sizes)
         self.ends = np.concatenate([[0], sizes.cumsum()])
         self.n_positives, self.n_negatives = sizes * (sizes - 1), sizes * (len(labels) - sizes)
+        self.rates, self.of_classes, self.lock = rates, {}, threading.Lock()
 
-    def of_classes(self, bins_of, n_bins, reduce):
+    def similarities(self, rows, columns):
+        """[r, c] float32 of two slices of the images."""
+        one, other = self.unit[rows], self.unit[columns]
+        if one.device.type == 'cpu':
+            return one.numpy() @ other.numpy().T
+        return (one @ other.T).cpu().numpy()
+
+    def in_tiles(self, work):
         """
-        Yields, for each class, reduce(positives, negatives): [n_bins] numbers of its pairs.
-
-        bins_of: float32 similarities, any shape -> their bins, integers below n_bins, of the same shape.
+        Calls work(rows, columns, similarities, same) for the tiles on and above the diagonal, in threads; those below
+        it are their mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one
+        class, with those of an image and itself.
         """
-        size, groups = max(1, CHUNK // len(self.unit)), []         # rows of a block; classes that share one
-        for label, end in enumerate(self.ends[1:]):
-            if not groups or end - self.ends[groups[-1][0]] > size:
-                groups.append([])
-            groups[-1].append(label)
+        n = len(self.unit)
 
-        def of_group(labels):
-            first, last = self.ends[labels[0]], self.ends[labels[-1] + 1]
-            blocks = ((rows, bins_of(self.similarities(rows)))
-                      for rows in (range(start, min(start + size, last)) for start in range(first, last, size)))
-            blocks = blocks if len(labels) == 1 else list(blocks)  # one block where there are several classes
-            return [reduce(*sum(self.count(label, *block, n_bins) for block in blocks)) for label in labels]
+        def strip(first):
+            rows = slice(first, min(first + TILE, n))
+            for left in range(first, n, TILE):
+                columns, same = slice(left, min(left + TILE, n)), np.arange(0)
+                if self.labels[left] <= self.labels[rows.stop - 1]:
+                    same = true_places(self.labels[rows][:, None] == self.labels[columns])
+                work(rows, columns, self.similarities(rows, columns), same)
 
-        for found in in_threads(of_group, groups, 'compare pairs'):
-            yield from found
-
-    def count(self, label, rows, bins, n_bins):
-        """[2, n_bins]: the pairs of a class, and those with one image of it, from the block `rows`; bins: [rows, N]."""
-        start, end = self.ends[label:label + 2]
-        mine = np.arange(max(start, rows.start), min(end, rows.stop))
-        bins = bins[mine - rows.start]
-        every, own, selves = (np.bincount(part.ravel(), minlength=n_bins)
-                              for part in (bins, bins[:, start:end], bins[np.arange(len(mine)), mine]))
-        return np.stack([own - selves, every - own])
-
-    def similarities(self, rows):
-        """[r, N] float32 of a range of rows with all images."""
-        part = self.unit[rows.start:rows.stop]
-        if part.device.type == 'cpu':
-            return part.numpy() @ self.unit.numpy().T
-        return (part @ self.unit.T).cpu().numpy()
+        for _ in in_threads(strip, range(0, n, TILE), 'compare pairs'):
+            pass
 
     @functools.cached_property
     def histograms(self):
         """[2, N_BINS] numbers of pairs of one class, and of two, by rounded similarity."""
-        return sum(self.of_classes(rounded, N_BINS, lambda *counts: np.stack(counts)))
+        counts = np.zeros((2, N_BINS), np.int64)
+
+        def add(rows, columns, similarities, same):
+            every, own = histogram(similarities), histogram(similarities.ravel()[same])
+            negatives, weight = every - own, 2                         # for the mirror image
+            if rows == columns:
+                own, weight = own - histogram(similarities.diagonal()), 1
+            with self.lock:
+                counts[:] += weight * np.stack([own, negatives])
+
+        self.in_tiles(add)
+        return counts
+
+    def class_thresholds(self, rate):
+        """[C] threshold() of the pairs with one image of each class."""
+        if rate not in self.of_classes:
+            rates, size = sorted({rate, *self.rates}), max(1, CHUNK // len(self.unit))
+            first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
+            groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
+            found = in_threads(lambda group: self.thresholds_of(*group, rates, size), groups, 'compare pairs')
+            self.of_classes |= dict(zip(rates, np.concatenate(list(found)).T, strict=True))
+        return self.of_classes[rate]
+
+    def thresholds_of(self, first, last, rates, size, low=None):
+        """
+        [c, number of rates] of the classes from `first` to before `last`, from blocks of about `size` rows. Counts the
+        bins from `low` on; by default from one on that is estimated for each class, and again from 0 where it was too
+        high.
+        """
+        tails, (top, end) = {}, self.ends[[first, last]]
+        edges = np.linspace(top, end, max(1, round((end - top) / size)) + 1).astype(int)
+        for rows in map(slice, edges[:-1], edges[1:]):
+            similarities = self.similarities(rows, slice(None))
+            for label in range(self.labels[rows.start], self.labels[rows.stop - 1] + 1):
+                start, stop = self.ends[label:label + 2]
+                mine = similarities[max(start - rows.start, 0):stop - rows.start]
+                mine[:, start:stop] = -2
+                if label not in tails:
+                    n, depth = (stop - start) * len(self.unit), 1 + rates[-1] * self.n_negatives[label]
+                    reached = estimate(mine[:, ::SAMPLED].reshape(1, -1), n, depth)[0] if low is None else -np.inf
+                    tails[label] = Tail(max(0, int(rounded(np.maximum(reached, -1)))) if low is None else low)
+                tails[label].add(mine)
+        limits = np.multiply.outer(self.n_negatives[first:last], rates)
+        return np.concatenate([
+            [[threshold(tail.counts, limit) + tail.low for limit in limits[label - first]]]
+            if tail.low == 0 or tail.counts[1:].sum() > limits[label - first, -1] * MORE
+            else self.thresholds_of(label, label + 1, rates, size, low=0) for label, tail in tails.items()])
+
+
+class Tail:
+    """
+    counts: [N_BINS - low] the similarities by bin, from the bin `low` on, whose own number may be too large unless it
+    is 0.
+    """
+
+    def __init__(self, low):
+        self.low, self.counts = low, np.zeros(N_BINS - low, np.int64)
+
+    def add(self, similarities):
+        """Adds similarities [...] of at least −1; others are left out."""
+        lowest = np.float32((self.low - 1) / STEPS - 1)
+        *_, some = pick(similarities, similarities >= lowest)
+        self.counts += np.bincount(np.maximum(rounded(some) - self.low, 0), minlength=len(self.counts))
+
+
+def histogram(similarities):
+    """[N_BINS] numbers of similarities [...] by their rounded values."""
+    return np.bincount(rounded(similarities).ravel(), minlength=N_BINS)
 
 
 def rounded(similarities):
@@ -82,10 +146,10 @@ def rounded(similarities):
     return (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
 
 
-def threshold(negatives, rate):
-    """The lowest bin so that the fraction of the `negatives` [N_BINS] in it and above is at most `rate`."""
-    above = np.append(negatives[::-1].cumsum()[::-1], 0)
-    return int(np.argmax(above <= rate * above[0] * (1 + 1e-12)))
+def threshold(counts, limit):
+    """The lowest bin so that the number of the `counts` [n] in it and above is at most `limit`."""
+    above = np.append(counts[::-1].cumsum()[::-1], 0)
+    return int(np.argmax(above <= limit * MORE))
 
 
 def distance(bins):
@@ -98,13 +162,12 @@ def true_positive_rate(pairs, rate):
     positives, negatives = pairs.histograms
     if not positives.any() or not negatives.any():
         return np.nan
-    return positives[threshold(negatives, rate):].sum() / positives.sum()
+    return positives[threshold(negatives, rate * negatives.sum()):].sum() / positives.sum()
 
 
 def class_thresholds(pairs, rate):
     """[C] for each class, the distance at which `rate` of the pairs with one image of it are accepted."""
-    return distance(np.array(list(pairs.of_classes(
-        rounded, N_BINS, lambda positives, negatives: threshold(negatives, rate)))))
+    return distance(pairs.class_thresholds(rate))
 
 
 def threshold_spread(pairs, rate):
@@ -117,22 +180,52 @@ def utilities(pairs, distances):
     [C, T] for each class of two images or more, and each of the ascending `distances` [T] as the threshold, the
     harmonic mean of two fractions: of its pairs that are accepted, and of the pairs with one image of it that are not.
     """
-    lowest = (1 - np.square(distances) / 2)[::-1]                  # similarities, ascending
+    thresholds = Thresholds((1 - np.square(distances) / 2)[::-1])
+    counts = np.zeros((2, len(pairs.n_positives), len(distances) + 1), np.int64)
 
-    def accepted_by(similarities):
-        bins = np.zeros(similarities.shape, np.int64)
-        some = similarities >= lowest[0]
-        bins[some] = lowest.searchsorted(similarities[some], 'right')
-        return bins
+    def add(rows, columns, similarities, same):
+        is_same = np.zeros(similarities.size, bool)
+        is_same[same] = True
+        if rows == columns:
+            np.fill_diagonal(similarities, -np.inf)
+        row, column, similarity = pick(similarities, similarities >= thresholds.lowest)
+        kind = 1 - is_same[row * similarities.shape[1] + column]
+        bins = thresholds.reached_by(similarity)
+        for images, index in ((rows, row), (columns, column))[:1 + (rows != columns)]:
+            labels = pairs.labels[images]
+            shape = 2, labels[-1] - labels[0] + 1, counts.shape[2]
+            place = np.ravel_multi_index((kind, labels[index] - labels[0], bins), shape)
+            found = np.bincount(place, minlength=np.prod(shape)).reshape(shape)
+            with pairs.lock:
+                counts[:, labels[0]:labels[-1] + 1] += found
 
-    counts = pairs.of_classes(accepted_by, len(distances) + 1,
-                              lambda *counts: np.stack(counts)[:, :0:-1].cumsum(axis=1))
-    positives, negatives = np.stack(list(counts), axis=1)          # accepted, at the shortest distance first
+    pairs.in_tiles(add)
+    positives, negatives = counts[:, :, :0:-1].cumsum(axis=2)          # accepted, at the shortest distance first
     several = pairs.n_positives > 0
     sensitivity = positives[several] / pairs.n_positives[several, None]
     specificity = 1 - negatives[several] / pairs.n_negatives[several, None]
     total = sensitivity + specificity
     return 2 * sensitivity * specificity / np.where(total > 0, total, 1)
+
+
+class Thresholds:
+    """
+    Ascending thresholds [T], which are looked up in a table of rounded similarities: those that lie between the
+    similarities of one bin are compared.
+    """
+
+    def __init__(self, thresholds):
+        self.thresholds, self.lowest = thresholds, thresholds[0]
+        middle = np.arange(N_BINS) / STEPS - 1
+        self.reached, most = (thresholds.searchsorted(middle + width / STEPS, 'right') for width in (-0.51, 0.51))
+        self.is_open = most > self.reached
+
+    def reached_by(self, similarities):
+        """[n] the number of thresholds that each of the similarities [n] reaches."""
+        bins = rounded(similarities)
+        reached, is_open = self.reached.take(bins), np.flatnonzero(self.is_open.take(bins))
+        reached[is_open] = self.thresholds.searchsorted(similarities[is_open], 'right')
+        return reached
 
 
 def opis(pairs):
@@ -149,4 +242,5 @@ def operating_range(pairs):
     """[N_THRESHOLDS] the distances of OPIS; None where no two images are of one class, or all are."""
     if not pairs.n_positives.any() or not pairs.n_negatives.any():
         return None
-    return np.linspace(*(distance(threshold(pairs.histograms[1], rate)) for rate in RATES), N_THRESHOLDS)
+    negatives = pairs.histograms[1]
+    return np.linspace(*(distance(threshold(negatives, rate * negatives.sum())) for rate in RATES), N_THRESHOLDS)

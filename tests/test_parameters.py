@@ -115,6 +115,8 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
     (f'--embed_dim {"1" * 5000}', r'--embed_dim: expected a whole number of at least 1, not 1{57}\.\.\.$'),
     ("--loss_pml_args '{a: !!int abc}'", "--loss_pml_args: expected a YAML mapping, .* not '{a: !!int abc}'"),
     ('--resume a --evaluate b', 'give one of them'),
+    ('--evaluation_metrics e_recall@1 rho_spectrum@0 c_rho_spectrum@0',
+     '--evaluation_metrics rho_spectrum@0 c_rho_spectrum@0: spectrum.csv holds one spectrum of each split'),
     ('--resume nowhere', 'nowhere: not a run folder: nowhere/config.yaml: No such file'),
     ('--config nowhere.yaml', '--config nowhere.yaml: No such file'),
     ('--embed only_one', '--embed: expected 2 arguments'),

@@ -79,7 +79,7 @@ def test_the_commands_of_the_docs_parse(page):
         flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
         flags -= {'loss_softmargin_scale'}
         assert flags <= set(command_line.known_flags(parameters.build()))
-        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'reproduce', 'config', 'help'}
+        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'check_overlap', 'reproduce', 'config', 'help'}
         if not flags & elsewhere and 'softmargin' not in arguments:
             parameters.parse(arguments)                    # the others need a folder or a file of the reader's
 

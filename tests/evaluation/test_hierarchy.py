@@ -54,6 +54,11 @@ def test_six_points_of_two_levels():
     assert found == pytest.approx({'h_ap': .703241, 'asi': .583333, 'ndcg': .781944}, abs=1e-6)
 
 
+def test_the_query_does_not_count_at_its_level():
+    """The example of docs/metrics.md; 0.875 where the query counts as an image of level 2."""
+    assert hierarchy.h_ap(np.array([[1, 2, 3]]), np.array([[1, 2, 1]], np.uint8), 2) == pytest.approx([0.75])
+
+
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_with_one_level_h_ap_is_the_average_precision(case):

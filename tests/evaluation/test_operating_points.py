@@ -33,10 +33,11 @@ def least_threshold(negatives, rate):
                 if np.sum(np.array(negatives) >= t) <= rate * len(negatives) + 1e-9)
 
 
-@pytest.mark.parametrize('chunk', [1 << 20, 200])
+@pytest.mark.parametrize('chunk, tile', [(1 << 20, 1024), (200, 7)])
 @pytest.mark.parametrize('rate', [.5, .1, .01, 1e-5])
-def test_rates_and_thresholds_equal_loops_over_the_pairs(points, rate, chunk, monkeypatch):
+def test_rates_and_thresholds_equal_loops_over_the_pairs(points, rate, chunk, tile, monkeypatch):
     monkeypatch.setattr(verification, 'CHUNK', chunk)
+    monkeypatch.setattr(verification, 'TILE', tile)
     monkeypatch.setattr(verification, 'STEPS', 500)
     monkeypatch.setattr(verification, 'N_BINS', 1001)
     pairs = similarities(*points)
@@ -49,9 +50,9 @@ def test_rates_and_thresholds_equal_loops_over_the_pairs(points, rate, chunk, mo
     assert found[f'threshold_spread@{rate}'] == pytest.approx(np.std(distances), abs=1e-12)
 
 
-@pytest.mark.parametrize('chunk', [1 << 20, 200])
-def test_opis_equals_its_definition(points, chunk, monkeypatch):
-    monkeypatch.setattr(verification, 'CHUNK', chunk)
+@pytest.mark.parametrize('tile', [1024, 7])
+def test_opis_equals_its_definition(points, tile, monkeypatch):
+    monkeypatch.setattr(verification, 'TILE', tile)
     embeddings, labels = points
     unit = torch.nn.functional.normalize(embeddings, dim=1).double().numpy()
     pairs = [(math.dist(unit[i], unit[j]), labels[i], labels[j]) for i in range(90) for j in range(i)]
@@ -67,6 +68,34 @@ def test_opis_equals_its_definition(points, chunk, monkeypatch):
             utilities.append(2 * sensitivity * specificity / (sensitivity + specificity))
         variances.append(np.var(utilities))
     assert evaluation.compute(['opis'], *points)['opis'] == pytest.approx(np.mean(variances), abs=1e-9)
+
+
+@pytest.mark.parametrize('chunk', [1 << 20, 5000])
+@pytest.mark.parametrize('estimate', ['good', 'too high'])
+def test_thresholds_of_classes_do_not_depend_on_their_estimates(chunk, estimate, monkeypatch):
+    random = np.random.default_rng(0)
+    labels, rates = random.permutation(np.repeat([0, 1, 2, 3], [700, 200, 99, 1])), [.001, .02, .3]
+    embeddings = torch.from_numpy(random.normal(size=(4, 8))[labels] + random.normal(size=(1000, 8)))
+    monkeypatch.setattr(verification, 'CHUNK', chunk)
+    monkeypatch.setattr(verification, 'SAMPLED', 3)
+    if estimate == 'too high':
+        monkeypatch.setattr(verification, 'estimate', lambda scores, n, depth: scores.max(axis=1))
+    pairs = verification.Pairs(embeddings, labels, rates)
+    order = np.argsort(labels, kind='stable')
+    cosines, ordered = pairs.unit.numpy() @ pairs.unit.numpy().T, labels[order]
+    for rate in rates:
+        expected = []
+        for c in range(4):
+            bins = np.sort(verification.rounded(cosines[ordered == c][:, ordered != c]).ravel())[::-1]
+            expected.append(bins[int(rate * len(bins))] + 1)
+        assert pairs.class_thresholds(rate).tolist() == expected
+
+
+def test_thresholds_are_looked_up_exactly():
+    random = np.random.default_rng(0)
+    lowest = np.sort(np.concatenate([random.uniform(-.1, .6, 50), [.25, .5]]))
+    values = np.concatenate([random.uniform(-1, 1, 10000), lowest, np.nextafter(lowest.astype('f4'), 2)]).astype('f4')
+    assert (verification.Thresholds(lowest).reached_by(values) == lowest.searchsorted(values, 'right')).all()
 
 
 def test_the_utilities_of_six_points():
