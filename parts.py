@@ -14,8 +14,8 @@ import evaluation
 import optimization
 import training_step
 from architectures import embedding_layer
-from utilities import allocator, backends, checkpoint, device, processes
-from utilities.errors import UserError
+from utilities import allocator, backends, checkpoint, combination, device, pml, processes
+from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
 
@@ -44,6 +44,7 @@ class Parts:
 
 def build(opt):
     """The Parts of a training run. Raises UserError for what the user must change."""
+    check_names(opt)
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
@@ -62,6 +63,21 @@ def build(opt):
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
+
+
+def check_names(opt):
+    """Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network; builds none of them."""
+    for part in combination.parts(opt):
+        for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
+                                        ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
+            if name.startswith(pml.PREFIX):
+                pml.find(kind, name.removeprefix(pml.PREFIX), flag)
+            else:
+                choose(known, name, flag)
+    choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
+    choose(datasets.DATASETS, opt.dataset, '--dataset')
+    choose(datasets.transforms.AUGMENTATIONS, opt.augmentation, '--augmentation')
+    architectures.find(opt.arch)
 
 
 def check(opt, data):
