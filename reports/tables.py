@@ -11,7 +11,8 @@ from utilities.files import require_folder, write_text
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
-SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ '}
+SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
+         'Δ': r'$\Delta$'}
 
 
 @dataclass
@@ -19,6 +20,7 @@ class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: how many there should be.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
+    interval:  of a difference to a baseline, half the width of its 95 % interval (nan for a single seed); else None.
     """
     mean: float
     std: float
@@ -26,6 +28,7 @@ class Cell:
     of: int
     text: str = ''
     best: bool = False
+    interval: float | None = None
 
 
 def summarise(groups, scores, names, digits=1):
@@ -140,7 +143,8 @@ def escape(text):
 def csv(table):
     """The same with all digits, a line per method, data set and metric."""
     rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
-             'n_expected': cell.of} for method, cells in table.items() for (dataset, name), cell in cells.items()]
+             'n_expected': cell.of} | ({} if cell.interval is None else {'interval': cell.interval})
+            for method, cells in table.items() for (dataset, name), cell in cells.items()]
     return pandas.DataFrame(rows).to_csv(index=False, lineterminator='\n')
 
 

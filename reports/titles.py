@@ -23,6 +23,8 @@ METRICS = {
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }
 
+DIFFERENCE = 'difference_'           # with which the columns of differences to a baseline begin
+
 
 def dataset(name):
     """
@@ -39,6 +41,8 @@ def metric(name):
     >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('train_loss')
     ('R@4', 'train NMI', 'parent NMI (cosine)', 'train loss')
     """
+    if name.startswith(DIFFERENCE):
+        return f'Δ {metric(name.removeprefix(DIFFERENCE))}'
     column = columns.parse(name)
     if column is None:
         return name.replace('_', ' ')
