@@ -48,7 +48,7 @@ RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
 AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'color_jitter', 'randaugment', 'random_erasing',
               'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
-              'projector')
+              'projector', 'keep_features')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
@@ -217,6 +217,9 @@ def network_parameters(parser):
                        help='part of the backbone that is not trained, whose BatchNorm statistics are fixed and which '
                             'has no dropout; stem: the first layer or the patch embedding; N: the stem and the first '
                             'N blocks; the default, none, trains all parameters')
+    switch(group, '--keep_features', default=True,
+           help='with --freeze backbone: compute the pooled features of the backbone once and keep them in memory, if '
+                'this does not change the results; --keep_features false computes them in each epoch')
     group.add_argument('--lora_rank', type=COUNT, default=0,
                        help='rank of the adapters (LoRA) in the attention layers of a ViT, which are trained instead '
                             'of the weights of the backbone; 0 means no adapters')
@@ -917,6 +920,7 @@ def without_effect(opt):
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
         'lr_warmup_unit': opt.lr_warmup, 'eval_ema': False,
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
+        'keep_features': opt.freeze == 'backbone',
         'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
         'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',

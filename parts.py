@@ -129,6 +129,33 @@ def has_checkpoint(opt):
     return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
 
 
+def keep_features(opt, parts):
+    """
+    With --freeze backbone: the images of each split are given to the backbone only once in the run, those of the
+    training split if there is no augmentation. To be called when the weights are those of the run. Says what it does.
+
+    Nothing is kept where the results could change: with mixed precision, compilation, several processes, a trained
+    pooling or adapters, or a criterion of feature maps; nor are features that depend on the rest of their batch.
+    """
+    model, data = parts.model, parts.data
+    if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
+            or opt.eval_autocast or opt.amp != 'none' or opt.compile):
+        return
+    for images in data.evaluation.values():
+        images.keeps_features = True
+    of_training = ''
+    if not parts.step.with_maps and not datasets.transforms.is_random(opt):
+        of_training = ', those of the training images too'
+        data.train.keeps_features = True
+        evaluation.embed(opt, model, data.train, 'train')
+        if not evaluation.independent_of_batch(opt, model, data.train):
+            data.train.features = None
+            of_training = ', but not those of the training images, which depend on the rest of the batch here'
+        elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
+            data.evaluation['train'].features = data.train.features
+    print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')
+
+
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))

@@ -93,6 +93,11 @@ def adapt(opt, training, evaluation):
             step.interpolation = v2.InterpolationMode(opt.interpolation)
 
 
+def is_random(opt):
+    """Whether the training images are augmented at random."""
+    return opt.augmentation != 'none' or bool(opt.color_jitter or opt.randaugment or opt.random_erasing)
+
+
 def with_further(opt, training, fill):
     """
     The training transforms, followed by those of --color_jitter, which replaces the one of adv, --randaugment and

@@ -1,6 +1,6 @@
 """Evaluates one network: metrics of its embeddings (metrics.py), of which images (protocol.py), and pictures."""
 from evaluation import curves, geometry, projector, ranking
-from evaluation.embedding import embed
+from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.pictures import PICTURES, draw
 from evaluation.protocol import (
@@ -17,5 +17,5 @@ from evaluation.protocol import (
 from utilities.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute', 'curves',
-           'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'parse', 'projector', 'ranking',
-           'split_of_pictures', 'splits_to_evaluate', 'validate', 'write_embeddings']
+           'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'independent_of_batch', 'parse', 'projector',
+           'ranking', 'split_of_pictures', 'splits_to_evaluate', 'validate', 'write_embeddings']
