@@ -37,6 +37,9 @@ def build():
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: report each metric of the test split at its own best epoch, as Roth et '
                  'al. do')
+    numbers('--baseline', metavar='GROUP',
+            help='add the difference between each group and this one to the table, with its 95 percent interval, such '
+                 'as the difference between trained networks and a frozen backbone')
     numbers('--digits', type=command_line.COUNT, default=1,
             help='decimals of percentages; other numbers have two more')
     output = parser.add_argument_group('what to write').add_argument

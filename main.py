@@ -41,6 +41,7 @@ def run(opt, arguments):
 def train(opt, built, state, first):
     """Evaluates the untrained network, then trains, evaluates and records epoch by epoch, from the epoch `first` on."""
     with recorded(opt, state, first) as records:
+        parts.keep_features(opt, built)
         loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
         if first == 0:
             evaluated, embedded = evaluate_untrained(opt, built, state.folder)

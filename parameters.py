@@ -46,8 +46,9 @@ RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'sche
              'lr_warmup_unit', 'onecycle_peak')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
-AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'augment_on_gpu', 'storage_metrics', 'eval_every',
-              'cluster_every', 'ranking_backend', 'pictures', 'projector', 'overlap_threshold')
+AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'color_jitter', 'randaugment', 'random_erasing',
+              'augment_on_gpu', 'storage_metrics', 'eval_every', 'cluster_every', 'ranking_backend', 'pictures',
+              'projector', 'keep_features', 'overlap_threshold')
 # flags of the parametric miner that matter with --miner_parametric_adapt only
 PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
@@ -153,6 +154,18 @@ def data_parameters(parser):
     group.add_argument('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'),
                        help='smallest and largest ratio of width to height of these crops; by default 3/4 and 4/3, for '
                             'mlrc 0.75 and 1.33')
+    group.add_argument('--color_jitter', nargs=4, type=NOT_NEGATIVE,
+                       metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
+                       help='change the colours of the training images: brightness, contrast and saturation are '
+                            'multiplied by random factors from 1 - x to 1 + x, where x is the number given, and the '
+                            'hue is shifted by up to HUE turns of the colour circle (at most 0.5); by default only '
+                            '--augmentation adv changes colours, by 0.2 each, which this flag replaces')
+    group.add_argument('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'),
+                       help='apply N random operations of magnitude M (0 to 30) to each training image, as RandAugment '
+                            'does (Cubuk et al., 2020); by default none')
+    group.add_argument('--random_erasing', type=FRACTION, default=0.0, metavar='P',
+                       help='probability with which a random rectangle of a training image, 2 to 33 percent of its '
+                            'area, is filled with the mean colour of ImageNet (Zhong et al., 2020); by default 0')
     group.add_argument('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear',
                        help='interpolation with which images and crops are resized, in training and evaluation')
     group.add_argument('--eval_size', type=POSITIVE_INT,
@@ -163,8 +176,8 @@ def data_parameters(parser):
                             'the centre is cropped; by default 256 for images of 224 to 256 pixels, else 8/7 of their '
                             'size')
     switch(group, '--augment_on_gpu',
-           help='compute the crops, flips and colours of the training images on the --device; the random numbers stay '
-                'the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
+           help='compute the crops, flips, colours and erasing of the training images on the --device; the random '
+                'numbers stay the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
 
 
 def frozen_part(text):
@@ -208,6 +221,9 @@ def network_parameters(parser):
                        help='part of the backbone that is not trained, whose BatchNorm statistics are fixed and which '
                             'has no dropout; stem: the first layer or the patch embedding; N: the stem and the first '
                             'N blocks; the default, none, trains all parameters')
+    switch(group, '--keep_features', default=True,
+           help='with --freeze backbone: compute the pooled features of the backbone once and keep them in memory, if '
+                'this does not change the results; --keep_features false computes them in each epoch')
     group.add_argument('--lora_rank', type=COUNT, default=0,
                        help='rank of the adapters (LoRA) in the attention layers of a ViT, which are trained instead '
                             'of the weights of the backbone; 0 means no adapters')
@@ -875,6 +891,12 @@ def check(opt):
     for flag in ('crop_scale', 'crop_ratio'):
         if (limits := getattr(opt, flag)) and limits[0] > limits[1]:
             raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
+    if opt.color_jitter and opt.color_jitter[3] > 0.5:
+        raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
+    if opt.randaugment and opt.randaugment[1] > 30:
+        raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
+    if opt.randaugment and opt.augment_on_gpu:
+        raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     low, high = opt.miner_parametric_support_lim
@@ -910,6 +932,7 @@ def without_effect(opt):
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
         'lr_warmup_unit': opt.lr_warmup, **dict.fromkeys(('eval_ema', 'overlap_threshold'), False),
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
+        'keep_features': opt.freeze == 'backbone',
         'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
         'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',

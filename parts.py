@@ -14,8 +14,8 @@ import evaluation
 import optimization
 import training_step
 from architectures import embedding_layer
-from utilities import allocator, backends, checkpoint, device, processes
-from utilities.errors import UserError
+from utilities import allocator, backends, checkpoint, combination, device, pml, processes
+from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
 
@@ -44,6 +44,7 @@ class Parts:
 
 def build(opt):
     """The Parts of a training run. Raises UserError for what the user must change."""
+    check_names(opt)
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
@@ -62,6 +63,21 @@ def build(opt):
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
+
+
+def check_names(opt):
+    """Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network; builds none of them."""
+    for part in combination.parts(opt):
+        for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
+                                        ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
+            if name.startswith(pml.PREFIX):
+                pml.find(kind, name.removeprefix(pml.PREFIX), flag)
+            else:
+                choose(known, name, flag)
+    choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
+    choose(datasets.DATASETS, opt.dataset, '--dataset')
+    choose(datasets.transforms.AUGMENTATIONS, opt.augmentation, '--augmentation')
+    architectures.find(opt.arch)
 
 
 def check(opt, data):
@@ -112,6 +128,33 @@ def prepare(opt):
 def has_checkpoint(opt):
     """Whether the run of --resume has a checkpoint, so that its weights need not be found in another way."""
     return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
+
+
+def keep_features(opt, parts):
+    """
+    With --freeze backbone: the images of each split are given to the backbone only once in the run, those of the
+    training split if there is no augmentation. To be called when the weights are those of the run. Says what it does.
+
+    Nothing is kept where the results could change: with mixed precision, compilation, several processes, a trained
+    pooling or adapters, or a criterion of feature maps; nor are features that depend on the rest of their batch.
+    """
+    model, data = parts.model, parts.data
+    if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
+            or opt.eval_autocast or opt.amp != 'none' or opt.compile):
+        return
+    for images in data.evaluation.values():
+        images.keeps_features = True
+    of_training = ''
+    if not parts.step.with_maps and not datasets.transforms.is_random(opt):
+        of_training = ', those of the training images too'
+        data.train.keeps_features = True
+        evaluation.embed(opt, model, data.train, 'train')
+        if not evaluation.independent_of_batch(opt, model, data.train):
+            data.train.features = None
+            of_training = ', but not those of the training images, which depend on the rest of the batch here'
+        elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
+            data.evaluation['train'].features = data.train.features
+    print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')
 
 
 def restore(opt, source):

@@ -5,6 +5,7 @@ import difflib
 from architectures import (
     bninception,
     conv4,
+    efficientnet_lite0,
     googlenet,
     mobilenet_v2,
     pooling,
@@ -23,6 +24,7 @@ ARCHITECTURES = {
     'googlenet': googlenet,
     'mobilenet_v2': mobilenet_v2,
     'conv4': conv4,
+    'efficientnet_lite0': efficientnet_lite0,
 }
 PREFIXES = {
     'timm': timm_models,

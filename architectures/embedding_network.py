@@ -97,7 +97,8 @@ def count_maps(backbone):
 class EmbeddingNetwork(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with
-    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given.
+    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given. In place of the images,
+    it takes their pooled features [B, F] as well.
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -111,6 +112,11 @@ class EmbeddingNetwork(torch.nn.Module):
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank:
             low_rank.adapt(opt, self.backbone)
+
+    def has_fixed_features(self):
+        """Whether the pooled features of an image never change: neither the backbone nor the pooling is trained."""
+        return ('' in self.kept and not any(parameter.requires_grad for parameter in self.backbone.parameters())
+                and not isinstance(self.pool, torch.nn.Module))
 
     def start_epoch(self, warming_up):
         """
@@ -137,6 +143,8 @@ class EmbeddingNetwork(torch.nn.Module):
         return self
 
     def forward(self, images, with_maps=False):
+        if images.dim() == 2:
+            return self.embedded(images), images
         if self.bgr:
             images = images.flip(1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
@@ -147,6 +155,9 @@ class EmbeddingNetwork(torch.nn.Module):
                 features = self.backbone(images).flatten(1)
         if self.pool or with_maps:         # not in the block above, since --warmup trains a pooling with parameters too
             features = (self.pool or pooling.average)(maps)
-        embeddings = self.f_embed(features)
-        embeddings = F.normalize(embeddings, dim=1) if self.normalize else embeddings
+        embeddings = self.embedded(features)
         return (embeddings, features, maps) if with_maps else (embeddings, features)
+
+    def embedded(self, features):
+        embeddings = self.f_embed(features)
+        return F.normalize(embeddings, dim=1) if self.normalize else embeddings

@@ -67,11 +67,14 @@ class ImageSet(torch.utils.data.Dataset):
     read:        path -> decoding.Photo: decoding.open_photo, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
+    keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
+    features:    None, or these features, float32 [N, F], which loaders give in place of the images.
     """
 
     def __init__(self, table, chosen, transform, read=decoding.open_photo):
         table = table.keep(chosen)
         self.paths, self.transform, self.read = table.paths, transform, read
+        self.keeps_features, self.features = False, None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]

@@ -1,5 +1,6 @@
 """
---augment_on_gpu: the resizing of crops, flips and changes of colour are computed on the device for a whole batch.
+--augment_on_gpu: the resizing of crops, flips, changes of colour and erasing are computed on the device, for a whole
+batch.
 
 Data workers decode the images, resize them if the augmentation begins with a resizing, and sample the same random
 numbers as torchvision's transforms. Each image is therefore augmented as without the flag, except for rounding.
@@ -13,6 +14,7 @@ from torchvision.transforms import v2
 
 from datasets.decoding import Photo
 from datasets.pipeline import Pipeline, blank, reduced, size_after
+from datasets.transforms import ERASED
 
 CROPS = v2.RandomResizedCrop, v2.RandomCrop
 WEIGHTS = (0.299, 0.587, 0.114)                    # of red, green and blue in a grey level, ITU-R BT.601
@@ -22,11 +24,11 @@ NO_COLOURS = (0, 1, 2, 3, 1., 1., 1., 0.)          # an order of the four change
 @dataclass
 class DevicePipeline:
     """
-    A Pipeline in which `finish` resizes crops, flips images and changes colours on `device`.
+    A Pipeline in which `finish` resizes crops, flips images, changes colours and erases rectangles on `device`.
 
     A data worker sends an image as (region, plan). The region has the pixels of the crop, uint8 [H, W, 3]. The plan is
-    float32 [12]: H, W, whether to flip, whether to convert to grey, and the order (4) and the factors (4) of the
-    changes of brightness, contrast, saturation and hue.
+    float32 [16]: H, W, whether to flip, whether to convert to grey, the order (4) and the factors (4) of the changes of
+    brightness, contrast, saturation and hue, and top, left, height and width of the erased rectangle.
     """
     pipeline: Pipeline
     device: torch.device
@@ -50,7 +52,7 @@ class DevicePipeline:
         pixels, y, x = reduced(photo, first.size if self.pipeline.fast else (height, width), height, width)
         region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
         region = torch.from_numpy(region).expand(-1, -1, 3).contiguous()
-        return region, torch.tensor([*region.shape[:2], *sampled(others)])
+        return region, torch.tensor([*region.shape[:2], *sampled(others, first.size)])
 
     def collate(self, loaded):
         regions, plans = zip(*loaded, strict=True)
@@ -62,11 +64,13 @@ class DevicePipeline:
         pixels, sizes = pixels.to(self.device, non_blocking=True), plans[:, :2].long()
         regions = pixels.split((3 * sizes.prod(dim=1)).tolist())
         images = torch.cat([self.resized(region, *size) for region, size in zip(regions, sizes.tolist(), strict=True)])
-        flipped, grey, order, factors = plans[:, 2] > 0, plans[:, 3] > 0, plans[:, 4:8], plans[:, 8:]
+        flipped, grey, order, factors = plans[:, 2] > 0, plans[:, 3] > 0, plans[:, 4:8], plans[:, 8:12]
         images = torch.where(on_all(flipped, images), images.flip(3), images)
         if any(isinstance(transform, v2.ColorJitter) for transform in self.transforms):
             images = torch.where(on_all(grey, images), grey_levels(images), images)
             images = changed(images, order, factors)
+        if any(isinstance(transform, v2.RandomErasing) for transform in self.transforms):
+            images = erased(images, plans[:, 12:])
         return images.mul_(255).round_().to(torch.uint8)
 
     def resized(self, region, height, width):
@@ -80,19 +84,27 @@ class DevicePipeline:
         return image.clamp_(0, 1) if mode == 'bicubic' else image          # which exceeds the values of the pixels
 
 
-def sampled(transforms):
-    """The last 10 numbers of a plan: the random numbers of flip and colours, sampled as torchvision's transforms do."""
-    flip, grey, colours = 0, 0, NO_COLOURS
+def sampled(transforms, size):
+    """
+    The last 14 numbers of a plan: the random numbers of flip, colours and erasing, sampled as torchvision's transforms
+    do. size: (height, width) of the augmented image.
+    """
+    flip, grey, colours, rectangle = 0, 0, NO_COLOURS, (0, 0, 0, 0)
     for transform in transforms:
         if isinstance(transform, v2.ColorJitter):
             chosen = transform.make_params([])
-            colours = (*chosen['fn_idx'].tolist(),
-                       *(chosen[f'{name}_factor'] for name in ('brightness', 'contrast', 'saturation', 'hue')))
+            factors = [chosen[f'{name}_factor'] for name in ('brightness', 'contrast', 'saturation', 'hue')]
+            colours = (*chosen['fn_idx'].tolist(), *(without if factor is None else factor for factor, without
+                                                     in zip(factors, NO_COLOURS[4:], strict=True)))
         elif isinstance(transform, v2.RandomGrayscale):
             grey = float(torch.rand(1) < transform.p)
-        else:
+        elif isinstance(transform, v2.RandomHorizontalFlip):
             flip = float(torch.rand(1) < transform.p)
-    return flip, grey, *colours
+        elif isinstance(transform, v2.RandomErasing) and torch.rand(1) < transform.p:
+            chosen = transform.make_params([blank(*size).expand(3, -1, -1)])
+            if chosen['v'] is not None:                    # it found a rectangle that fits
+                rectangle = [chosen[name] for name in 'ijhw']
+    return flip, grey, *colours, *rectangle
 
 
 def on_all(values, images):
@@ -144,3 +156,13 @@ def changed(images, order, factors):
                 values = on_all(factors[chosen, number], images)
                 images[rows] = change(images[rows], values).clamp_(0, 1)
     return images
+
+
+def erased(images, rectangles):
+    """Images [B, 3, H, W] in [0, 1], filled with the colour ERASED in `rectangles` [B, 4]: top, left, height, width."""
+    top, left, height, width = (on_all(values, images) for values in rectangles.T)
+    y = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)
+    x = torch.arange(images.shape[3], device=images.device)
+    inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
+    colour = torch.tensor(ERASED).to(images, non_blocking=True).div(255).view(3, 1, 1)
+    return torch.where(inside, colour, images)

@@ -58,6 +58,7 @@ def characters(size):
 
 AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'none': none,
                  'characters': characters}
+ERASED = (124, 116, 104)                       # what --random_erasing fills with, the mean colour of ImageNet
 SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the image size themselves
 
 
@@ -68,6 +69,7 @@ def select(opt, size, are_characters=False):
     name = 'characters' if opt.augmentation == 'base' and are_characters else opt.augmentation
     training, evaluation = AUGMENTATIONS[name](size)[0], AUGMENTATIONS[name](opt.eval_size or size)[1]
     adapt(opt, training, evaluation)
+    training = with_further(opt, training, fill=255 if name == 'characters' else None)
     return tuple(Pipeline(steps, opt.decode == 'fast') for steps in (training, evaluation))
 
 
@@ -89,6 +91,27 @@ def adapt(opt, training, evaluation):
             step.scale, step.ratio = opt.crop_scale or step.scale, opt.crop_ratio or step.ratio
         if isinstance(step, v2.Resize | v2.RandomResizedCrop):
             step.interpolation = v2.InterpolationMode(opt.interpolation)
+
+
+def is_random(opt):
+    """Whether the training images are augmented at random."""
+    return opt.augmentation != 'none' or bool(opt.color_jitter or opt.randaugment or opt.random_erasing)
+
+
+def with_further(opt, training, fill):
+    """
+    The training transforms, followed by those of --color_jitter, which replaces the one of adv, --randaugment and
+    --random_erasing. fill: the grey level that RandAugment shifts into the image; None means black.
+    """
+    from torchvision.transforms import v2
+    steps = [*training]
+    if opt.color_jitter:
+        steps = [step for step in steps if not isinstance(step, v2.ColorJitter)] + [v2.ColorJitter(*opt.color_jitter)]
+    if opt.randaugment:
+        steps.append(v2.RandAugment(*opt.randaugment, fill=fill))
+    if opt.random_erasing:                                 # of tensors only, and with a colour of those in RGB
+        steps += [v2.ToImage(), v2.RGB(), v2.RandomErasing(opt.random_erasing, value=ERASED)]
+    return steps
 
 
 def shared(training, evaluation):

@@ -1,6 +1,6 @@
 """Evaluates one network: metrics of its embeddings (metrics.py), of which images (protocol.py), and pictures."""
 from evaluation import curves, geometry, projector, ranking
-from evaluation.embedding import embed
+from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.overlap import check as check_overlap
 from evaluation.pictures import PICTURES, draw
@@ -19,5 +19,6 @@ from evaluation.titles import table
 from utilities.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
-           'compute', 'curves', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'parse', 'projector',
-           'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table', 'validate', 'write_embeddings']
+           'compute', 'curves', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'independent_of_batch',
+           'parse', 'projector', 'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table', 'validate',
+           'write_embeddings']

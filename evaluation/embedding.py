@@ -10,7 +10,7 @@ from evaluation.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
-from utilities.loading import evaluation_batches, evaluation_loader, network_input
+from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
 
 
 @dataclass
@@ -38,10 +38,13 @@ def embed(opt, model, images, name, features=False, autocast=None):
     share the batches and exchange the embeddings: all of them must call this function, and each gets all embeddings.
 
     autocast: None, or the name of the dtype to compute in. Raises RunFailed where an embedding is not finite.
+
+    If images.keeps_features, the pooled features become images.features, from which later calls embed the images.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
     embeddings, norms, batches = None, None, evaluation_batches(opt, images)
+    kept = [] if images.keeps_features and images.features is None else None
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
     loader = evaluation_loader(opt, images, batches[processes.rank()])
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)
@@ -49,6 +52,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
         with precision:
             found = model(network_input(batch, opt.device))
             norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before it is normalised
+        if kept is not None:
+            kept.append(found[1].cpu())
         embedded, rows = found[int(features)], slice(int(indices[0]), int(indices[0]) + len(batch))
         if embeddings is None:
             embeddings = torch.empty(len(images), embedded.shape[1], device=device)
@@ -60,7 +65,24 @@ def embed(opt, model, images, name, features=False, autocast=None):
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
                         f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+    if kept is not None:
+        images.features = torch.cat(kept)
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
+
+
+@torch.inference_mode()
+def independent_of_batch(opt, model, images):
+    """
+    Whether the kept features of an ImageSet are, to the last bit, those that the network gives in batches as a training
+    step has them. Two are compared: the last images in reversed order, and images from the whole set.
+    """
+    model.eval()
+    n_pieces = -(-opt.bs // (opt.micro_bs or opt.bs))
+    size = -(-opt.bs // n_pieces)
+    batches = [(torch.arange(size).flip(0) - size) % len(images), torch.linspace(0, len(images) - 1, size).long()]
+    loader = Loader(images, batch_sampler=[batch.tolist() for batch in batches], generator=torch.Generator())
+    return all(torch.equal(model(network_input(batch, opt.device))[1].cpu(), images.features[indices])
+               for batch, _, indices in loader)
 
 
 def write(embedded, file):

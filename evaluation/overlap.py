@@ -14,7 +14,8 @@ from evaluation.neighbours import chunks, in_threads
 from evaluation.precision import ROWS
 from utilities import processes, run_folder, run_lock, stopping
 from utilities.errors import UserError
-from utilities.files import atomic, write_csv
+from utilities.files import write_csv
+from utilities.plotting import COLUMN, new_figure, save, styled
 
 CHUNK = 1 << 22              # similarities at a time and per thread: 16 MB
 MOST = 100_000               # pairs that are listed: copies, and then those with the highest similarity
@@ -55,8 +56,7 @@ def report(embedded, threshold, folder, of_run):
     write_csv(folder / 'overlap.csv', [row_of(images, *pair) for pair in listed[:MOST]])
     (folder / 'overlap.png').unlink(missing_ok=True)       # of an earlier check
     if listed:
-        with atomic(folder / 'overlap.png') as temporary:
-            pictures.write(picture(images, listed[:SHOWN]), temporary)
+        draw(images, listed[:SHOWN], folder / 'overlap.png')
     if of_run:
         splits = run_folder.read_checked(folder / 'splits.yaml')
         run_folder.write_checked(folder / 'splits.yaml', splits | {'overlap': {'threshold': threshold} | found})
@@ -154,12 +154,13 @@ def table(found, threshold):
     return '\n'.join(lines)
 
 
-def picture(images, pairs, n_columns=4, gap=0.08):
-    """The images of pairs (split, i, split, j, similarity, same) side by side. Lengths in images' sides."""
+@styled
+def draw(images, pairs, file, n_columns=4, gap=0.08):
+    """Saves the images of pairs (split, i, split, j, similarity, same) side by side. Lengths in images' sides."""
     n_rows = -(-len(pairs) // n_columns)
     width, height = 2 + 3 * gap, 1 + 4 * gap
-    scale = 2 * pictures.COLUMN / (n_columns * width)
-    figure = pictures.new_figure(2 * pictures.COLUMN, scale * n_rows * height)
+    scale = 2 * COLUMN / (n_columns * width)
+    figure = new_figure(2 * COLUMN, scale * n_rows * height)
     figure.set_layout_engine('none')
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-gap, n_columns * width - gap), ylim=(n_rows * height, 0))
     axes.set_axis_off()
@@ -171,4 +172,4 @@ def picture(images, pairs, n_columns=4, gap=0.08):
             axes.imshow(pictures.pixels(part, index), extent=(start, start + 1, top + 1, top), aspect='auto')
             axes.text(start + 0.02, top + 0.98, f'{split}: {pictures.short(part.class_names[part.labels[index]], 18)}',
                       fontsize=4, color='white', backgroundcolor=(0, 0, 0, 0.5))
-    return figure
+    save(figure, file)

@@ -10,6 +10,7 @@ METRICS = {
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }
+DIFFERENCE = 'difference_'           # with which the columns of differences to a baseline begin
 
 
 def metric(name):
@@ -19,6 +20,8 @@ def metric(name):
     >>> metric('test_e_recall@4'), metric('train_nmi'), metric('test_parent_c_nmi'), metric('train_loss')
     ('R@4', 'train NMI', 'parent NMI (cosine)', 'train loss')
     """
+    if name.startswith(DIFFERENCE):
+        return f'Δ {metric(name.removeprefix(DIFFERENCE))}'
     column = columns.parse(name)
     if column is None:
         return name.replace('_', ' ')

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import torch
 
-import architectures
 import batch_mining
 import criteria
 import datasampler
-import datasets
 import parameters
+import parts
 from launching import script
 from utilities import run_folder, run_records, stopping
-from utilities.errors import UserError, choose
+from utilities.errors import UserError
 
 NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained', 'auto_resume')]
 
@@ -87,11 +86,9 @@ def of_line(arguments):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     settings = parameters.settings_of(opt)
     settings = {name: settings[name] for name in settings if name not in datasampler.chosen_later(opt)}
+    parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(opt))
-    choose(datasampler.SAMPLERS, opt.data_sampler, '--data_sampler')
-    choose(datasets.DATASETS, opt.dataset, '--dataset')
-    architectures.find(opt.arch)
     return Planned(run_folder.without_secrets(arguments, parameters.SECRETS), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt))

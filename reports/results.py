@@ -28,9 +28,13 @@ def report(opt, planned=()):
         raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
     scores = selection.scores(grouped, names, rule)
     table, datasets = tables.summarise(grouped, scores, names, opt.digits)
-    caption = tables.caption(scores, rule, names, table)
-    texts = {'latex': tables.latex(table, datasets, names, caption, notes), 'csv': tables.csv(table),
-             'markdown': tables.markdown(table, datasets, names, caption, notes)}
+    caption, shown = tables.caption(scores, rule, names, table), names
+    if opt.baseline:
+        from reports import differences  # imports scipy, which other tables do not need
+        shown = differences.add(table, grouped, scores, names, opt.baseline, opt.digits)
+        caption += differences.explained(opt.baseline)
+    texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
+             'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
     print(texts['markdown'])
     tables.write_files(opt, texts)

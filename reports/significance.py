@@ -17,6 +17,26 @@ def t_interval(values, level=0.95):
     return float(values.mean()), float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
 
 
+def difference_interval(one, other, level=0.95):
+    """
+    (mean(one) − mean(other), half the width of its interval) of independent values. By Welch's t: Welch, The
+    Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34, 1947.
+    If `other` is a single value, it counts as known, without variance. The width is nan if `one` is a single value.
+
+    >>> difference_interval([1., 2., 3.], [1.5])
+    (0.5, 2.484...)
+    """
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    difference = float(one.mean() - other.mean())
+    if len(one) < 2 or len(other) < 2:
+        return difference, t_interval(one, level)[1]
+    errors = np.array([stats.sem(one) ** 2, stats.sem(other) ** 2])                        # squared, of the two means
+    if not errors.any():
+        return difference, 0.0
+    freedom = errors.sum() ** 2 / (errors ** 2 / [len(one) - 1, len(other) - 1]).sum()
+    return difference, float(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(errors.sum()))
+
+
 def paired_test(one, other):
     """
     Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).

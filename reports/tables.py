@@ -14,7 +14,8 @@ ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
 ONE_COLUMN, TWO_COLUMNS = 234, 487                        # widths on a page of two columns (ICML), in points
 LETTER, GAP = 4.6, 6                                      # of a bold letter at 8 points, and between columns
-SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ '}
+SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
+         'Δ': r'$\Delta$'}
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Cell:
     """
     mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: how many there should be.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
+    interval:  of a difference to a baseline, half the width of its 95 % interval (nan for a single seed); else None.
     """
     mean: float
     std: float
@@ -29,6 +31,7 @@ class Cell:
     of: int
     text: str = ''
     best: bool = False
+    interval: float | None = None
 
 
 def summarise(groups, scores, names, digits=1):
@@ -163,7 +166,8 @@ def escape(text):
 def csv(table):
     """The same with all digits, a line per method, data set and metric."""
     rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
-             'n_expected': cell.of} for method, cells in table.items() for (dataset, name), cell in cells.items()]
+             'n_expected': cell.of} | ({} if cell.interval is None else {'interval': cell.interval})
+            for method, cells in table.items() for (dataset, name), cell in cells.items()]
     return pandas.DataFrame(rows).to_csv(index=False, lineterminator='\n')
 
 

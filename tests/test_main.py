@@ -237,6 +237,20 @@ def test_data_are_checked_before_weights_are_downloaded(quick, run, tmp_path, mo
         assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('flag, name, sentence', [
+    ('--loss', 'tripel', '--loss tripel: unknown'), ('--loss', 'margin+tripel', '--loss tripel: unknown'),
+    ('--loss', 'pml:TripelLoss', '--loss pml:TripelLoss: pytorch-metric-learning'),
+    ('--batch_mining', 'x', '--batch_mining x: unknown'), ('--data_sampler', 'x', '--data_sampler x: unknown'),
+    ('--evaluation_metrics', 'recall', '--evaluation_metrics recall: unknown'),
+    ('--dataset', 'x', '--dataset x: unknown'), ('--augmentation', 'x', '--augmentation x: unknown'),
+    ('--arch', 'resnet51', '--arch resnet51: unknown'),
+])
+def test_names_are_checked_before_a_network_is_built(flag, name, sentence, quick, run, monkeypatch, capsys):
+    monkeypatch.setattr(parts.architectures, 'select_backbone', lambda opt: 1 / 0)
+    assert run(*quick, flag, name) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_rates_and_decays_per_group(quick):
     opt = main.parameters.parse([*quick, '--loss', 'margin', '--fc_lr', '0.5', '--decay', '0.1', '--loss_decay', '0.2'])
     model = parts.prepare(opt).model

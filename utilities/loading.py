@@ -63,8 +63,26 @@ class Collate:
         return self.transform.collate(images), torch.tensor(labels), torch.tensor(indices)
 
 
+@dataclass
+class KeptFeatures:
+    """The batches of an ImageSet whose features are kept: (features [B, F], labels [B], indices [B]) for each."""
+    images: torch.utils.data.Dataset
+    batches: list
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for batch in self.batches:
+            indices = torch.tensor([*batch])
+            yield self.images.features[indices], torch.from_numpy(self.images.labels)[indices], indices
+
+
 def network_input(images, device):
-    """Images [B, 3, H, W] as a loader gives them -> what the network takes: float32 RGB in [0, 1], on `device`."""
+    """
+    Images [B, 3, H, W] as a loader gives them -> what the network takes: float32 RGB in [0, 1], on `device`. Kept
+    features [B, F] stay as they are.
+    """
     images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
         return images
@@ -98,8 +116,11 @@ class TrainingLoader:
         """
         Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch; where
         several processes share a batch, only the images of this process's part, or the first image if that is empty.
+        If the features of the data set are kept, they replace the images.
         """
         self.whole = processes.of_main(self.sampled, epoch)
+        if getattr(self.dataset, 'features', None) is not None:
+            return KeptFeatures(self.dataset, [[index for index, _ in batch] for batch in self.whole])
         if processes.count() == 1:
             self.batches[:] = self.whole
             return self.loader
@@ -135,6 +156,8 @@ def evaluation_batches(opt, dataset):
 
 
 def evaluation_loader(opt, dataset, batches):
-    """Loads the `batches` of evaluation_batches that one process embeds, each image once."""
+    """Loads the `batches` of evaluation_batches that one process embeds, each image once, or its kept features."""
+    if dataset.features is not None:
+        return KeptFeatures(dataset, batches)
     return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
                   generator=torch.Generator())

@@ -27,12 +27,10 @@ def arguments(opt, kind, index):
     return given[wanted.index(index)]
 
 
-def build(kind, name, given, flag, known=None):
+def find(kind, name, flag):
     """
-    The object pytorch_metric_learning.<kind>.<name>(**given). Arguments that it accepts and `given` lacks come from the
-    mapping `known`.
-
-    Raises UserError if the library is not installed or does not accept the name or the arguments.
+    The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
+    class, or if runs with it could not be resumed.
     """
     try:
         import pytorch_metric_learning
@@ -46,11 +44,22 @@ def build(kind, name, given, flag, known=None):
                         f'{kind}; choose from {", ".join(sorted(classes))}')
     if name in STATEFUL:
         raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
-    accepted = {parameter for base in classes[name].__mro__
+    return classes[name]
+
+
+def build(kind, name, given, flag, known=None):
+    """
+    The object pytorch_metric_learning.<kind>.<name>(**given). Arguments that it accepts and `given` lacks come from the
+    mapping `known`.
+
+    Raises UserError if the library is not installed or does not accept the name or the arguments.
+    """
+    found = find(kind, name, flag)
+    accepted = {parameter for base in found.__mro__
                 for parameter in inspect.signature(base.__init__).parameters}
     filled = {key: value for key, value in (known or {}).items() if key in accepted}
     try:
-        return classes[name](**filled | {key: helper(value, flag) for key, value in given.items()})
+        return found(**filled | {key: helper(value, flag) for key, value in given.items()})
     except UserError:
         raise
     except Exception as error:  # the library raises anything, down to Exception itself

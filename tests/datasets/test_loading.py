@@ -71,6 +71,41 @@ def test_augmented_images_are_those_of_torchvisions_transforms(name, photos, opt
             assert torch.equal(found, reference(as_before(path))) and found.is_contiguous(), path
 
 
+FURTHER = {
+    'color_jitter': ([.4, 0., .3, .1], lambda: [v2.ColorJitter(.4, 0, .3, .1)]),
+    'randaugment': ([3, 15], lambda: [v2.RandAugment(3, 15)]),
+    'random_erasing': (.7, lambda: [v2.ToImage(), v2.RandomErasing(.7, value=(124, 116, 104))]),
+}
+
+
+@pytest.mark.parametrize('name', ['base', 'adv', 'none'])
+@pytest.mark.parametrize('flags', [['color_jitter'], ['randaugment'], ['random_erasing'], [*FURTHER]], ids='+'.join)
+def test_further_augmentation_is_that_of_torchvisions_transforms(flags, name, photos, opt):
+    """It follows the other transforms; grey photos, which have one channel until then, come out as RGB ones do."""
+    training, evaluation = transforms.select(opt(augmentation=name, **{flag: FURTHER[flag][0] for flag in flags}), 64)
+    steps = [step for step in transforms.AUGMENTATIONS[name](64)[0]
+             if not ('color_jitter' in flags and isinstance(step, v2.ColorJitter))]
+    further = [step for flag in flags for step in FURTHER[flag][1]()]
+    reference = v2.Compose([*steps, *further, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    plain, changed = transforms.select(opt(augmentation=name), 64), 0
+    assert repr(plain[1]) == repr(evaluation)
+    for path in photos:
+        for seed in range(3):
+            images = []
+            for augment, photo in ((training, decoding.open_photo(path)), (reference, as_before(path)),
+                                   (plain[0], decoding.open_photo(path))):
+                torch.manual_seed(seed)
+                images.append(augment(photo))
+            assert torch.equal(*images[:2]) and type(images[0]) is torch.Tensor, path
+            changed += not torch.equal(images[0], images[2])
+    assert changed > len(photos)
+
+
+def test_randaugment_shifts_white_into_characters(opt):
+    training, _ = transforms.select(opt(randaugment=[2, 9]), 32, are_characters=True)
+    assert training.transforms[-1].fill == 255
+
+
 @pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
 def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
     pipelines = [transforms.select(opt(augmentation=name, decode=decode, interpolation=interpolation), 128)
@@ -198,6 +233,21 @@ def test_on_the_device_every_image_is_augmented_as_without(name, interpolation, 
     assert torch.equal(*greys) and bool(greys[0].any()) == (name == 'adv')
 
 
+def test_on_the_device_the_same_rectangles_are_erased_and_colours_changed(opt, tmp_path):
+    path = tmp_path / 'photo.png'
+    Image.fromarray(smooth(120, 170)).save(path)
+    flags = {'color_jitter': [.4, 0., .3, 0.], 'random_erasing': .5}
+    plain, moved = on_both('base', opt, decoding.open_photo(path), 80, **flags)
+    differences = (plain - moved).abs() * 255
+    assert differences.mean() < 1.5 and differences.mean(dim=(1, 2, 3)).max() < 4
+    colour = torch.tensor([124, 116, 104]).view(3, 1, 1)
+    holes = [((images * 255).round() == colour).all(dim=1) for images in (plain, moved)]
+    erased = [hole.float().mean(dim=(1, 2)) > .018 for hole in holes]              # 2 percent, up to rounding
+    assert torch.equal(*erased) and abs(erased[0].float().mean() - .5) < .2
+    agree = (holes[0] == holes[1]).float().mean(dim=(1, 2))
+    assert agree.min() > .99                                # other pixels may have this colour in one of the two
+
+
 @pytest.mark.parametrize('change, reference', [
     (on_device.brightness, v2.functional.adjust_brightness), (on_device.contrast, v2.functional.adjust_contrast),
     (on_device.saturation, v2.functional.adjust_saturation), (on_device.hue, v2.functional.adjust_hue)])
@@ -231,11 +281,22 @@ def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
         assert abs(both[0].mean() - both[1].mean()) < 4 * error and .9 < both[0].std() / both[1].std() < 1.1
 
 
+def test_further_augmentation_does_not_depend_on_workers(patterns, opt):
+    epochs = []
+    for kernels in (0, 2):
+        flags = opt(dataset='folder', source_path=str(patterns), kernels=kernels, device=torch.device('cpu'),
+                    color_jitter=[.4, .4, .4, .1], randaugment=[2, 9], random_erasing=.5, iterations_per_epoch=3)
+        loader = TrainingLoader(flags, datasets.select(flags, 16).train, [[0, 5, 9], [5, 1, 2], [0, 0, 0]])
+        epochs.append([torch.cat([images for images, _, _ in loader.epoch(epoch)]) for epoch in (1, 2, 1)])
+    assert all(torch.equal(*pair) for pair in zip(*epochs, strict=True))
+    assert torch.equal(epochs[0][0], epochs[0][2]) and not torch.equal(epochs[0][0], epochs[0][1])
+
+
 def test_a_run_with_augmentation_on_the_device_does_not_depend_on_workers(patterns, opt):
     epochs = []
     for kernels in (0, 2):
         flags = opt(dataset='folder', source_path=str(patterns), augment_on_gpu=True, augmentation='adv', decode='fast',
-                    kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=3)
+                    random_erasing=.5, kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=3)
         data = datasets.select(flags, 16)
         assert not isinstance(data.evaluation['test'].transform, on_device.DevicePipeline)
         loader = TrainingLoader(flags, data.train, [[0, 5, 9], [5, 1, 2], [0, 0, 0]])

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 
 import Result_Evaluations
 from tests.reports.printed import cells, column_of, expected
@@ -52,6 +53,30 @@ def test_the_printed_numbers_are_those_of_the_records(rule, flags, make, evaluat
              'best_test': 'all metrics at the epoch of the best test R@1'}[rule]
     words = 'each metric at its own best test epoch' if flags else words
     assert words in out and words in latex and 'over seeds 0, 1, 2' in latex and (tmp_path / 't.md').read_text() in out
+
+
+def test_differences_to_a_baseline(make, evaluate, tmp_path):
+    """Against scipy's intervals; a single run of the baseline counts as known, and single runs have no interval."""
+    a, b, c = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in range(n)]
+               for name, n in (('A', 3), ('B', 4), ('C', 1)))
+    flags = ['--metrics', 'e_recall@1', 'rho_spectrum@1', '--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv']
+    code, out, _ = evaluate(*flags, '--baseline', 'CUB_B')
+    found = cells(out)
+    assert code == 0 and '| method | R@1 | Δ R@1 | rho@1 | Δ rho@1 |' in out and 'Δ: difference to CUB_B' in out
+    welch = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+    middle, half = (welch.high + welch.low) / 2, (welch.high - welch.low) / 2
+    assert found['A'][1] == f'{100 * middle:+.1f} ± {100 * half:.1f}' and found['B'][1] == found['B'][3] == ''
+    assert found['C'][1] == f'{100 * (c[0] - statistics.mean(b)):+.1f}'
+    assert r' & R@1 & $\Delta$ R@1 & ' in (tmp_path / 't.tex').read_text().replace('Method', '')
+    with open(tmp_path / 't.csv', newline='') as file:
+        row, = (row for row in csv.DictReader(file)
+                if (row['method'], row['metric']) == ('A', 'difference_test_e_recall@1'))
+    assert (float(row['mean']), float(row['interval'])) == pytest.approx((middle, half), rel=1e-12)
+    code, out, _ = evaluate(*flags, '--baseline', 'C')                                  # the name of the method
+    known = scipy.stats.t.interval(.95, 2, statistics.mean(a) - c[0], scipy.stats.sem(a))
+    assert code == 0 and cells(out)['A'][1] == f'{50 * sum(known):+.1f} ± {50 * (known[1] - known[0]):.1f}'
+    code, _, err = evaluate('--baseline', 'CUB_D')
+    assert code == 2 and '--baseline CUB_D: the table has no runs of this group on cub200; choose from CUB_A' in err
 
 
 def test_the_shared_table_of_several_data_sets_compiles(make, evaluate, tmp_path):
