@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from architectures import depth, low_rank, pooling
+from architectures import cascade, depth, low_rank, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 
@@ -97,7 +97,8 @@ def count_maps(backbone):
 class EmbeddingNetwork(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with
-    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given.
+    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given. With --cascade, the
+    embeddings of the levels stand in a row, each normalised on its own; f_embed is the layer of the last level.
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -107,7 +108,8 @@ class EmbeddingNetwork(torch.nn.Module):
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
-        self.f_embed = embedding_layer(opt, backbone.n_features)
+        self.f_embed = embedding_layer(cascade.of_level(opt), backbone.n_features)
+        self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank:
             low_rank.adapt(opt, self.backbone)
@@ -147,6 +149,7 @@ class EmbeddingNetwork(torch.nn.Module):
                 features = self.backbone(images).flatten(1)
         if self.pool or with_maps:         # not in the block above, since --warmup trains a pooling with parameters too
             features = (self.pool or pooling.average)(maps)
-        embeddings = self.f_embed(features)
-        embeddings = F.normalize(embeddings, dim=1) if self.normalize else embeddings
+        levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
+        levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels
+        embeddings = torch.cat(levels, dim=1) if self.inner else levels[0]
         return (embeddings, features, maps) if with_maps else (embeddings, features)
