@@ -2,12 +2,15 @@
 import copy
 import doctest
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import batch_mining
 import criteria
+import parameters
 from criteria.cascade import Cascade, hardest_pairs
 from criteria.deep_adversarial import DeepAdversarial
 from tests import host_waits
@@ -339,6 +342,16 @@ def test_losses_without_triplets_are_refused(method, flags, sentence, opt):
     namespace = opt(**{'batch_mining': 'distance', **method, **flags})
     with pytest.raises(UserError, match=sentence):
         criteria.select(namespace, batch_mining.select(namespace))
+
+
+def test_the_documentation_has_every_flag_and_the_defaults_of_the_weights():
+    text = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
+    defaults = vars(parameters.build().parse_args([]))
+    flags = [name for name in defaults if name.startswith(('daml', 'cascade'))]
+    assert len(flags) == 11
+    assert all(f'--{flag}' in text for flag in flags)
+    for flag in ('daml_weight', 'daml_real_weight', 'daml_reg_weight', 'daml_adv_weight', 'daml_margin'):
+        assert defaults[flag] in map(float, re.findall(rf'`--{flag} ([\d.]+)`', text)), flag
 
 
 @pytest.mark.parametrize('name', ['cascade', 'deep_adversarial'])
