@@ -886,6 +886,7 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
+    check_cascade(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
@@ -895,7 +896,6 @@ def check(opt):
             raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
-    check_cascade(opt)
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -946,7 +946,8 @@ def without_effect(opt):
     stores, matches = getattr(SAMPLERS.get(sampler), 'REQUIRES_STORAGE', False), sampler.endswith('batchmatch')
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
-        'image_cache_check': opt.image_cache,
+        'image_cache_check': opt.image_cache, 'cascade_fractions': opt.cascade,
+        **dict.fromkeys((name for name in vars(opt) if name.startswith('daml_')), opt.daml),
         **dict.fromkeys(('crop_scale', 'crop_ratio'), opt.augmentation in ('base', 'adv', 'big', 'mlrc')),
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
@@ -964,8 +965,7 @@ def without_effect(opt):
         'data_gc_coreset_lim': sampler == 'greedy_coreset', 'data_gc_softened': sampler == 'greedy_coreset',
         'batch_mining': miners or all(part.batch_mining == 'none' for part in parts),
         'miner_parametric_mode': not opt.miner_parametric_adapt,
-        'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size, 'cascade_fractions': opt.cascade,
-        **dict.fromkeys((name for name in vars(opt) if name.startswith('daml_')), opt.daml),
+        'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size,
     } | dict.fromkeys(PADS, opt.miner_parametric_adapt)
 
     def is_idle(name):

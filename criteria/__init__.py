@@ -246,15 +246,15 @@ def parameter_groups(criterion):
         return [{'name': f'criterion_{name}'} | group
                 for name, part in zip(criterion.names, criterion.criteria, strict=True)
                 for group in parameter_groups(part)]
-    if isinstance(criterion, s2sd.Criterion):
-        return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
-            group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
     if isinstance(criterion, Cascade):
         return [{'name': f'criterion_level_{number}'} | group for number, level in enumerate(criterion.levels, start=1)
                 for group in parameter_groups(level)]
     if isinstance(criterion, DeepAdversarial):
         return [{'name': 'criterion_generator'} | group
                 for group in criterion.optim_dict_list] + parameter_groups(criterion.criterion)
+    if isinstance(criterion, s2sd.Criterion):
+        return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
+            group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
     if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):
