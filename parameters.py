@@ -178,6 +178,11 @@ def network_parameters(parser):
                             'running statistics of BatchNorm layers, _normalize for embeddings of norm 1, and _double '
                             'for --pool avg_max')
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
+    group.add_argument('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
+                       help='numbers of blocks of the backbone, counted as by --freeze, after which there are further '
+                            'embeddings (Yuan et al.); the embedding of the network consists of these and the last '
+                            'one, which share --embed_dim equally; each is trained with the pairs or triplets that '
+                            'the one before it finds hard; by default there is only the last embedding')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
     group.add_argument('--pool', choices=pooling.POOLINGS,
@@ -204,11 +209,6 @@ def network_parameters(parser):
                        help='part of the backbone that is not trained, whose BatchNorm statistics are fixed and which '
                             'has no dropout; stem: the first layer or the patch embedding; N: the stem and the first '
                             'N blocks; the default, none, trains all parameters')
-    group.add_argument('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
-                       help='numbers of blocks of the backbone, counted as by --freeze, after which there are further '
-                            'embeddings (Yuan et al.); the embedding of the network consists of these and the last '
-                            'one, which share --embed_dim equally; each is trained with the pairs or triplets that '
-                            'the one before it finds hard; by default there is only the last embedding')
     group.add_argument('--lora_rank', type=COUNT, default=0,
                        help='rank of the adapters (LoRA) in the attention layers of a ViT, which are trained instead '
                             'of the weights of the backbone; 0 means no adapters')

@@ -97,8 +97,7 @@ def count_maps(backbone):
 class EmbeddingNetwork(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with
-    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given. With --cascade, the
-    embeddings of the levels stand in a row, each normalised on its own; f_embed is the layer of the last level.
+    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given.
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -149,7 +148,14 @@ class EmbeddingNetwork(torch.nn.Module):
                 features = self.backbone(images).flatten(1)
         if self.pool or with_maps:         # not in the block above, since --warmup trains a pooling with parameters too
             features = (self.pool or pooling.average)(maps)
+        embeddings = self.embedded(features)
+        return (embeddings, features, maps) if with_maps else (embeddings, features)
+
+    def embedded(self, features):
+        """
+        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first, from
+        the last images of the backbone; each is normalised on its own, and f_embed is the layer of the last level.
+        """
         levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
         levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels
-        embeddings = torch.cat(levels, dim=1) if self.inner else levels[0]
-        return (embeddings, features, maps) if with_maps else (embeddings, features)
+        return torch.cat(levels, dim=1) if self.inner else levels[0]
