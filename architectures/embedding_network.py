@@ -153,8 +153,8 @@ class EmbeddingNetwork(torch.nn.Module):
 
     def embedded(self, features):
         """
-        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first, from
-        the last images of the backbone; each is normalised on its own, and f_embed is the layer of the last level.
+        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first,
+        computed in the last pass of the backbone; each is normalised on its own. f_embed is the layer of the last level.
         """
         levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
         levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels
