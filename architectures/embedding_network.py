@@ -154,7 +154,7 @@ class EmbeddingNetwork(torch.nn.Module):
     def embedded(self, features):
         """
         Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first,
-        computed in the last pass of the backbone; each is normalised on its own. f_embed is the layer of the last level.
+        computed in the last pass of the backbone; each is normalised on its own. f_embed is the layer of the last one.
         """
         levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
         levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels
