@@ -43,7 +43,7 @@ SECRETS = {'wandb_key': 'WANDB_API_KEY'}
 # what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
              'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value', 'lr_floor', 'lr_warmup',
-             'lr_warmup_unit', 'onecycle_peak')
+             'lr_warmup_unit', 'onecycle_peak', 'daml_lr')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
 AFTERWARDS = ('n_training_folds', 'crop_scale', 'crop_ratio', 'color_jitter', 'randaugment', 'random_erasing',
@@ -195,6 +195,11 @@ def network_parameters(parser):
                             'running statistics of BatchNorm layers, _normalize for embeddings of norm 1, and _double '
                             'for --pool avg_max')
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
+    group.add_argument('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
+                       help='numbers of blocks of the backbone, counted as by --freeze, after which there are further '
+                            'embeddings (Yuan et al.); the embedding of the network consists of these and the last '
+                            'one, which share --embed_dim equally; each is trained with the pairs or triplets that '
+                            'the one before it finds hard; by default there is only the last embedding')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
     group.add_argument('--pool', choices=pooling.POOLINGS,
@@ -424,6 +429,31 @@ def loss_parameters(parser):
         help='weights of the losses in a sum of losses; by default 1 each')
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
         help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
+    add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2],
+        help='--cascade: fractions of the pairs or triplets of the first embedding that each further embedding is '
+             'trained with, the hardest ones for the embedding before it; one fraction for each number in --cascade')
+    switch(group, '--daml',
+           help='deep adversarial metric learning (Duan et al.) for any loss that takes a miner of triplets: a '
+                'generator makes a hard negative for each triplet')
+    add('--daml_weight', type=NOT_NEGATIVE, default=1.0,
+        help='--daml: weight of the loss of the triplets with synthetic negatives (lambda in the paper)')
+    add('--daml_real_weight', type=NOT_NEGATIVE, default=1.0,
+        help='--daml: weight of the loss of the mined triplets; 0 means that only synthetic negatives are used')
+    add('--daml_reg_weight', type=NOT_NEGATIVE, default=1.0,
+        help='--daml: weight of the squared distance between the features of a synthetic negative and of the negative '
+             'that it replaces, in the objective of the generator (lambda_1 in the paper)')
+    add('--daml_adv_weight', type=NOT_NEGATIVE, default=50.0,
+        help='--daml: weight of the term that makes synthetic negatives violate the margin, in the objective of the '
+             'generator (lambda_2 in the paper)')
+    add('--daml_margin', type=REAL, default=0.2,
+        help='--daml: margin of this term, in squared distance of the embeddings')
+    add('--daml_layers', nargs='*', type=POSITIVE_INT, default=[512, 512],
+        help='--daml: widths of the hidden layers of the generator')
+    add('--daml_lr', type=REAL, default=-1.0,
+        help='--daml: learning rate of the generator; a negative value means --lr')
+    add('--daml_delay', type=COUNT, default=0,
+        help='--daml: number of batches before the loss of the triplets with synthetic negatives is used; the '
+             'generator is trained from the first batch')
     add('--xbm_size', type=COUNT, default=0,
         help='number of embeddings in the cross-batch memory bank; 0 means no memory bank')
     add('--xbm_weight', type=NOT_NEGATIVE, default=1.0,
@@ -884,6 +914,7 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
+    check_cascade(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
@@ -913,6 +944,30 @@ def check(opt):
                             'characters')
 
 
+def check_cascade(opt):
+    """Raises UserError for flags that do not work with --cascade or --daml."""
+    if opt.cascade:
+        fractions, n_levels = opt.cascade_fractions, len(opt.cascade) + 1
+        if opt.cascade != sorted({*opt.cascade}):
+            raise UserError(f'--cascade {shown(opt.cascade)}: give the blocks in ascending order, each once')
+        if len(fractions) != len(opt.cascade) or fractions != sorted(fractions, reverse=True):
+            raise UserError(f'--cascade_fractions {shown(fractions)}: expected one for each block of --cascade '
+                            f'({len(opt.cascade)}), none greater than the one before it')
+        if opt.embed_dim % n_levels:
+            raise UserError(f'--embed_dim {opt.embed_dim}: expected a multiple of {n_levels}, the number of embeddings '
+                            f'with --cascade {shown(opt.cascade)}')
+        if opt.embed_init in embedding_layer.FITTED:
+            raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
+    if opt.daml:
+        for flag, reason in (('cascade', 'synthetic negatives have features of the last block only'),
+                             ('xbm_size', 'they would be stored in the memory bank')):
+            if getattr(opt, flag):
+                raise UserError(f'--daml does not work with --{flag}: {reason}; leave one of them out')
+        if opt.embed_norm == 'batch':
+            raise UserError('--daml does not work with --embed_norm batch, since synthetic features would change its '
+                            'statistics; use --embed_norm layer or none')
+
+
 def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
     parts = combination.with_inner(combination.parts(opt))
@@ -925,7 +980,8 @@ def without_effect(opt):
     stores, matches = getattr(SAMPLERS.get(sampler), 'REQUIRES_STORAGE', False), sampler.endswith('batchmatch')
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
-        'image_cache_check': opt.image_cache,
+        'image_cache_check': opt.image_cache, 'cascade_fractions': opt.cascade,
+        **dict.fromkeys((name for name in vars(opt) if name.startswith('daml_')), opt.daml),
         **dict.fromkeys(('crop_scale', 'crop_ratio'), opt.augmentation in ('base', 'adv', 'big', 'mlrc')),
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),

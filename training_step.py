@@ -218,8 +218,8 @@ def share_batch_norm(opt, model):
     """
     largest = -(-opt.bs // processes.count())
     in_pieces = 0 < opt.micro_bs < largest
-    parts = [model.f_embed] if model.frozen else [model.backbone, model.f_embed]
-    parts = [part for part in parts if batch_norm.has_any(part)]
+    parts = [*(() if model.frozen else [model.backbone]), model.f_embed, model.inner]
+    parts = [part for part in parts if part is not None and batch_norm.has_any(part)]
     if not parts or not (in_pieces or processes.count() > 1):
         return
     if opt.device.type == 'cuda' and not in_pieces:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from architectures import depth, low_rank, pooling
+from architectures import cascade, depth, low_rank, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 
@@ -108,14 +108,18 @@ class EmbeddingNetwork(torch.nn.Module):
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
-        self.f_embed = embedding_layer(opt, backbone.n_features)
+        self.f_embed = embedding_layer(cascade.of_level(opt), backbone.n_features)
+        self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank:
             low_rank.adapt(opt, self.backbone)
 
     def has_fixed_features(self):
-        """Whether the pooled features of an image never change: neither the backbone nor the pooling is trained."""
-        return ('' in self.kept and not any(parameter.requires_grad for parameter in self.backbone.parameters())
+        """
+        Whether the embeddings are a function of pooled features that never change: neither the backbone nor the pooling
+        is trained, and there are no inner levels.
+        """
+        return ('' in self.kept and self.inner is None and not any(parameter.requires_grad for parameter in self.backbone.parameters())
                 and not isinstance(self.pool, torch.nn.Module))
 
     def start_epoch(self, warming_up):
@@ -159,5 +163,10 @@ class EmbeddingNetwork(torch.nn.Module):
         return (embeddings, features, maps) if with_maps else (embeddings, features)
 
     def embedded(self, features):
-        embeddings = self.f_embed(features)
-        return F.normalize(embeddings, dim=1) if self.normalize else embeddings
+        """
+        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first,
+        computed in the last pass of the backbone; each is normalised on its own. f_embed is the layer of the last one.
+        """
+        levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
+        levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels
+        return torch.cat(levels, dim=1) if self.inner else levels[0]

@@ -41,11 +41,13 @@ from criteria import (
     tcm,
     triplet,
 )
+from criteria.cascade import Cascade
 from criteria.cross_batch_memory import CrossBatchMemory
+from criteria.deep_adversarial import DeepAdversarial
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Adapted, parts, with_inner
+from utilities.combination import Adapted, Given, parts, with_inner
 from utilities.errors import UserError, choose
 
 CRITERIA = {
@@ -107,7 +109,9 @@ def select(opt, batchminer):
     criteria = [build(part, miner, pml.arguments(opt, 'loss', position))
                 for position, (part, miner) in enumerate(zip(flags, miners, strict=True))]
     for flag, wrapper, where in (('xbm_size', CrossBatchMemory, supporting()),
-                                 ('dr_weight', DirectionRegularised, 'losses that take a miner')):
+                                 ('dr_weight', DirectionRegularised, 'losses that take a miner'),
+                                 ('cascade', Cascade, 'losses that take a miner of triplets'),
+                                 ('daml', DeepAdversarial, 'losses that take a miner of triplets')):
         if getattr(opt, flag) and not any(isinstance(module, wrapper)
                                           for criterion in criteria for module in criterion.modules()):
             raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
@@ -158,6 +162,10 @@ def build(opt, batchminer, pml_arguments):
         criterion = module.Criterion(opt)
     else:
         check_miner(opt, module, batchminer)
+        if opt.cascade:
+            return cascade_of(opt, module, batchminer)
+        if opt.daml:
+            return adversarial(opt, batchminer)
         batchminer = Adapted(batchminer, opt.batch_mining, taken_by(module, direction))
         criterion = module.Criterion(opt, batchminer)
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
@@ -178,8 +186,29 @@ def build_around(opt, module, batchminer, pml_arguments):
                         'average; give --pool avg, or leave the flag out')
 
     def inner(name, dim):
-        return build(argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim}), batchminer, pml_arguments)
+        changed = {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False}
+        return build(argparse.Namespace(**vars(opt) | changed), batchminer, pml_arguments)
     return module.Criterion(opt, inner)
+
+
+def cascade_of(opt, module, batchminer):
+    """--cascade: a criterion for each level, each with its own parameters, memory bank and direction regularisation."""
+    n_levels = len(opt.cascade) + 1
+    of_level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels, 'cascade': []})
+    given = [Given() for _ in range(n_levels)]
+    takes = 'masks' if getattr(module, 'OF_PAIRS', False) else 'triplets'
+    return Cascade([build(of_level, miner, None) for miner in given], given,
+                   Adapted(batchminer, opt.batch_mining, takes), opt.cascade_fractions)
+
+
+def adversarial(opt, batchminer):
+    """--daml: the criterion with synthetic negatives."""
+    given = Given()
+    criterion = build(argparse.Namespace(**vars(opt) | {'daml': False}), given, None)
+    return DeepAdversarial(
+        criterion, given, Adapted(batchminer, opt.batch_mining, 'triplets'), opt.n_features, '_normalize' in opt.arch,
+        opt.daml_layers, opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight,
+        opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
 
 
 def taken_by(module, direction):
@@ -203,8 +232,9 @@ def check_miner(opt, module, batchminer):
     if module.ALLOWED_MINING_OPS is not None and opt.batch_mining not in module.ALLOWED_MINING_OPS:
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(module.ALLOWED_MINING_OPS)}')
-    if opt.dr_weight and takes_pairs(module):
-        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
+    for flag in ('dr_weight', 'cascade', 'daml'):
+        if getattr(opt, flag) and takes_pairs(module):
+            raise UserError(f'--{flag} needs a loss of triplets, which --loss {opt.loss} is not')
 
 
 def parameter_groups(criterion):
@@ -216,6 +246,12 @@ def parameter_groups(criterion):
         return [{'name': f'criterion_{name}'} | group
                 for name, part in zip(criterion.names, criterion.criteria, strict=True)
                 for group in parameter_groups(part)]
+    if isinstance(criterion, Cascade):
+        return [{'name': f'criterion_level_{number}'} | group for number, level in enumerate(criterion.levels, start=1)
+                for group in parameter_groups(level)]
+    if isinstance(criterion, DeepAdversarial):
+        return [{'name': 'criterion_generator'} | group
+                for group in criterion.optim_dict_list] + parameter_groups(criterion.criterion)
     if isinstance(criterion, s2sd.Criterion):
         return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
             group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]

@@ -11,6 +11,7 @@ REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
+OF_PAIRS = True                 # masks mean their pairs, not all triplets that they make
 MARGIN_UNIT = 'distance'
 
 

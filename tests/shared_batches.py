@@ -62,6 +62,10 @@ TRAINED = LOSSES | {
     'features and layer': '--loss features_and_layer --batch_mining none',
     'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
     'sampled classes': '--loss arcface --batch_mining none --class_sample_rate 0.5 --optim adam',
+    'cascade': '--loss margin --batch_mining distance --embed_dim 6 --cascade 1 --cascade_fractions 0.5',
+    'cascade of pairs': '--loss contrastive+softmax --batch_mining all+none --embed_dim 6 --cascade 1 '
+                        '--cascade_fractions 0.4 --xbm_size 25 --xbm_start 3',
+    'synthetic negatives': '--loss triplet+softmax --batch_mining semihard+none --daml --daml_layers 9 --dr_weight 0.3',
     'SiMix': '--loss recallatk --batch_mining none --loss_recallatk_simix',
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
     'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
@@ -109,6 +113,8 @@ class Images(torch.utils.data.Dataset):
 def network(opt, frozen=True, dropout=0.0):
     layers = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Tanh(), torch.nn.Dropout(dropout),
               torch.nn.AvgPool2d(2), torch.nn.Flatten()]
+    if opt.cascade:
+        layers[4:4] = [torch.nn.Conv2d(6, 7, 3, padding=1), torch.nn.Tanh(), torch.nn.Conv2d(7, 6, 1)]
     backbone = Backbone(torch.nn.Sequential(*layers), 4, n_features=24)
     if opt.loss_s2sd_pool_aggr:
         backbone.n_features, backbone.maps = 6, lambda network, images: network[:4](images)

@@ -310,14 +310,16 @@ def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick
     assert 'cannot change within a run: --amp bfloat16 (was none)' in capsys.readouterr().err
 
 
-def test_a_compiled_network_computes_the_same():
+@pytest.mark.parametrize('more', ['', '--embed_dim 6 --cascade 1 --cascade_fractions 0.5 --batch_mining distance '
+                                      '--loss margin'])
+def test_a_compiled_network_computes_the_same(more):
     """Also where its random numbers are asked for twice: with those of eager mode, dropout leaves out the same."""
     if not compiles():
         pytest.skip('torch.compile does not work here')
     from torch._inductor import config
-    flags = '--micro_bs 3 --loss proxyanchor --batch_mining none --n_epochs 1'
+    flags = f'--micro_bs 3 --loss proxyanchor --batch_mining none --n_epochs 1 {more}'
     with config.patch(fallback_random=True):
-        plain, compiled = (train(f'{flags} {more}', torch.float32, dropout=0.5) for more in ('', '--compile'))
+        plain, compiled = (train(f'{flags} {compiler}', torch.float32, dropout=0.5) for compiler in ('', '--compile'))
     assert_near(plain['network'], compiled['network'], 1e-4)
 
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""
+Cascaded embeddings: each level of an embedding is trained with the pairs or triplets that the level before it finds
+hard. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017, https://arxiv.org/abs/1611.05720.
+"""
+import math
+
+import torch
+
+
+def hardest_triplets(batch, triplets, n):
+    """
+    The n triplets with the largest d_ap² − d_an² in the embeddings batch [B, D], in the order of `triplets` [T, 3].
+
+    >>> batch = torch.tensor([[0.], [1.], [2.], [3.]])
+    >>> hardest_triplets(batch, torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 1]]), 2)
+    tensor([[0, 1, 2],
+            [0, 2, 1]])
+    """
+    anchors, positives, negatives = batch[triplets.T]
+    gaps = (anchors - positives).square().sum(dim=1) - (anchors - negatives).square().sum(dim=1)
+    return triplets[gaps.argsort(descending=True, stable=True)[:n].sort().values]
+
+
+def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
+    """
+    The positive pairs with the largest distances and the negative pairs with the smallest in the embeddings batch
+    [B, D]: two masks [B, B], parts of the masks `positives` and `negatives`. The numbers of pairs may be fractional and
+    are rounded up; as tensors they cause no wait for the device.
+
+    >>> same = torch.tensor([[0, 0, 1]]) == torch.tensor([[0], [0], [1]])
+    >>> hardest_pairs(torch.tensor([[0.], [1.], [3.]]), same, ~same, 5, 2)[1].nonzero().tolist()
+    [[1, 2], [2, 1]]
+    """
+    distances = torch.cdist(batch, batch, compute_mode='donot_use_mm_for_euclid_dist')
+    return (largest_of(distances, positives, n_positives), largest_of(-distances, negatives, n_negatives))
+
+
+def largest_of(values, mask, n):
+    """A part of the mask: its n largest values."""
+    ranks = values.masked_fill(~mask, -torch.inf).flatten().argsort(descending=True, stable=True).argsort()
+    return mask & (ranks.view_as(mask) < n)
+
+
+class Cascade(torch.nn.Module):
+    """
+    The sum of the losses of the K levels of an embedding. The first level has all tuples of the miner. Level k has the
+    fraction h_k of them that the embedding of level k − 1 finds hardest among its own tuples.
+
+    Args:
+        levels:    the losses of the levels, from the first; each takes its tuples from its miner in `given`.
+        given:     the miners of the levels, objects that return their attribute `tuples`, which is set here.
+        miner:     (embeddings [B, D / K] of the first level, labels [B]) -> triplets [T, 3], which hardest_triplets
+                   selects from, or masks of positive and negative pairs, two [B, B], which hardest_pairs selects from.
+        fractions: h_2 to h_K, not increasing.
+    """
+
+    def __init__(self, levels, given, miner, fractions):
+        super().__init__()
+        self.levels, self.given, self.miner, self.fractions = torch.nn.ModuleList(levels), given, miner, fractions
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D], the embeddings of the levels in a row; labels [B] int64, on one device -> scalar."""
+        parts = batch.chunk(len(self.levels), dim=1)
+        tuples = self.selected(parts, self.miner(parts[0], labels))
+        values, self.log = [], {}
+        for number, (level, part, given, found) in enumerate(zip(self.levels, parts, self.given, tuples, strict=True),
+                                                             start=1):
+            given.tuples = found
+            values.append(level(batch=part, labels=labels, **kwargs))
+            self.log |= {f'level_{number}_loss': values[-1].detach()} | {
+                f'level_{number}_{name}': scalar for name, scalar in getattr(level, 'log', {}).items()}
+        return sum(values)
+
+    @torch.no_grad()
+    def selected(self, parts, mined):
+        """The tuples of each level, a list of K."""
+        found = [mined]
+        for batch, fraction in zip(parts, self.fractions, strict=False):
+            batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+            with torch.autocast(batch.device.type, enabled=False):
+                if isinstance(mined, tuple):
+                    numbers = [fraction * mask.count_nonzero() for mask in mined]
+                    found.append(hardest_pairs(batch, *found[-1], *numbers))
+                else:
+                    found.append(hardest_triplets(batch, found[-1], math.ceil(fraction * len(mined))))
+        return found

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""
+Deep adversarial metric learning: a generator makes hard negatives for any loss of triplets. Duan et al., Deep
+Adversarial Metric Learning, CVPR 2018, section 3.
+"""
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+
+def generator_losses(synthetic, anchors, negatives, d_ap, d_as, margin=0.2):
+    """
+    Args:
+        synthetic: [T, F] features of the synthetic negatives.
+        anchors:   [T, F] features of the anchors.
+        negatives: [T, F] features of the negatives that the synthetic ones replace.
+        d_ap:      [T] squared distances of the embeddings of anchor and positive.
+        d_as:      [T] squared distances of the embeddings of anchor and synthetic negative.
+        margin:    α, a squared distance.
+
+    Returns: three scalars, means over the triplets, 0 without triplets. J_hard: ‖s − a‖² of the features; J_reg:
+    ‖s − n‖² of the features; J_adv: [ d_as − d_ap − α ]₊, which is 0 if the synthetic negative violates the margin.
+
+    >>> rows = torch.tensor([[1., 1.]])
+    >>> generator_losses(rows, 0 * rows, 3 * rows, d_ap=torch.tensor([0.5]), d_as=torch.tensor([1.0]), margin=0.25)
+    [tensor(2.), tensor(8.), tensor(0.2500)]
+    """
+    terms = ((synthetic - anchors).square().sum(dim=1), (synthetic - negatives).square().sum(dim=1),
+             F.relu(d_as - d_ap - margin))
+    return [term.sum() / max(len(synthetic), 1) for term in terms]
+
+
+class DeepAdversarial(torch.nn.Module):
+    """
+    w times the loss of the mined triplets, plus λ times the loss of the same triplets with synthetic negatives, plus
+    the generator's objective J_hard + λ₁ J_reg + λ₂ J_adv.
+
+    The generator maps the pooled features of anchor, positive and negative to those of a synthetic negative, which the
+    embedding layer embeds. Its objective has a gradient with respect to the parameters of the generator only, and the
+    loss with synthetic negatives has none with respect to these.
+
+    Args:
+        criterion:   a loss of triplets, which takes them from `given`.
+        given:       its miner, an object that returns its attribute `tuples`, which is set here.
+        miner:       (batch [B, D], labels [B]) -> triplets [T, 3].
+        n_features:  F, number of pooled features.
+        normalize:   whether the network normalises its embeddings, so that synthetic ones are normalised too.
+        widths:      widths of the hidden layers of the generator.
+        lr:          learning rate of the generator.
+        weight:      λ.
+        reg_weight:  λ₁.
+        adv_weight:  λ₂.
+        margin:      α, a squared distance of embeddings.
+        real_weight: w.
+        delay:       number of batches in which only the mined triplets, with weight 1, and the generator are used.
+    """
+
+    def __init__(self, criterion, given, miner, n_features, normalize=True, widths=(512, 512), lr=1e-5, weight=1.0,
+                 reg_weight=1.0, adv_weight=50.0, margin=0.2, real_weight=1.0, delay=0):
+        super().__init__()
+        self.criterion, self.given, self.miner, self.normalize = criterion, given, miner, normalize
+        self.weights, self.weight, self.real_weight = (1.0, reg_weight, adv_weight), weight, real_weight
+        self.margin, self.delay = margin, delay
+        layers = [torch.nn.Linear(*sizes) for sizes in itertools.pairwise([3 * n_features, *widths, n_features])]
+        self.generator = torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
+        self.optim_dict_list = [{'params': list(self.generator.parameters()), 'lr': lr}]
+        self.n_batches = 0                               # on the host, so that no step waits for the device
+
+    def get_extra_state(self):
+        return {'n_batches': self.n_batches}
+
+    def set_extra_state(self, state):
+        self.n_batches = state['n_batches']
+
+    def forward(self, batch, labels, batch_features, f_embed, **kwargs):
+        """
+        batch [B, D] embeddings, labels [B] int64, batch_features [B, F], on one device; f_embed: the embedding layer,
+        features [T, F] -> embeddings [T, D] before they are normalised -> scalar.
+        """
+        batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+        with torch.autocast(batch.device.type, enabled=False):
+            triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
+            loss = self.loss_of(triplets, batch, labels, features, f_embed, **kwargs)
+            self.log = {**getattr(self.criterion, 'log', {})}
+            anchors, positives, negatives = features.detach()[triplets.T]
+            synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
+            fixed = {name: parameter.detach() for name, parameter in f_embed.named_parameters()}
+            a, p = batch.detach()[triplets[:, :2].T]
+            s = self.normalized(functional_call(f_embed, fixed, (synthetic,)))
+            parts = generator_losses(synthetic, anchors, negatives, (a - p).square().sum(dim=1),
+                                     (a - s).square().sum(dim=1), self.margin)
+            self.log |= {f'generator_{name}': part.detach()
+                         for name, part in zip(('hard', 'reg', 'adv'), parts, strict=True)}
+            if self.n_batches >= self.delay:
+                made = self.with_synthetic(synthetic.detach(), triplets, batch, labels, features, f_embed, **kwargs)
+                self.log['synthetic_loss'] = made.detach()
+                loss = self.real_weight * loss + self.weight * made
+            self.n_batches += 1
+            return loss + sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+
+    def with_synthetic(self, synthetic, triplets, batch, labels, features, f_embed, **kwargs):
+        """The loss of the batch with one more sample per triplet, which replaces its negative and has its class."""
+        anchors, positives, negatives = triplets.T
+        made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
+        return self.loss_of(torch.stack([anchors, positives, made], dim=1),
+                            torch.cat([batch, self.normalized(f_embed(synthetic))]),
+                            torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
+
+    def loss_of(self, triplets, batch, labels, features, f_embed, **kwargs):
+        self.given.tuples = triplets
+        return self.criterion(batch=batch, labels=labels, batch_features=features, f_embed=f_embed, **kwargs)
+
+    def normalized(self, embeddings):
+        return F.normalize(embeddings, dim=1) if self.normalize else embeddings

@@ -1,0 +1,360 @@
+"""Cascaded embeddings and adversarial negatives: against loops, and where their gradients go."""
+import copy
+import doctest
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import batch_mining
+import criteria
+import parameters
+from criteria.cascade import Cascade, hardest_pairs
+from criteria.deep_adversarial import DeepAdversarial
+from tests import host_waits
+from tests.criteria import references
+from tests.criteria.cases import F64
+from tests.host_waits import CONVERSION, MINERS
+from utilities.errors import UserError
+
+CASCADE = {'cascade': [1, 2], 'cascade_fractions': [.5, .2], 'embed_dim': 12, 'n_classes': 4}
+DAML = {'daml': True, 'daml_layers': [5], 'n_features': 6, 'n_classes': 4, 'embed_dim': 4}
+OF_TRIPLETS = [name for name, module in criteria.CRITERIA.items()
+               if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None]
+
+
+def select(namespace, miner=None):
+    torch.manual_seed(0)
+    return criteria.select(namespace, miner or batch_mining.select(namespace)).double()
+
+
+def batch_of(dim, labels=(0, 0, 0, 1, 1, 2, 2, 3)):
+    """Embeddings, whose parts of 4 numbers have norm 1, and labels."""
+    rows = torch.randn(len(labels), dim // 4, 4, dtype=F64, generator=torch.Generator().manual_seed(dim))
+    return torch.nn.functional.normalize(rows, dim=2).flatten(1).requires_grad_(), torch.tensor(labels)
+
+
+def reference(name, namespace, x, labels, mined, *parameters):
+    labels = labels.tolist()
+    more = [mined]
+    if name == 'quadruplet':
+        triplets = torch.tensor(mined, dtype=torch.int64).reshape(-1, 3)
+        more.append(criteria.quadruplet.sample_fourths(torch.tensor(labels), triplets).tolist())
+    return getattr(references, name)(x, labels, namespace, *more, *parameters)
+
+
+def assert_equal(found, expected, wanted):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    pairs = zip(*(torch.autograd.grad(total, wanted, allow_unused=True) for total in (found, expected)), strict=True)
+    for one, other in pairs:
+        one, other = (torch.zeros(()) if part is None else part for part in (one, other))
+        torch.testing.assert_close(one.expand_as(other) if one.dim() == 0 else one,
+                                   other.expand_as(one) if other.dim() == 0 else other, rtol=0, atol=1e-9)
+
+
+# Cascaded embeddings
+
+def hardest(x, tuples, n):
+    """The n hardest triplets, or of two lists of pairs the n[0] farthest positive and n[1] nearest negative ones."""
+    def squared(i, j):
+        return float(sum((x[i] - x[j]) ** 2))
+
+    if isinstance(tuples, tuple):
+        pull, push = tuples
+        return (sorted(pull, key=lambda pair: -squared(*pair))[:n[0]],
+                sorted(push, key=lambda pair: squared(*pair))[:n[1]])
+    return sorted(sorted(tuples, key=lambda t: squared(t[0], t[2]) - squared(t[0], t[1]))[:n], key=tuples.index)
+
+
+@pytest.mark.parametrize('miner', ['all', 'semihard'])
+@pytest.mark.parametrize('loss', OF_TRIPLETS)
+def test_a_cascade_is_the_sum_of_the_losses_of_what_each_level_leaves_to_the_next(loss, miner, opt):
+    namespace = opt(loss=loss, batch_mining=miner, **CASCADE)
+    batch, labels = batch_of(12)
+    criterion, first = select(namespace), batch[:, :4].detach()
+    torch.manual_seed(1)
+    mined = batch_mining.select(namespace)(first, labels)
+    if isinstance(mined, tuple):
+        mined = tuple([tuple(pair) for pair in mask.nonzero().tolist()] for mask in mined)
+        mined = mined if loss == 'contrastive' else references.triplets_of(mined)
+    else:
+        mined = [tuple(triple) for triple in mined.tolist()]
+    sizes = [len(part) for part in mined] if isinstance(mined, tuple) else len(mined)
+    expected, tuples = 0, mined
+    for level, part in enumerate(batch.split(4, dim=1)):
+        expected = expected + reference(loss, namespace, part, labels, tuples, *criterion.levels[level].parameters())
+        if level < 2:
+            share = namespace.cascade_fractions[level]
+            n = [math.ceil(share * size) for size in sizes] if isinstance(sizes, list) else math.ceil(share * sizes)
+            tuples = hardest(part.detach(), tuples, n)
+    torch.manual_seed(1)
+    found = criterion(batch=batch, labels=labels)
+    assert_equal(found, expected, [batch, *criterion.parameters()])
+    assert found == sum(criterion.log[f'level_{number}_loss'] for number in (1, 2, 3))
+
+
+def test_pairs_that_are_symmetric_and_ties_keep_their_number():
+    """Of duplicates, all distances are equal; the number of pairs is the smallest that is not below the fraction."""
+    labels = torch.tensor([0, 0, 1, 1])
+    same = labels[:, None] == labels
+    positives = same ^ torch.eye(4, dtype=torch.bool)
+    for share, counts in ((1, [4, 8]), (.5, [2, 4]), (.3, [2, 3]), (0, [0, 0])):
+        masks = hardest_pairs(torch.ones(4, 2), positives, ~same, share * positives.sum(), share * (~same).sum())
+        assert [int(mask.sum()) for mask in masks] == counts
+        assert not (masks[0] & ~positives).any() and not (masks[1] & same).any()
+
+
+@pytest.mark.parametrize('loss, miner', [('triplet', 'distance'), ('contrastive', 'all'), ('margin', 'semihard')])
+def test_with_all_tuples_at_each_level_a_cascade_is_the_loss_of_each_to_the_bit(loss, miner, opt):
+    namespace = opt(loss=loss, batch_mining=miner, **CASCADE | {'cascade_fractions': [1., 1.]})
+    batch, labels = batch_of(12)
+    torch.manual_seed(5)
+    mined = batch_mining.select(namespace)(batch[:, :4].detach(), labels)
+    plain = select(opt(loss=loss, batch_mining=miner, n_classes=4, embed_dim=4), lambda *_: mined)
+    expected = sum(plain(batch=part, labels=labels) for part in batch.split(4, dim=1))
+    criterion = select(namespace)
+    torch.manual_seed(5)
+    assert criterion(batch=batch, labels=labels) == expected
+
+
+def test_a_level_trains_on_its_own_embedding_and_is_only_told_by_the_one_before(opt):
+    batch, labels = batch_of(12)
+    criterion = select(opt(loss='triplet', batch_mining='all', **CASCADE))
+    criterion(batch=batch, labels=labels)
+    for number, level in enumerate(criterion.levels):
+        part = batch.split(4, dim=1)[number]
+        gradient, = torch.autograd.grad(level(batch=part, labels=labels), batch, retain_graph=True)
+        own = gradient.split(4, dim=1)
+        assert [bool(part.abs().sum()) for part in own] == [number == other for other in range(3)]
+
+
+@pytest.mark.parametrize('labels', [(0, 1, 2, 3), (0, 0, 0, 0)])
+@pytest.mark.parametrize('loss', ['contrastive', 'triplet', 'margin'])
+@pytest.mark.parametrize('method', [CASCADE, DAML])
+def test_a_batch_without_triplets_is_a_differentiable_zero_but_for_pairs(method, loss, labels, opt):
+    dim = method['embed_dim']
+    batch, labels = batch_of(dim, labels)
+    f_embed = torch.nn.Linear(6, 4).double()
+    total = select(opt(loss=loss, batch_mining='distance', **method))(
+        batch=batch, labels=labels, batch_features=torch.randn(4, 6, dtype=F64), f_embed=f_embed)
+    total.backward()
+    assert total == 0 and not batch.grad.any()
+
+
+def test_each_level_has_its_own_parameters_rates_memory_and_direction(opt):
+    flags = {'loss': 'margin+softmax', 'batch_mining': 'distance+none', 'dr_weight': .1, **CASCADE}
+    criterion = select(opt(**flags))
+    groups = {group['name']: group for group in criteria.parameter_groups(criterion)}
+    assert {name: group['lr'] for name, group in groups.items()} == {
+        'criterion_level_1': .0005, 'criterion_level_2': .0005, 'criterion_level_3': .0005, 'criterion_softmax': .00001}
+    assert {id(p) for group in groups.values() for p in group['params']} == {id(p) for p in criterion.parameters()}
+    cascade, softmax = criterion.criteria
+    assert isinstance(cascade, Cascade) and softmax.weights.shape == (4, 12)
+    memory = select(opt(loss='contrastive', batch_mining='all', xbm_size=200, **CASCADE))
+    assert [level.embeddings.shape for level in memory.levels] == [(200, 4)] * 3
+
+
+def test_no_wait_for_the_device_is_added(opt):
+    for flags, expected in (({'loss': 'contrastive', 'batch_mining': 'all', **CASCADE}, []),
+                            ({'loss': 'triplet', 'batch_mining': 'all', **CASCADE}, CONVERSION),
+                            ({'loss': 'margin', 'batch_mining': 'distance', **CASCADE}, [*MINERS['distance']]),
+                            ({'loss': 'triplet', 'batch_mining': 'semihard', **DAML}, [*MINERS['semihard']])):
+        with host_waits.fake_gpu() as waits:
+            namespace = opt(**flags)
+            with torch.device('cuda'):
+                criterion, layer = criteria.select(namespace, batch_mining.select(namespace)), torch.nn.Linear(6, 4)
+            batch, labels = host_waits.batch_on('cuda', dim=namespace.embed_dim)
+            features = torch.randn(8, 6, device='cuda')
+            for _ in range(2):
+                waits.found.clear()
+                criterion(batch=batch, labels=labels, batch_features=features, f_embed=layer)
+        assert waits.found == expected, flags
+
+
+# Adversarial negatives
+
+def generated(parameters, rows):
+    """The layers of weights and biases, with ReLU between them, one row after the other."""
+    made, parameters = [], list(parameters)
+    for row in rows:
+        for number in range(0, len(parameters), 2):
+            row = parameters[number] @ row + parameters[number + 1]
+            row = row.clamp(min=0) if number + 2 < len(parameters) else row
+        made.append(row)
+    return made
+
+
+@pytest.mark.parametrize('flags', [{}, {'daml_weight': .3, 'daml_real_weight': 0., 'daml_reg_weight': 2.,
+                                        'daml_adv_weight': 7., 'daml_margin': -.3, 'daml_layers': [5, 3]},
+                                   {'arch': 'conv4', 'daml_layers': []}])
+@pytest.mark.parametrize('loss', [loss for loss in OF_TRIPLETS if loss != 'quadruplet'])
+def test_synthetic_negatives_against_loops(loss, flags, opt):
+    namespace = opt(loss=loss, batch_mining='all', **DAML | flags)
+    normalize = '_normalize' in namespace.arch
+    criterion, layer = select(namespace), torch.nn.Linear(6, 4).double()
+    features = torch.randn(8, 6, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels, f_embed = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3]), copy.deepcopy(layer)
+
+    def embedded(rows, layer):
+        rows = [layer.weight @ row + layer.bias for row in rows]
+        return references.unit(rows) if normalize else rows
+
+    triplets = references.all_triplets(labels.tolist())
+    constants = [row.detach() for row in features]
+    synthetic = generated(criterion.generator.parameters(), [torch.cat([constants[i] for i in t]) for t in triplets])
+    batch = torch.stack(embedded(list(features), layer))
+    fixed = copy.deepcopy(layer).requires_grad_(False)
+    made, x = embedded(synthetic, fixed), batch.detach()
+    hard, reg, adv = 0, 0, 0
+    for (a, p, n), row, s in zip(triplets, synthetic, made, strict=True):
+        hard, reg = hard + ((row - constants[a]) ** 2).sum(), reg + ((row - constants[n]) ** 2).sum()
+        d_as, d_ap = (((x[a] - other) ** 2).sum() for other in (s, x[p]))
+        adv = adv + (d_as - d_ap - namespace.daml_margin).clamp(min=0)
+    objective = (hard + namespace.daml_reg_weight * reg + namespace.daml_adv_weight * adv) / len(triplets)
+    more = embedded([row.detach() for row in synthetic], layer)
+    longer = torch.stack([*batch, *more])
+    replaced = [(a, p, len(batch) + number) for number, (a, p, _) in enumerate(triplets)]
+    all_labels = torch.tensor([*labels.tolist(), *(int(labels[n]) for _, _, n in triplets)])
+    own = list(criterion.criterion.parameters())
+    expected = (namespace.daml_real_weight * reference(loss, namespace, batch, labels, triplets, *own)
+                + namespace.daml_weight * reference(loss, namespace, longer, all_labels, replaced, *own) + objective)
+
+    value = torch.nn.functional.normalize(f_embed(features), dim=1) if normalize else f_embed(features)
+    found = criterion(batch=value, labels=labels, batch_features=features, f_embed=f_embed)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    wanted = [features, *criterion.parameters()]
+    one = torch.autograd.grad(found, [*wanted, *f_embed.parameters()], allow_unused=True)
+    other = torch.autograd.grad(expected, [*wanted, *layer.parameters()], allow_unused=True)
+    for first, second in zip(one, other, strict=True):
+        assert (first is None) == (second is None)
+        if first is not None:
+            torch.testing.assert_close(first, second, rtol=0, atol=1e-8)
+
+
+def parts_of(opt, **flags):
+    """Gradients of one step: {'network': ..., 'layer': ..., 'generator': ...}, each a list of tensors."""
+    criterion = select(opt(loss='triplet', batch_mining='all', loss_triplet_margin=1., **DAML | flags))
+    torch.manual_seed(3)
+    network, layer = torch.nn.Linear(5, 6).double(), torch.nn.Linear(6, 4).double()
+    features = network(torch.randn(8, 5, dtype=F64))
+    batch = torch.nn.functional.normalize(layer(features), dim=1)
+    criterion(batch=batch, labels=torch.tensor([0, 0, 0, 1, 1, 2, 2, 3]), batch_features=features,
+              f_embed=layer).backward()
+    return {name: [parameter.grad for parameter in module.parameters()]
+            for name, module in (('network', network), ('layer', layer), ('generator', criterion.generator))}
+
+
+def equal(one, other):
+    return all(map(torch.equal, one, other))
+
+
+def test_the_objective_of_the_generator_does_not_move_the_network(opt):
+    one, other = parts_of(opt), parts_of(opt, daml_reg_weight=9., daml_adv_weight=900., daml_margin=-1.)
+    assert not equal(one['generator'], other['generator'])
+    assert equal(one['network'], other['network']) and equal(one['layer'], other['layer'])
+    alone = parts_of(opt, daml_weight=0., daml_real_weight=0.)
+    assert not any(gradient.any() for name in ('network', 'layer') for gradient in alone[name])
+    assert all(gradient.any() for gradient in alone['generator'])
+
+
+def test_the_loss_with_synthetic_negatives_does_not_move_the_generator(opt):
+    one, other = parts_of(opt), parts_of(opt, daml_weight=7., daml_real_weight=3.)
+    assert equal(one['generator'], other['generator'])
+    assert not equal(one['network'], other['network']) and not equal(one['layer'], other['layer'])
+    synthetic = parts_of(opt, daml_real_weight=0.)
+    assert all(gradient.any() for name in ('network', 'layer') for gradient in synthetic[name])
+
+
+def test_the_generator_learns_to_make_negatives_that_violate_the_margin(opt):
+    """From features in which all classes are far apart, so that no mined triplet violates it."""
+    criterion = select(opt(loss='triplet', batch_mining='all', **DAML | {'daml_layers': [16]}))
+    features, labels = torch.eye(4, 6, dtype=F64).repeat_interleave(2, dim=0) * 3, torch.arange(4).repeat_interleave(2)
+    layer = torch.nn.Linear(6, 4).double()
+    layer.weight.data, layer.bias.data = torch.eye(4, 6, dtype=F64), torch.zeros(4, dtype=F64)
+    batch = torch.nn.functional.normalize(layer(features), dim=1)
+    optimizer = torch.optim.Adam(criterion.generator.parameters(), 1e-2)
+    logs = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        criterion(batch=batch.detach(), labels=labels, batch_features=features, f_embed=layer).backward()
+        optimizer.step()
+        logs.append({name: float(number) for name, number in criterion.log.items()})
+    assert logs[0]['active_tuples'] == logs[-1]['active_tuples'] == 0
+    assert logs[-1]['generator_adv'] < .05 < logs[0]['generator_adv']
+    assert logs[-1]['synthetic_loss'] > .005
+
+
+def test_before_its_delay_the_network_has_its_own_loss_and_a_checkpoint_keeps_the_count(opt):
+    flags = {'loss': 'triplet', 'batch_mining': 'all', **DAML, 'daml_delay': 2, 'daml_real_weight': 0.}
+    batch, labels = batch_of(4)
+    arguments = {'batch': batch, 'labels': labels, 'batch_features': torch.randn(8, 6, dtype=F64),
+                 'f_embed': torch.nn.Linear(6, 4).double()}
+    criterion, plain = select(opt(**flags)), select(opt(loss='triplet', batch_mining='all', n_classes=4))
+    expected, = torch.autograd.grad(plain(batch=batch, labels=labels), batch)
+    for _ in range(2):
+        found, = torch.autograd.grad(criterion(**arguments), batch)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert 'synthetic_loss' not in criterion.log
+    other = select(opt(**flags))
+    other.load_state_dict(copy.deepcopy(criterion.state_dict()))
+    assert other(**arguments) == criterion(**arguments) and 'synthetic_loss' in other.log
+    assert not torch.allclose(torch.autograd.grad(other(**arguments), batch)[0], expected)
+
+
+def test_the_generator_has_a_group_and_a_rate_of_its_own_beside_those_of_the_losses(opt):
+    for rate, expected in ((-1., .01), (.2, .2)):
+        criterion = select(opt(loss='margin+softmax', batch_mining='distance+none', lr=.01, daml_lr=rate, **DAML))
+        groups = {group['name']: group for group in criteria.parameter_groups(criterion)}
+        assert {name: group['lr'] for name, group in groups.items()} == {
+            'criterion_generator': expected, 'criterion_margin': .0005, 'criterion_softmax': .00001}
+        assert {id(p) for group in groups.values() for p in group['params']} == {id(p) for p in criterion.parameters()}
+        assert isinstance(criterion.criteria[0], DeepAdversarial)
+
+
+def test_half_precision_is_upcast(opt):
+    for method, dim in ((CASCADE, 12), (DAML, 4)):
+        criterion = select(opt(loss='triplet', batch_mining='all', **method)).float()
+        batch, labels = batch_of(dim)
+        half = batch.detach().to(torch.bfloat16).requires_grad_()
+        with torch.autocast('cpu', torch.bfloat16):
+            total = criterion(batch=half, labels=labels, batch_features=torch.randn(8, 6),
+                              f_embed=torch.nn.Linear(6, 4))
+        total.backward()
+        assert total.dtype == torch.float32 and half.grad.isfinite().all()
+
+
+# Both
+
+@pytest.mark.parametrize('flags, sentence', [
+    ({'loss': 'proxyanchor', 'batch_mining': 'none'},
+     'does not work with --loss proxyanchor, but with losses that take a miner of triplets'),
+    ({'loss': 's2sd', 'loss_s2sd_source': 'margin'}, 'does not work with --loss s2sd'),
+    ({'loss': 'npair', 'batch_mining': 'npair'}, 'needs a loss of triplets, which --loss npair is not'),
+    ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner'),
+    ({'loss': 'pml:TripletMarginLoss'}, 'does not work with --loss pml:TripletMarginLoss'),
+])
+@pytest.mark.parametrize('method', [CASCADE, DAML])
+def test_losses_without_triplets_are_refused(method, flags, sentence, opt):
+    if flags['loss'].startswith('pml'):
+        pytest.importorskip('pytorch_metric_learning')
+    namespace = opt(**{'batch_mining': 'distance', **method, **flags})
+    with pytest.raises(UserError, match=sentence):
+        criteria.select(namespace, batch_mining.select(namespace))
+
+
+def test_the_documentation_has_every_flag_and_the_defaults_of_the_weights():
+    text = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
+    defaults = vars(parameters.build().parse_args([]))
+    flags = [name for name in defaults if name.startswith(('daml', 'cascade'))]
+    assert len(flags) == 11
+    assert all(f'--{flag}' in text for flag in flags)
+    for flag in ('daml_weight', 'daml_real_weight', 'daml_reg_weight', 'daml_adv_weight', 'daml_margin'):
+        assert defaults[flag] in map(float, re.findall(rf'`--{flag} ([\d.]+)`', text)), flag
+
+
+@pytest.mark.parametrize('name', ['cascade', 'deep_adversarial'])
+def test_the_examples(name):
+    examples = doctest.testmod(getattr(criteria, name))
+    assert examples.attempted >= 2 and not examples.failed
