@@ -119,8 +119,8 @@ class EmbeddingNetwork(torch.nn.Module):
         Whether the embeddings are a function of pooled features that never change: neither the backbone nor the pooling
         is trained, and there are no inner levels.
         """
-        return ('' in self.kept and self.inner is None and not any(parameter.requires_grad for parameter in self.backbone.parameters())
-                and not isinstance(self.pool, torch.nn.Module))
+        return ('' in self.kept and self.inner is None and not isinstance(self.pool, torch.nn.Module)
+                and not any(parameter.requires_grad for parameter in self.backbone.parameters()))
 
     def start_epoch(self, warming_up):
         """
