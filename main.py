@@ -11,6 +11,7 @@ import datasampler
 import evaluation
 import parameters
 import parts
+from architectures.depth import gradients_by_block
 from datasets import DATASETS
 from utilities import columns, errors, processes, run_folder, run_lock, run_records, stopping
 from utilities.checkpoint import LAST, Checkpoint
@@ -34,7 +35,7 @@ def run(opt, arguments):
     state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
     with run_lock.held(folder), explained_stop(opt, state):
         first = continue_run(opt, state, arguments) if opt.resume else 0
-        print(summary(opt, folder, built, first))
+        print(parts.summary(opt, folder, built, first))
         train(opt, built, state, first)
 
 
@@ -45,14 +46,14 @@ def train(opt, built, state, first):
         loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
         if first == 0:
             evaluated, embedded = evaluate_untrained(opt, built, state.folder)
-            processes.of_main(record, records, state, 0, {}, evaluated)
+            processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
         for epoch in range(max(first, 1), opt.n_epochs + 1):
             if processes.of_main(patience_is_over, opt, state):
                 break
             trained, evaluated = train_epoch(opt, built, loader, epoch), None
             if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                 evaluated, embedded = evaluate(opt, built, epoch)
-            processes.of_main(record, records, state, epoch, trained, evaluated)
+            processes.of_main(record, records, built, state, epoch, trained, evaluated, embedded)
         split = evaluation.split_of_pictures(opt, built.data)
         if split not in embedded:
             embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
@@ -171,9 +172,12 @@ def train_epoch(opt, built, loader, epoch):
     return trace.summary() | built.schedule.rates()
 
 
-def record(records, state, epoch, trained, evaluated):
-    """Writes down an epoch: its row, the checkpoints, the summary."""
-    state.save(epoch, records.log(epoch, trained, evaluated), records.contents())
+def record(records, built, state, epoch, trained, evaluated, embedded):
+    """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
+    histograms = {}
+    if records.backends and evaluated:
+        histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
+    state.save(epoch, records.log(epoch, trained, evaluated, histograms), records.contents())
     records.summarise(state)
 
 
@@ -183,19 +187,6 @@ def patience_is_over(opt, state):
     return bool(opt.patience and best and state.row['epoch'] - best['epoch'] > opt.patience)
 
 
-def summary(opt, folder, built, first):
-    """The lines that are printed before the run: its folder, network, device and data."""
-    splits = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-              + (f' ({part["n_lone_queries"]} queries have no image of their class in the gallery and are left out of '
-                 'the retrieval metrics)' if part['n_lone_queries'] else '')
-              for name, part in built.data.description['splits'].items()]
-    n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-    return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
-                      f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
-                      f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)])
-
-
 def finish(opt, embedded, split, records, state):
     """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
@@ -203,6 +194,8 @@ def finish(opt, embedded, split, records, state):
     saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
     if opt.projector:
         evaluation.projector.write(embedded, state.folder / 'tensorboard')
+    if panel in saved:
+        records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
     print(f'Done.\n  run folder:       {state.folder}\n  plots:            {plots}'
           + (f'\n  retrieved images: {panel}' if panel in saved else ''))

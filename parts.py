@@ -173,3 +173,16 @@ def restore(opt, source):
         parts.criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
+
+
+def summary(opt, folder, built, first):
+    """The lines that are printed before the run: its folder, network, device and data."""
+    splits = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
+              + (f' ({part["n_lone_queries"]} queries have no image of their class in the gallery and are left out of '
+                 'the retrieval metrics)' if part['n_lone_queries'] else '')
+              for name, part in built.data.description['splits'].items()]
+    n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
+                      f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
+                      f'{opt.device}',
+                      f'{opt.dataset}: ' + '; '.join(splits)])

@@ -3,7 +3,7 @@ from evaluation import curves, geometry, projector, ranking
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.overlap import check as check_overlap
-from evaluation.pictures import PICTURES, draw
+from evaluation.pictures import PICTURES, distances_by_split, draw
 from evaluation.protocol import (
     as_evaluated,
     check_data,
@@ -19,6 +19,6 @@ from evaluation.titles import table
 from utilities.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
-           'compute', 'curves', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry', 'independent_of_batch',
-           'parse', 'projector', 'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table', 'validate',
-           'write_embeddings']
+           'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
+           'independent_of_batch', 'parse', 'projector', 'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table',
+           'validate', 'write_embeddings']

@@ -203,6 +203,15 @@ def distances(embedded, seed, n_pairs=200_000):
     return figure
 
 
+def distances_by_split(embedded, n_pairs=20_000):
+    """{'distances/<split>, <kind of pair>': [n]} of the random pairs of distances(). embedded: {split: Embedded}."""
+    found = {}
+    for split, part in embedded.items():
+        pairs = sample_pairs(part.images.labels, np.random.default_rng(0), n_pairs) or {}
+        found |= {f'distances/{split}, {name}': distances_of(part, *pair) for name, pair in pairs.items()}
+    return found
+
+
 def sample_pairs(labels, random, n_pairs):
     """{'same class', 'different classes': two index arrays} of random pairs; None where there are none of one kind."""
     order = np.argsort(labels, kind='stable')

@@ -13,6 +13,7 @@ import urllib.request
 import zipfile
 
 import numpy as np
+from PIL import Image
 
 from utilities import run_folder, wandb_files
 from utilities.errors import UserError
@@ -87,6 +88,9 @@ class TensorBoard:
             self.writer.add_histogram(name, values, epoch)
         self.writer.flush()
 
+    def picture(self, name, file, epoch):
+        self.writer.add_image(name, np.asarray(Image.open(file).convert('RGB')), epoch, dataformats='HWC')
+
     def unless_told_later(self, arguments):
         """In place of threading.excepthook: the errors of TensorBoard's threads are raised again by its next call."""
         if not type(arguments.thread).__module__.startswith('tensorboard'):
@@ -133,6 +137,10 @@ class Wandb:
         import wandb
         histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
         self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch, commit=True)
+
+    def picture(self, name, file, epoch):
+        import wandb
+        self.run.summary[name] = wandb.Image(str(file))      # the step of the last epoch takes no more
 
     def close(self, failed):
         import wandb
@@ -192,6 +200,9 @@ class Comet:
         self.experiment.log_metrics(scalars, step=epoch, epoch=epoch)
         for name, values in arrays.items():
             self.experiment.log_histogram_3d(values, name=name, step=epoch)
+
+    def picture(self, name, file, epoch):
+        self.experiment.log_image(str(file), name=name, step=epoch)
 
     def close(self, failed):
         self.experiment.end()

@@ -52,15 +52,26 @@ class Records:
         scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
                             for part in (scalars, spectra))
         for backend in list(self.backends):
-            if epoch > backend.last and (problem := backends.failure(backend.log, epoch, scalars, spectra)):
-                self.backends.remove(backend)
-                backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
-                backends.failure(backend.close, True)        # releases what it still holds
+            if epoch > backend.last:
+                self.try_to(backend, backend.log, epoch, scalars, spectra)
 
-    def log(self, epoch, trained, evaluated=None):
+    def picture(self, name, file):
+        """Gives the picture in `file`, of the last epoch, to the backends."""
+        for backend in list(self.backends):
+            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']))
+
+    def try_to(self, backend, call, *arguments):
+        """Calls call(*arguments); a backend that fails gets no more records."""
+        if problem := backends.failure(call, *arguments):
+            self.backends.remove(backend)
+            backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
+            backends.failure(backend.close, True)            # releases what it still holds
+
+    def log(self, epoch, trained, evaluated=None, histograms=None):
         """
         trained:   {'train_loss', 'lr', and other scalars for the backends, named <group>/<name>}.
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
+        histograms: None, or {'<group>/<name>': array} for the backends only.
 
         Returns the epoch's row of log.csv. Its `seconds` are those since the row before, or since the start.
         """
@@ -79,7 +90,7 @@ class Records:
         self.rows, self.spectra = self.rows + rows, self.spectra + vectors
         write_csv(self.folder / 'log.csv', self.rows)
         write_csv(self.folder / 'spectrum.csv', self.spectra)
-        self.pass_on(epoch, trained | row, spectra)
+        self.pass_on(epoch, trained | row, spectra | (histograms or {}))
         return row
 
     def summarise(self, state, finished=False):

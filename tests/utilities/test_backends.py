@@ -75,7 +75,10 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     assert config['command'].startswith('python main.py --dataset folder') and 'ssss' not in str(config)
     assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
-    assert b'test/rho_spectrum@0' in file.read_bytes() and b'"histogram"' in file.read_bytes()
+    content = file.read_bytes()
+    assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'gradients/embedding',
+                                            b'distances/test, same class', b'retrieval/test'))
+    assert list(folder.glob('wandb/offline-run-*/files/media/images/retrieval/test*.png'))
     time.sleep(1)                                             # W&B names its folders after the second
     assert run('--resume', folder, '--n_epochs', '4') == 0
     assert len(wandb_files.offline_files(folder)) == 2
@@ -156,6 +159,20 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
         assert [step for step, _ in points] == [epoch for epoch, _ in wanted]
         assert [value for _, value in points] == pytest.approx([value for _, value in wanted], rel=1e-6, nan_ok=True)
     assert [event.step for event in events.Histograms('test/rho_spectrum@0')] == list(rows)
+    groups = {name.partition('/')[0] for name in events.Tags()['histograms']}
+    assert groups == {'test', 'train', 'distances', 'gradients'}
+    kinds = [f'distances/{split}, {kind} class{"es" * (kind == "different")}' for split in ('train', 'test')
+             for kind in ('same', 'different')]
+    for name in kinds:
+        assert [event.step for event in events.Histograms(name)] == list(rows)
+        assert all(0 <= event.histogram_value.min <= event.histogram_value.max <= 2.001
+                   for event in events.Histograms(name))
+    blocks = [name for name in events.Tags()['histograms'] if name.startswith('gradients/')]
+    assert 'gradients/embedding' in blocks and len(blocks) > 2
+    for name in blocks:                                       # the untrained network has none
+        assert [event.step for event in events.Histograms(name)] == [epoch for epoch in rows if epoch]
+        assert any(event.histogram_value.max > 0 for event in events.Histograms(name))
+    assert [event.step for event in events.Images('retrieval/test')] == [2, 4]
 
 
 def test_a_cut_off_wandb_file_gives_what_is_whole(quick, run, tmp_path):
