@@ -4,7 +4,7 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
         tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
         tests/reports/test_significance.py tests/utilities/test_columns.py tests/tuning/test_ranges.py
 
-.PHONY: help demo test quick docs test-slurm test-postgres toy clean
+.PHONY: help demo test quick docs regress test-slurm test-postgres toy clean
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -23,6 +23,13 @@ quick: .venv/installed-dev      ## ruff, and the tests that a change needs most 
 
 docs: .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
 	$(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
+
+regress: .venv/installed        ## train three methods for some minutes, and compare them with those of an earlier version of the code
+	mkdir -p Training_Results
+	SECTIONS=regress SEEDS='0 1 2' ./Study_Runs.sh --list --save_path Training_Results/regress > Training_Results/regress.sh
+	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
+	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
+	$(BIN)/python Result_Evaluations.py --compare docs/results/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh

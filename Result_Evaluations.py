@@ -11,7 +11,7 @@ def build():
                                              'table and figures to files.')
     source = parser.add_argument_group('which runs').add_argument
     source('--runs', nargs='+', metavar='FOLDER', default=[],
-           help="folders that hold run folders or W&B's offline runs, at any depth")
+           help="folders that hold run folders or W&B's offline runs, at any depth; or .csv files of --rows")
     source('--project', metavar='ENTITY/PROJECT', help='a project at W&B, instead of --runs')
     source('--cache', metavar='FOLDER', default='wandb_cache',
            help='keeps what is downloaded from W&B, so that a second report does not download it again')
@@ -46,6 +46,11 @@ def build():
     output('--latex', metavar='FILE', help='write the table in LaTeX, for the package booktabs')
     output('--markdown', metavar='FILE', help='write the table in Markdown')
     output('--csv', metavar='FILE', help='write the table with all digits')
+    output('--rows', metavar='FILE',
+           help='write a CSV file with a line per run: its metrics at the selected epoch, command, commit and versions')
+    output('--compare', nargs=2, metavar=('OLD', 'NEW'),
+           help='instead of a table of runs, print what changed between two files of --rows, and which changes are '
+                'larger than the differences between seeds')
     output('--figures', metavar='FOLDER', help='write the figures of each data set')
     output('--figure_metrics', nargs='+', metavar='METRIC', default=[],
            help='the metrics in the correlation matrix, which also get curves and bars; by default the matrix has all '

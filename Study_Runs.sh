@@ -36,6 +36,10 @@ grocery() {
         --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 4 --no_train_metrics \
         --evaluation_metrics "${metrics[@]}" "${@:2}"
 }
+glyphs() {
+    once "Glyphs_$1" --dataset glyphs --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 \
+        --lr 0.001 --n_epochs 3 --no_train_metrics --pictures none --evaluation_metrics e_recall@1 map_at_r nmi "${@:2}"
+}
 
 # The miners of Roth et al., or those of the losses' papers. --arch conv4: for losses of raw embeddings.
 if in_study losses; then
@@ -151,4 +155,11 @@ if in_study photos; then
     grocery ROADMAP               --loss roadmap
     grocery Softmax               --loss softmax         --loss_softmax_lr 0.01
     grocery triplet_distance      --loss triplet         --batch_mining distance
+fi
+
+# Three methods in a few minutes, on letters that need no data: what make regress compares between versions of the code.
+if in_study regress; then
+    glyphs MS                     --loss multisimilarity
+    glyphs ProxyAnchor            --loss proxyanchor     --loss_proxyanchor_lrmulti 10
+    glyphs triplet_distance       --loss triplet         --batch_mining distance
 fi

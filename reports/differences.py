@@ -31,9 +31,7 @@ def add(table, groups, scores, names, baseline, digits=1):
 
 
 def text_of(mean, half, name, digits):
-    difference = tables.printed(mean, name, digits)
-    sign = '' if difference.startswith('-') else '+'
-    return sign + difference + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
+    return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
 
 
 def explained(baseline):

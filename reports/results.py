@@ -8,6 +8,7 @@ from reports import groups, naming, runs, selection, tables
 from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError
+from utilities.files import require_folder
 
 
 def report(opt, planned=()):
@@ -18,6 +19,12 @@ def report(opt, planned=()):
     planned: (data set, group, seed) of the runs of --script, in its order.
     """
     tables.check_files(opt)
+    if opt.rows:
+        require_folder(opt.rows, '--rows')
+    if opt.compare:
+        from reports import final_rows
+        print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
+        return
     names = [columns.asked_for(metric) for metric in opt.metrics]
     rule = selection.rule_of(opt, names)
     found = runs.collect(opt)
@@ -38,6 +45,10 @@ def report(opt, planned=()):
     plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
     print(texts['markdown'])
     tables.write_files(opt, texts)
+    if opt.rows:
+        from reports import final_rows
+        final_rows.write(opt.rows, grouped, rule)
+        print(f'rows: {opt.rows}')
     if opt.figures:
         draw(opt, plans, rule)
 

@@ -25,14 +25,18 @@ def collect(opt):
 
 def below(folders, exclude):
     """
-    The Runs of all run folders below the folders, and of W&B's offline runs outside these run folders. Those whose path
-    contains a text of `exclude` are not read, so that broken ones can be left out.
+    The Runs of all run folders below the folders, of W&B's offline runs outside these run folders, and of files that
+    --rows wrote. Those whose path contains a text of `exclude` are not read, so that broken ones can be left out.
     """
     def read_too(path):
         return not any(text in str(path) for text in exclude)
 
     runs = []
     for folder in map(Path, folders):
+        if folder.suffix == '.csv' and folder.is_file():
+            from reports import final_rows  # imports scipy, which other tables do not need
+            runs += final_rows.read(folder)
+            continue
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
         found = [path.parent for path in sorted(folder.rglob('config.yaml'))

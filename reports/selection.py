@@ -61,13 +61,18 @@ def scores(groups, names, rule):
 
 def selected(run, names, rule):
     """A run's values of the columns `names` by a Rule: {'epoch': of the row, None with per_metric, name: value}."""
-    row = best_row(run, rule.by.on(rule.split), rule.select) if rule.split else run.rows[-1]
+    row = row_of(run, rule)
     values = {'epoch': None if rule.per_metric else row['epoch']}
     for name in names:
         column = columns.parse(name)
         has_own = rule.per_metric and titles.is_fraction(name) and column.split == 'test'
         values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
     return values
+
+
+def row_of(run, rule):
+    """The run's row at the epoch that a Rule selects."""
+    return best_row(run, rule.by.on(rule.split), rule.select) if rule.split else run.rows[-1]
 
 
 def best_row(run, column, select):

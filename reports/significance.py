@@ -37,6 +37,19 @@ def difference_interval(one, other, level=0.95):
     return difference, float(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(errors.sum()))
 
 
+def welch_test(one, other):
+    """
+    Two-sided p of the hypothesis that two independent samples have the same mean, by Welch's t-test; nan where one of
+    them has a single value, or both have no variance.
+
+    >>> welch_test([1., 2., 3.], [1., 2., 3.])
+    1.0
+    """
+    if min(len(one), len(other)) < 2 or not (np.ptp(one) or np.ptp(other)):
+        return np.nan
+    return float(stats.ttest_ind(one, other, equal_var=False).pvalue)
+
+
 def paired_test(one, other):
     """
     Two-sided p of the hypothesis that pairs of scores differ by 0 in the mean, and the test: ([n], [n]) -> (p, name).

@@ -1,0 +1,78 @@
+"""Result_Evaluations.py --rows and --compare: files with a line per run."""
+import csv
+
+import numpy as np
+import pytest
+from scipy import stats
+
+
+@pytest.fixture
+def rows_of_runs(make, evaluate, tmp_path):
+    """rows_of_runs(name, *flags): the file of --rows of the made runs."""
+    def write(name, *flags):
+        code, out, _ = evaluate('--metrics', 'nmi', 'rho_spectrum@1', '--rows', tmp_path / name, *flags)
+        assert code == 0 and f'rows: {tmp_path / name}' in out
+        return tmp_path / name
+    return write
+
+
+def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_runs, tmp_path):
+    for group in ('CUB_A', 'CUB_B'):
+        for seed in range(3):
+            make(group, seed)
+    flags = ['--metrics', 'nmi', 'rho_spectrum@1', '--markdown', tmp_path / 'of_runs.md']
+    for select in ('last', 'best_test'):
+        file = rows_of_runs(f'{select}.csv', '--select', select)
+        assert evaluate(*flags, '--select', select)[0] == 0
+        wanted = (tmp_path / 'of_runs.md').read_text().splitlines()
+        code, _, error = evaluate(*flags, source=['--runs', str(file)])
+        assert code == 0, error
+        assert (tmp_path / 'of_runs.md').read_text().splitlines()[:4] == wanted[:4]
+    with open(tmp_path / 'last.csv', newline='') as opened:
+        rows = list(csv.DictReader(opened))
+    assert [(row['dataset'], row['group'], row['seed'], row['epoch']) for row in rows] == [
+        ('cub200', f'CUB_{name}', str(seed), '4') for name in 'AB' for seed in range(3)]
+    assert evaluate('--per_metric', '--select', 'best_test', '--rows', tmp_path / 'no.csv')[0] == 2
+    assert evaluate('--rows', tmp_path / 'nowhere' / 'no.csv')[0] == 2
+    (tmp_path / 'other.csv').write_text('a,b\n1,2\n')
+    code, _, error = evaluate(source=['--runs', str(tmp_path / 'other.csv')])
+    assert code == 2 and 'other.csv, line 2: not a line that --rows wrote' in error
+
+
+def written(file, scores):
+    """A file of --rows with one metric. scores: {group: {seed: value}}."""
+    lines = [f'cub200,{group},{seed},4,{float(value)!r}' for group, values in scores.items() for seed, value in values.items()]
+    file.write_text('\n'.join(['dataset,group,seed,epoch,test_nmi', *lines]) + '\n')
+    return file
+
+
+def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
+    random = np.random.default_rng(0)
+    base = dict(enumerate(random.normal(.6, .02, 5)))
+    noise = random.normal(0, .002, 5)
+    old = {'worse': base, 'same': base, 'noisy': base, 'gone': base, 'more': base}
+    new = {'worse': {seed: value - .03 + noise[seed] for seed, value in base.items()}, 'same': base,
+           'noisy': dict(enumerate(base[seed] + value for seed, value in enumerate(random.normal(0, .03, 5)))),
+           'more': dict(enumerate(random.normal(.6, .02, 9))), 'new': base}
+    files = [written(tmp_path / f'{name}.csv', scores) for name, scores in (('old', old), ('new', new))]
+    code, out, _ = evaluate('--compare', *files, '--metrics', 'nmi', source=['--digits', '2'])
+    assert code == 0
+    rows = {cells[2]: cells for line in out.splitlines() if line.startswith('| CUB') for cells in
+            [[cell.strip() for cell in line.split('|')]]}
+    assert list(rows) == ['worse', 'same', 'noisy', 'more']
+    values = {name: [list(scores[name].values()) for scores in (old, new)] for name in rows}
+    p = {name: stats.ttest_rel(*values[name]).pvalue for name in ('worse', 'noisy')}
+    p |= {'same': 1, 'more': stats.ttest_ind(*values['more'], equal_var=False).pvalue}
+    order, so_far = sorted(p, key=p.get), 0
+    for rank, name in enumerate(order):                       # Holm's method, by hand
+        so_far = max(so_far, min(1, p[name] * (len(p) - rank)))
+        assert float(rows[name][7]) == pytest.approx(so_far, abs=6e-4)
+    assert [name for name in rows if rows[name][6].startswith('**')] == ['worse']
+    change = np.subtract(*values['worse'][::-1])
+    half = stats.t.ppf(.975, 4) * stats.sem(change)
+    assert rows['worse'][6] == f'**{100 * change.mean():.2f} ± {100 * half:.2f}**'
+    assert '4 differences, 1 of them' in out
+    assert 'Only in the old file: gone on cub200.' in out and 'Only in the new file: new on cub200.' in out
+    files[1] = written(tmp_path / 'third.csv', {'other': base})
+    code, _, error = evaluate('--compare', *files, source=['--digits', '2'])
+    assert code == 2 and 'no group of a data set in common' in error
