@@ -44,6 +44,8 @@ def main():
     parser.add_argument('--classes', nargs='+', type=int, default=[100, 11318], help='numbers of training classes')
     parser.add_argument('--dim', type=int, default=512, help='dimension of the embeddings')
     options = parser.parse_args()
+    if min(options.classes) < 56:
+        parser.error(f'--classes {min(options.classes)}: the batch has 56 classes')
     torch.set_num_threads(1)
     rows = []
     for name in options.losses:

@@ -174,8 +174,8 @@ def check_metrics(opt):
             raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
     spectra = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'spectrum' and parse(name)[2] == (0,)]
     if len(spectra) > 1:
-        raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; keep '
-                        'one of them')
+        raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
+                        'keep one of them')
     if opt.knn_approx and opt.ranking_backend != 'auto':
         raise UserError(f'--knn_approx and --ranking_backend {opt.ranking_backend} are two methods of ranking: '
                         'leave one of them out')
