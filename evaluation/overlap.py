@@ -158,7 +158,7 @@ def table(found, threshold):
 def draw(images, pairs, file, n_columns=4, gap=0.08):
     """Saves the images of pairs (split, i, split, j, similarity, same) side by side. Lengths in images' sides."""
     n_rows = -(-len(pairs) // n_columns)
-    width, height = 2 + 3 * gap, 1 + 4 * gap
+    width, height = 2 + 3 * gap, 1 + 5 * gap
     scale = 2 * COLUMN / (n_columns * width)
     figure = new_figure(2 * COLUMN, scale * n_rows * height)
     figure.set_layout_engine('none')
@@ -166,10 +166,10 @@ def draw(images, pairs, file, n_columns=4, gap=0.08):
     axes.set_axis_off()
     for number, (one, i, other, j, similarity, same) in enumerate(pairs):
         top, left = number // n_columns * height + 3 * gap, number % n_columns * width
-        axes.text(left, top - gap / 2, 'copies' if same else f'similarity {similarity:.4f}', fontsize=5.5)
+        axes.text(left, top - gap / 3, 'copies' if same else f'similarity {similarity:.4f}', fontsize=5.5)
         for split, index, start in ((one, i, left), (other, j, left + 1 + gap / 2)):
             part = images[split]
             axes.imshow(pictures.pixels(part, index), extent=(start, start + 1, top + 1, top), aspect='auto')
-            axes.text(start + 0.02, top + 0.98, f'{split}: {pictures.short(part.class_names[part.labels[index]], 18)}',
-                      fontsize=4, color='white', backgroundcolor=(0, 0, 0, 0.5))
+            axes.text(start, top + 1 + gap / 3, f'{split}: {pictures.short(part.class_names[part.labels[index]], 18)}',
+                      fontsize=4.5, va='top')
     save(figure, file)
