@@ -17,7 +17,7 @@ from utilities import command_line
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
 RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
-OF_MANY_RUNS = {'reports', 'launching', 'tuning'}
+OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
 FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
 BESIDE = {'tuning': {'launching'}, 'parts': {'optimization', 'training_step'},             # may be imported too
