@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.pictures import write
+from evaluation.drawing import write
 from utilities import columns
 from utilities.columns import Column
 from utilities.files import atomic

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from evaluation import geometry, ranking, verification
+from evaluation.drawing import COLUMN, STYLE, new_figure, panel, write
 from evaluation.neighbours import chunks
 from evaluation.protocol import embed_splits
 from utilities import processes
@@ -15,10 +15,6 @@ from utilities.files import atomic
 
 RIGHT, WRONG, GREY = 'tab:green', 'tab:red', '0.45'
 COLOURS = [f'C{number}' for number in (0, 1, 2, 3, 4, 5, 6, 8, 9)] + ['black']      # without grey
-COLUMN = 3.4                 # width of a paper's column, in inches
-STYLE = {'font.size': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': 0.6,
-         'figure.constrained_layout.use': True, 'figure.dpi': 300, 'legend.frameon': False,
-         'svg.hashsalt': 'evaluation'}                     # the same picture is the same file
 
 
 def check(opt):
@@ -76,23 +72,6 @@ def save(opt, embedded, split, folder, panel=None):
     return saved
 
 
-def write(figure, file):
-    """Writes a figure as SVG, or as PNG without transparency, by the suffix of `file`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    if file.suffix == '.svg':
-        figure.savefig(file, metadata={'Date': None})
-        return
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()                                          # once; savefig draws twice where it has a layout to find
-    Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
-
-
-def new_figure(width, height):
-    """width, height: in inches."""
-    from matplotlib.figure import Figure
-    return Figure(figsize=(width, height))
-
-
 def short(name, length=26):
     """'001.Black_footed_Albatross' -> 'Black footed Albatross'; cut where it is long."""
     name = str(name)
@@ -113,28 +92,18 @@ def sample_queries(embedded, seed, n_queries, n_neighbours):
 
 def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
     """Queries and their nearest images, framed by whether they are of the query's class. Lengths in images' sides."""
-    from matplotlib.patches import Rectangle
     queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
     if not len(queries):
         return None
     images = embedded.images
-    width, height = neighbours.shape[1] * (1 + gap) + 1 + 3 * gap, 1 + 2.2 * gap
-    scale = 2 * COLUMN / width
-    figure = new_figure(2 * COLUMN, scale * (len(queries) * height + gap / 2))
-    figure.set_layout_engine('none')
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-gap, width - gap), ylim=(len(queries) * height, -gap / 2))
-    axes.set_axis_off()
-    for row, query in enumerate(queries):
-        top = row * height + 1.6 * gap
-        axes.text(-frame, top - 2 * frame, short(images.class_names[images.labels[query]], 60), fontsize=5.5)
-        for column, index in enumerate([query, *neighbours[row]]):
-            left = column * (1 + gap) + (gap if column else 0)
-            right = images.labels[index] == images.labels[query]
-            colour = 'black' if not column else RIGHT if right else WRONG
-            framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
-            axes.add_patch(Rectangle(*framed, facecolor=colour))
-            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
-    return figure
+
+    def tile(query, index):
+        right = images.labels[index] == images.labels[query]
+        return pixels(images, index), 'black' if index == query else RIGHT if right else WRONG, None
+
+    return panel([(short(images.class_names[images.labels[query]], 60),
+                   [tile(query, index) for index in (query, *found)])
+                  for query, found in zip(queries, neighbours, strict=True)], frame, gap)
 
 
 def pixels(images, index):
