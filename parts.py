@@ -105,7 +105,7 @@ def prepare(opt):
 def backbone_of(opt):
     """The Backbone of --arch; sets opt.input_size. Where a checkpoint has the weights, no others are looked for."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):
+    if opt.evaluate or opt.embed or opt.draw or opt.export or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True
     return architectures.select_backbone(opt)
 

@@ -93,10 +93,14 @@ def load(run, device='auto'):
     Raises UserError where `run` is neither, or is damaged.
     """
     opt = parameters.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
+    return restore(opt, run)
+
+
+def restore(opt, run):
+    """As load(), with the flags of the namespace."""
     with preserved():
         model = parts.restore_network(opt, run)
-    network = Network(opt, model, run)
-    return network, Transform(datasets.pipelines(opt, model.input_size)[1])
+    return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])
 
 
 @dataclass
