@@ -34,7 +34,7 @@ def panel(rows, frame=0.035, gap=0.1):
     """
     from matplotlib.patches import Rectangle
     n_columns, has_texts = max(len(tiles) for _, tiles in rows), any(tile[2] for _, tiles in rows for tile in tiles)
-    width, height = n_columns * (1 + gap) + 2 * gap, 1 + (3.4 if has_texts else 2.2) * gap
+    width, height = (n_columns - 1) * (1 + gap) + 1 + 3 * gap, 1 + (3.4 if has_texts else 2.2) * gap
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')

@@ -52,7 +52,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
             try:
                 state = os.stat(path)
             except OSError as error:
-                unreadable[path] = f'{path}: {error.strerror}'
+                unreadable[path] = f'{loading.shown(path)}: {error.strerror}'
                 continue
             if known.get(path) != [path, state.st_size, state.st_mtime_ns]:
                 states[path] = [path, state.st_size, state.st_mtime_ns]
@@ -124,8 +124,8 @@ def remove(folder, places=(), missing=False):
         if all(kept) and missing:
             return index, 0
         if all(kept):
-            raise UserError(f'{folder}: the index has none of {", ".join(map(str, places))}; python Retrieve_Images.py '
-                            'query shows the paths that it has')
+            raise UserError(f'{folder}: the index has no image in {", ".join(map(str, places))}'
+                            + (f'; its first is {index.paths[0]}' if len(index) else ''))
         keep(index, kept)
         return Index(folder), kept.count(False)
 

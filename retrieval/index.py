@@ -10,6 +10,8 @@ from retrieval import search, store
 from retrieval.loading import load
 from utilities.errors import UserError
 
+QUERIES = 1024               # that are compared with the index at a time
+
 
 class Index:
     """
@@ -107,6 +109,10 @@ class Index:
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             raise UserError(f'{self.folder}: expected queries [Q, {self.embeddings.shape[1]}], not '
                             f'{list(queries.shape)}')
+        found = [self.nearest_to_some(queries[start:start + QUERIES], k) for start in range(0, len(queries), QUERIES)]
+        return tuple(np.concatenate(part) for part in zip(*found, strict=True))
+
+    def nearest_to_some(self, queries, k):
         n_candidates = min(k + search.MORE, len(self))
         rows = self.inverted_file.search(queries, n_candidates)[1] if self.inverted_file else None
         if rows is None or (rows < 0).any():                 # the cells that a query visits may have fewer images

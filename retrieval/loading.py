@@ -1,6 +1,7 @@
 """A trained network without the data that it was trained on, and the embeddings of any images."""
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,6 +115,8 @@ class Photos(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         image = self.images[index]
+        if not command_line.is_text(str(image)):
+            return index, None, f'{shown(image)}: names of images cannot hold bytes that are not UTF-8; rename it'
         try:
             photo = prepared(image) if hasattr(image, 'getexif') else decoding.open_photo(image)
             return index, self.pipeline.load(photo), None
@@ -126,6 +129,11 @@ class Photos(torch.utils.data.Dataset):
         broken = {index: reason for index, _, reason in items if reason is not None}
         return ([index for index, _ in good],
                 self.pipeline.collate([pixels for _, pixels in good]) if good else None, broken)
+
+
+def shown(path):
+    """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
+    return os.fsencode(path).decode(errors='backslashreplace')
 
 
 def embedded(network, transform, images, bs=112, kernels=0):

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from datasets.base import SUFFIXES
-from utilities.command_line import is_text
 from utilities.errors import UserError
 
 
@@ -33,10 +32,6 @@ def find(places):
             raise UserError(f'{place}: it names no image; expected a folder with images ({" ".join(sorted(SUFFIXES))}),'
                             ' a CSV file with the column path, a .txt file with one path in each line, or an image')
         found |= dict.fromkeys(map(os.path.abspath, images))
-    for path in found:
-        if not is_text(path):
-            raise UserError(f'{ascii(path)}: names of images cannot hold NUL bytes, or bytes that are not UTF-8; '
-                            'rename it')
     return list(found)
 
 

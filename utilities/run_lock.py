@@ -1,6 +1,6 @@
 """
-A run folder, or an index of photos, has one writer at a time. The lock belongs to the main process: the operating system
-releases it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
+A run folder, or an index of photos, has one writer at a time. The lock belongs to the main process: the system releases
+it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
 """
 import contextlib
 import os
