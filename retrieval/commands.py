@@ -8,7 +8,7 @@ import numpy as np
 
 from datasets import decoding
 from evaluation import drawing
-from retrieval import changes, loading, photos, search
+from retrieval import changes, loading, photos, review, search, server
 from retrieval.index import Index
 from utilities import stopping
 from utilities.errors import UserError
@@ -81,6 +81,16 @@ def query(opt):
         write_json(opt.json, queries, nearest, distances)
     if opt.picture:
         draw(opt.picture, queries[:N_ROWS], nearest, distances, transform)
+
+
+def suspects(opt):
+    review.review(opt.photos, opt.run, opt.flags, opt.out)
+
+
+def serve(opt):
+    network, transform = Index(opt.index).load_network(opt.run, opt.device)
+    note_search()
+    server.serve(Index(opt.index, network.device), network, transform, opt.k, opt.host, opt.port)
 
 
 def note_search():
