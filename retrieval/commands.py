@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
-from evaluation import drawing
+from evaluation import drawing, pictures
 from retrieval import changes, loading, photos, review, search, server
 from retrieval.index import Index
 from utilities import stopping
@@ -120,7 +120,7 @@ def draw(file, queries, nearest, distances, transform):
     rows = []
     for photo, found, far in zip(stopping.checked(queries), nearest, distances, strict=False):
         tiles = [tile(photo, transform, '', 'black')]
-        tiles += [tile(path, transform, f'{distance:.3f}', drawing.GREY)
+        tiles += [tile(path, transform, f'{distance:.3f}', pictures.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
         rows.append((Path(photo).name, tiles))
     with matplotlib.rc_context(drawing.STYLE), atomic(file) as temporary:

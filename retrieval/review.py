@@ -14,6 +14,7 @@ from retrieval import loading, suspects
 from utilities import device
 from utilities.errors import UserError
 from utilities.files import atomic, require_folder, write_csv
+from utilities.randomness import seed_everything
 
 TITLES = {
     'label': 'label: images whose neighbours contradict their label, and the nearest image of the suggested label',
@@ -37,26 +38,36 @@ def review(photos, run, flags, out):
     require_folder(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
-    embedded = of_run(photos, flags) if is_run(photos) else of_photos(photos, run, flags)
-    places = [(part.images, index) for part in embedded for index in range(len(part.images))]
-    names = np.concatenate([np.array(part.images.class_names)[part.images.labels] for part in embedded])
-    classes, labels = np.unique(names, return_inverse=True)
-    found = suspects.find(torch.cat([part.embeddings for part in embedded]), labels)
+    several = embedded(photos, run, flags)
+    places = [(part.images, index) for part in several for index in range(len(part.images))]
+    names, labels = classes(several)
+    found = suspects.find(torch.cat([part.embeddings for part in several]), labels)
 
     def path_of(index):
         images, own = places[index]
         return str(images.paths[own])
 
-    rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[suspect.image],
-             'suggested_label': '' if suspect.suggested is None else classes[suspect.suggested],
+    rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[labels[suspect.image]],
+             'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
              'score': round(suspect.score, 4), 'neighbour': path_of(suspect.neighbour)} for suspect in found]
     write_csv(Path(out), rows)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
-    print(f'{len(labels):,} images of {len(classes):,} classes; suspects: {counts}')
+    print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
     if found:
         sheet = Path(out).with_suffix('.png')
-        draw(found, places, names, sheet)
+        draw(found, places, names[labels], sheet)
         print(f'all: {out}\nthe first of each kind: {sheet}')
+
+
+def embedded(photos, run, flags):
+    """[Embedded] of the labelled photos, or of the splits of a run; the arguments are those of review()."""
+    return of_run(photos, flags) if is_run(photos) else of_photos(photos, run, flags)
+
+
+def classes(embedded):
+    """The names of all classes of several Embedded, sorted, and the label of each image by their order: [C], [N]."""
+    names = np.concatenate([np.array(part.images.class_names)[part.images.labels] for part in embedded])
+    return np.unique(names, return_inverse=True)
 
 
 def is_run(place):
@@ -82,6 +93,7 @@ def of_photos(place, run, flags):
         model = loading.restore(opt, run)[0].model
     else:
         opt.device = device.select(opt)
+        seed_everything(opt.seed)                          # of a backbone that is --not_pretrained
         model = parts.network_of(opt, parts.backbone_of(opt))
     if opt.skip_bad_images:
         table = datasets.without_bad_images(table, table.paths)
