@@ -1,7 +1,7 @@
 """
-How many of shuffled labels `Retrieve_Images.py suspects` finds: precision and recall of its suspects of the kind `label`
-among images of which 5 percent have another class's label, sampled at random. The labels do not influence the
-embeddings. Precision counts every other suspect as wrong, whatever its own label is worth.
+How many wrong labels `Retrieve_Images.py suspects` finds: precision and recall of its suspects of the kind label, where
+a fraction of the images has got the label of another class, sampled at random. The labels do not influence the
+embeddings. Suspects whose labels were not changed count as errors, also where they were wrong before.
 
 python -m benchmarks.suspects PHOTOS_OR_RUN [--run RUN] [--fractions 0.01 0.05 0.1] [--seeds 3] [flags of main.py]
 """

@@ -35,14 +35,19 @@ def runner(file):
 
 
 def checkpoint_of(arch, flags, folder):
-    """A checkpoint of an untrained network whose adapters and statistics are nevertheless not those of the start."""
+    """A checkpoint of an untrained network, but for its adapters, and for statistics that keep its images apart."""
     opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', str(SIZE), '--dataset', 'folder',
                             '--device', 'cpu', *flags])
     torch.manual_seed(0)
     network = architectures.select(opt)
     for name, tensor in network.state_dict().items():
-        if name.endswith(('running_mean', '.b')):
+        if name.endswith('.b'):
             tensor.normal_(std=.1)
+    for module in network.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.train().momentum = None                                # the average over all batches
+    with torch.no_grad():
+        network(torch.rand(24, 3, SIZE, SIZE))
     file = folder / 'checkpoint.pt'
     torch.save({'settings': parameters.settings_of(opt), 'epoch': 0, 'model': network.state_dict()}, file)
     return file
