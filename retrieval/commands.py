@@ -39,8 +39,8 @@ def extend(opt, folder, network, transform, paths):
     except KeyboardInterrupt:
         print('\nStopped. The same command continues.', file=sys.stderr)
         raise
-    name_some(f'cannot be read and are not in the index; all are listed in {Path(folder) / changes.UNREADABLE}',
-              list(unreadable.values()), len(paths))
+    name_some('Not in the index, since they cannot be read', list(unreadable.values()), len(paths),
+              f'; all of them: {Path(folder) / changes.UNREADABLE}')
     print(found)
 
 
@@ -48,7 +48,7 @@ def remove(opt):
     if not opt.photos and not opt.missing:
         raise UserError('remove: name photos or folders, or give --missing')
     found, n_removed = changes.remove(opt.index, opt.photos, opt.missing)
-    print(f'{n_removed:,} images removed\n{found}')
+    print(f'images removed: {n_removed:,}\n{found}')
 
 
 def query(opt):
@@ -68,15 +68,15 @@ def query(opt):
         reasons += broken.values()
     if not queries:
         raise UserError(reasons[0])
-    name_some('cannot be read', reasons, len(paths))
+    name_some('Left out, since they cannot be read', reasons, len(paths))
     nearest, distances = Index(opt.index, network.device).query(np.concatenate(embeddings), opt.k)
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
     for photo, found, far in zip(queries, nearest, distances, strict=True):
         print(f'{photo}\n  rank  distance  nearest')
         for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
             print(f'  {rank:4}  {distance:8.4f}  {path}')
-    name_some('are no longer where they were when they were indexed; remove --missing removes them from the index, and '
-              'add takes those of another folder', gone, len({path for found in nearest for path in found}))
+    name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
+              ' found; the command remove --missing removes such images from the index')
     if opt.json:
         write_json(opt.json, queries, nearest, distances)
     if opt.picture:
@@ -99,10 +99,10 @@ def note_search():
               'pip install faiss-cpu', file=sys.stderr)
 
 
-def name_some(what, names, n_all):
-    """Prints how many of `n_all` images `what` is said of, and the first of their names."""
+def name_some(what, names, n_all, more=''):
+    """Prints how many of `n_all` images `what` is said of, and some of their names."""
     if names:
-        print(f'{len(names):,} of {n_all:,} images {what}:', *names[:NAMED], *['...'][:len(names) - NAMED > 0],
+        print(f'{what}: {len(names):,} of {n_all:,} images{more}', *names[:NAMED], *['...'][:len(names) > NAMED],
               sep='\n  ', file=sys.stderr)
 
 

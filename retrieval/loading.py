@@ -121,7 +121,7 @@ class Photos(torch.utils.data.Dataset):
             photo = prepared(image) if hasattr(image, 'getexif') else decoding.open_photo(image)
             return index, self.pipeline.load(photo), None
         except UserError as error:
-            return index, None, f'{image}: not a readable image ({error.__context__})'
+            return index, None, f'{image}: not a readable image ({decoding.reason_of(error.__context__)})'
 
     def collate(self, items):
         """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} of those that cannot be read."""

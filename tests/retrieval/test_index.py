@@ -2,12 +2,14 @@
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import retrieval
 from retrieval import changes, search, store
@@ -181,7 +183,7 @@ def test_changed_and_unreadable_files(network, photos, tmp_path):
     index, unreadable = make(tmp_path / 'index', network, paths)
     assert len(index) == 12 and list(unreadable) == [paths[13], paths[14], paths[12]]
     listed = (tmp_path / 'index' / 'unreadable.txt').read_text().splitlines()
-    assert len(listed) == 3 and any('broken.jpg: not a readable image (' in line for line in listed)
+    assert len(listed) == 3 and f'{paths[12]}: not a readable image (its format is not known)' in listed
     assert not any('skip_bad_images' in line for line in listed)
     before = whole(index)
     os.replace(paths[0], paths[12])                          # mended; another one is replaced
@@ -269,7 +271,7 @@ def test_an_index_that_is_killed_while_it_is_made_is_finished_by_the_same_comman
     assert 4 <= len(Index(tmp_path / 'index')) < 12
     done = subprocess.run([sys.executable, 'Retrieve_Images.py', *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith(f'{tmp_path / "index"}: 12 images, exact search\n'), done
-    assert '1 of 13 images cannot be read' in done.stderr and 'broken.jpg' in done.stderr
+    assert 'cannot be read: 1 of 13 images' in done.stderr and 'broken.jpg' in done.stderr
     assert whole(Index(tmp_path / 'index')) == whole(make(tmp_path / 'new', network, images_of(photos))[0])
 
 
@@ -312,3 +314,20 @@ def test_an_index_of_another_network_is_refused(network, another, photos, tmp_pa
                  lambda: changes.add(tmp_path / 'index', *other, images_of(photos))):
         with pytest.raises(UserError, match='another network than that of .*quick_s2 made this index: the weights'):
             work()
+
+
+def test_the_page_about_using_a_network(trained, photos, tmp_path, run, monkeypatch):
+    """Its Python runs on files of these names, and its table has the keys of the file of embeddings."""
+    page = (ROOT / 'docs' / 'using_a_network.md').read_text()
+    monkeypatch.chdir(tmp_path)
+    for name, image in zip(('tomato.jpg', 'milk.jpg'), images_of(photos), strict=False):
+        Image.open(image).save(name)
+    found = {}
+    first, second = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+    exec(first.replace('Training_Results/folder/Grocery_s1', str(trained)), found)
+    assert found['embeddings'].shape == (2, 16)
+    make(tmp_path / 'Grocery_Index', (found['network'], found['transform']), images_of(photos))
+    exec(second, found)
+    assert len(found['paths'][0]) == 5 and found['rows'][0, 0] == found['distances'][0, 0] == 0
+    assert run('--embed', trained, 'embeddings.npz') == 0
+    assert re.findall(r'^\| `(\w+)` \|', page, re.MULTILINE) == list(np.load('embeddings.npz').keys())
