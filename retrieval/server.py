@@ -37,8 +37,9 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
     def neighbours(embedding, without=None):
         rows, distances = index.nearest(embedding[None], k + (without is not None))
-        return {'neighbours': [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
-                               for row, distance in zip(rows[0], distances[0], strict=True) if row != without][:k]}
+        found = [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
+                 for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
+        return {'n_images': len(index.paths), 'neighbours': found[:k]}
 
     def name_of(row):
         return '/'.join(Path(index.paths[row]).parts[-2:])
