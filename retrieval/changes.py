@@ -15,7 +15,7 @@ from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, write_text
 
 SECONDS = 10                 # of embedding that a kill can lose
-GROWTH = 2                   # an inverted file is fitted again when the index has grown or shrunk by this factor
+GROWTH = 2                   # the search of a large index is chosen again when the index has grown by this factor
 UNREADABLE = 'unreadable.txt'
 
 
@@ -25,11 +25,16 @@ def create(folder, network, recall=0.95):
     something else, or an index made by another network.
 
     recall: of images from search.LARGE on, the fraction of the exact ten nearest that an approximate search has to find
-            to be used; with 1, search is exact.
+            to be used; with 1, search is exact. Another one than before counts from the next add() on.
     """
     folder = Path(folder)
     if (folder / store.NAME).exists():
-        Index(folder).require(network)
+        with run_lock.held(folder):
+            index = Index(folder)
+            index.require(network)
+            if recall != index.content['recall']:
+                how = index.content['search'] | {'n_images': 0}
+                store.write(folder, index.content | {'recall': recall, 'search': how})
     elif folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
         raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
     else:

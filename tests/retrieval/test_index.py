@@ -109,6 +109,22 @@ def test_search_stays_exact_where_cells_do_not_help(tmp_path, monkeypatch):
     assert index_of(tmp_path / 'small', noise[:1999]).content['search'] == search.EXACT
 
 
+def test_another_recall_chooses_the_search_again(tmp_path, monkeypatch):
+    pytest.importorskip('faiss')
+    monkeypatch.setattr(search, 'LARGE', 1000)
+    embeddings = clustered(1100, 16, 11, 0.05)
+    index_of(tmp_path / 'index', embeddings, recall=1)
+    changes.create(tmp_path / 'index', NETWORK, 0.9)
+    changes.refit(Index(tmp_path / 'index'))
+    how = Index(tmp_path / 'index').content['search']
+    assert how['n_cells'] == 33 and how['recall'] >= 0.9 and how['n_images'] == 1100
+    changes.create(tmp_path / 'index', NETWORK, 1)
+    changes.refit(Index(tmp_path / 'index'))
+    index = Index(tmp_path / 'index')
+    assert index.inverted_file is None and index.content['files'].keys() == {'embeddings', 'photos'}
+    assert np.array_equal(index.embeddings, embeddings) and len(list((tmp_path / 'index').iterdir())) == 3
+
+
 def images_of(folder):
     return sorted(str(path) for path in folder.rglob('*.png'))
 
