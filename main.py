@@ -208,6 +208,9 @@ def work(arguments):
         opt = continued(opt, arguments)
     if opt is None:
         return
+    if opt.export:
+        from retrieval import export  # imports torchvision, as slow as torch itself
+        return export.write(opt, *opt.export)
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:

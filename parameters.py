@@ -54,7 +54,8 @@ PADS = [f'miner_parametric_{name}' for name in (
     'init', 'update_every', 'actions', 'policy_lr', 'policy_size', 'history', 'reward', 'learning', 'ppo_clip',
     'old_update', 'baseline_rate', 'no_self_reg')]
 # what to do, not part of a run's settings
-MODES = ('config', 'reproduce', 'resume', 'auto_resume', 'evaluate', 'embed', 'draw', 'check_overlap', 'untrained')
+MODES = ('config', 'reproduce', 'resume', 'auto_resume', 'evaluate', 'embed', 'draw', 'export', 'check_overlap',
+         'untrained')
 
 
 def run_parameters(parser):
@@ -79,6 +80,9 @@ def run_parameters(parser):
                             'normalised, labels and paths to a file')
     group.add_argument('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'),
                        help='do not train; save the --pictures of a trained network in a folder')
+    group.add_argument('--export', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FILE'),
+                       help='do not train; write a trained network to a file for other programs, .pt2 (torch.export) '
+                            'or .onnx: from uint8 images after resizing and crop to embeddings')
     group.add_argument('--check_overlap', metavar='RUN_FOLDER_OR_DATA_SET',
                        help='do not train; list pairs of images of different splits that are copies of one file, or '
                             'whose features are more similar than --overlap_threshold, in a file overlap.csv: of a run '
@@ -751,7 +755,7 @@ def evaluation_parameters(parser):
                             'which on two images are near-duplicates; the default comes from a measurement on photos')
     switch(group, '--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch(group, '--eval_ema',
-           help='with --evaluate, --embed and --draw: evaluate the moving average of the weights (--ema)')
+           help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')
     switch(group, '--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
     group.add_argument('--pca', metavar='D', type=COUNT, default=0,
                        help='number of principal components of the embeddings to evaluate; 0 means the embeddings '
@@ -806,20 +810,21 @@ def parse(arguments, defaults=None):
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw, --check_overlap), the --config files and the command line; later sources override earlier ones.
-    `given` in the namespace lists the flags of the command line and the --config files. Raises UserError for whatever
-    the user must change.
+    --embed, --draw, --export, --check_overlap), the --config files and the command line; later sources override
+    earlier ones. `given` in the namespace lists the flags of the command line and the --config files. Raises UserError
+    for whatever the user must change.
     """
     parser = build()
     modes = parser.parse_args(arguments)
-    folders = [modes.resume, modes.reproduce, modes.evaluate, *(modes.embed or [])[:1], *(modes.draw or [])[:1],
-               modes.check_overlap]
+    folders = [modes.resume, modes.reproduce, modes.evaluate, modes.check_overlap,
+               *(pair[0] for pair in (modes.embed, modes.draw, modes.export) if pair)]
     folders = [folder for folder in folders if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate, --embed, --draw and --check_overlap: give one of them')
+        raise UserError('--resume, --reproduce, --evaluate, --embed, --draw, --export and --check_overlap: give one '
+                        'of them')
     if modes.auto_resume and folders and not modes.resume:
         raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed, '
-                        '--draw and --check_overlap')
+                        '--draw, --export and --check_overlap')
     if modes.check_overlap in DATASETS:
         folders = []
     settings, asked = dict(defaults or {}), {}
@@ -896,7 +901,7 @@ def check_splits(parser, opt):
                 and opt.split_scheme not in schemes):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.check_overlap):
+    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:

@@ -109,20 +109,30 @@ def prepare(opt):
     device.set_arithmetic(opt)
     allocator.keep_freed(opt)
     seed_everything(opt.seed)
-    opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
-    if opt.evaluate or opt.embed or opt.draw or of_run or has_checkpoint(opt):
-        opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
-    backbone = architectures.select_backbone(opt)
+    backbone = backbone_of(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
     opt.n_features = backbone.n_features
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if opt.loss_s2sd_pool_aggr else None
     evaluation.check_data(opt, data)
+    return Parts(network_of(opt, backbone), data)
+
+
+def backbone_of(opt):
+    """The Backbone of --arch; sets opt.input_size. Where a checkpoint has the weights, no others are looked for."""
+    opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
+    of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
+    if opt.evaluate or opt.embed or opt.draw or opt.export or of_run or has_checkpoint(opt):
+        opt.weights, opt.not_pretrained = None, True
+    return architectures.select_backbone(opt)
+
+
+def network_of(opt, backbone):
+    """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
-    return Parts(model.to(opt.device), data)
+    return model.to(opt.device)
 
 
 def has_checkpoint(opt):
@@ -161,18 +171,32 @@ def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
     parts = prepare(opt)
-    part = 'ema' if opt.eval_ema else 'model'
-    if part not in states:
-        raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
-    try:
-        parts.model.load_state_dict(states[part])
-    except RuntimeError as error:
-        raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
+    load_weights(opt, source, states, parts.model)
     if criteria.ranks(opt):
         parts.criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
         parts.criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
+
+
+def restore_network(opt, source):
+    """The trained network of `source` as restore() gives it, without its data; sets opt.device and opt.input_size."""
+    states = checkpoint.load(checkpoint.find(source))
+    opt.device = device.select(opt)
+    model = network_of(opt, backbone_of(opt))
+    load_weights(opt, source, states, model)
+    return model
+
+
+def load_weights(opt, source, states, model):
+    """The weights in the `states` of a checkpoint -> the network; with --eval_ema, their moving average."""
+    part = 'ema' if opt.eval_ema else 'model'
+    if part not in states:
+        raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
+    try:
+        model.load_state_dict(states[part])
+    except RuntimeError as error:
+        raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
 
 
 def summary(opt, folder, built, first):

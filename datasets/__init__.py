@@ -42,7 +42,7 @@ def select(opt, input_size):
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
-    training, evaluation = transforms.select(opt, input_size, table.characters)
+    training, evaluation = pipelines(opt, input_size)
     read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else open_photo
     if opt.skip_bad_images:
         table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
@@ -55,6 +55,12 @@ def select(opt, input_size):
         if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
             training = on_device.DevicePipeline(training, opt.device)
     return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
+
+
+def pipelines(opt, input_size):
+    """The (training, evaluation) pipelines of --dataset for images of `input_size` pixels."""
+    module = choose(DATASETS, opt.dataset, '--dataset')
+    return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
 
 
 def is_file(path):

@@ -24,13 +24,11 @@ class ImageTable:
     parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
     coarser: such mappings of the levels above the super-classes, from the nearest level up.
-    characters: whether the images show characters, which must not be flipped or cropped.
     """
     paths: list
     classes: list
     parts: list | None = None
     superclasses: dict = field(default_factory=dict)
-    characters: bool = False
     coarser: list = field(default_factory=list)
 
     def keep(self, chosen):

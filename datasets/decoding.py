@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from utilities.errors import UserError
 
@@ -39,8 +39,13 @@ def named(path):
     try:
         yield
     except Exception as error:  # decoders raise all kinds of exceptions on broken files
-        raise UserError(f'{path}: not a readable image ({error}). Replace it, or leave such files out with '
+        raise UserError(f'{path}: not a readable image ({reason_of(error)}). Replace it, or leave such files out with '
                         '--skip_bad_images.') from None
+
+
+def reason_of(error):
+    """Why an image cannot be read. Pillow itself would name an object of Python."""
+    return 'its format is not known' if isinstance(error, UnidentifiedImageError) else str(error)
 
 
 def upright(image):

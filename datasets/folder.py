@@ -19,6 +19,11 @@ def load(opt):
         return listed(Path(opt.csv), Path(opt.source_path))
     folder = find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class, in folders of '
                   'super-classes if there are any')
+    return in_folders(folder)
+
+
+def in_folders(folder):
+    """The table of a folder that contains one folder of images per class, or such folders in those of super-classes."""
     return class_folders(folder) if any(map(image_files, subfolders(folder))) else nested(folder)
 
 

@@ -21,6 +21,7 @@ from datasets.base import class_folders
 from utilities import stopping
 from utilities.files import remove_stale
 
+CHARACTERS = True            # its images must not be flipped or cropped
 VERSION = 1
 SIDE = 40                    # pixels per side of an image
 PER_CLASS = 20               # images per class
@@ -30,7 +31,7 @@ SCRIPTS = ('ARMENIAN', 'CYRILLIC', 'GEORGIAN', 'GREEK', 'LATIN')
 
 
 def load(opt):
-    return class_folders(folder(), characters=True)
+    return class_folders(folder())
 
 
 def folder():

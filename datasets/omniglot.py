@@ -4,6 +4,7 @@ from pathlib import Path
 from datasets.base import ImageTable, class_folders, find, image_files
 from datasets.download import fetch
 
+CHARACTERS = True            # its images must not be flipped or cropped
 ROOT = 'https://raw.githubusercontent.com/brendenlake/omniglot/master/python/'
 ARCHIVES = {'images_background.zip': 'md5:68d2efa1b9178cc56df9314c21c6e718',
             'images_evaluation.zip': 'md5:6b91aef0f799c5bb55b94e3f2daec811'}
@@ -18,7 +19,7 @@ def load(opt):
     path = find(opt, 'omniglot', ['omniglot/images', 'omniglot/images_background',
                                   'omniglot/omniglot-py/images_background', 'omniglot-py/images_background'], WHERE)
     if path.name == 'images':
-        table = class_folders(path, characters=True)
+        table = class_folders(path)
         table.superclasses = alphabets(table.classes)
         return table
     paths, classes = [], []
@@ -27,7 +28,7 @@ def load(opt):
             files = image_files(character)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)
-    return ImageTable(paths, classes, superclasses=alphabets(classes), characters=True)
+    return ImageTable(paths, classes, superclasses=alphabets(classes))
 
 
 def alphabets(classes):

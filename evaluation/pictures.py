@@ -87,31 +87,18 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
     Queries and their nearest images, framed by whether they are of the query's class; those of other classes also have
     a cross, for readers who do not see the colours. Lengths in images' sides.
     """
-    from matplotlib.patches import Rectangle
     queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
     if not len(queries):
         return None
     images = embedded.images
-    width, height = neighbours.shape[1] * (1 + gap) + 1 + 3 * gap, 1 + 2.2 * gap
-    scale = 2 * COLUMN / width
-    figure = new_figure(2 * COLUMN, scale * (len(queries) * height + gap / 2))
-    figure.set_layout_engine('none')
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-gap, width - gap), ylim=(len(queries) * height, -gap / 2))
-    axes.set_axis_off()
-    for row, query in enumerate(queries):
-        top = row * height + 1.6 * gap
-        axes.text(-frame, top - 2 * frame, short(images.class_names[images.labels[query]], 60), fontsize=5.5)
-        for column, index in enumerate([query, *neighbours[row]]):
-            left = column * (1 + gap) + (gap if column else 0)
-            right = images.labels[index] == images.labels[query]
-            colour = 'black' if not column else RIGHT if right else WRONG
-            framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
-            axes.add_patch(Rectangle(*framed, facecolor=colour))
-            axes.imshow(pixels(images, index), extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
-            if colour == WRONG:
-                axes.text(left + 0.98, top + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
-                          bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
-    return figure
+
+    def tile(query, index):
+        right = images.labels[index] == images.labels[query]
+        return pixels(images, index), 'black' if index == query else RIGHT if right else WRONG, None
+
+    rows = [(short(images.class_names[images.labels[query]], 60), [tile(query, index) for index in (query, *found)])
+            for query, found in zip(queries, neighbours, strict=True)]
+    return plotting.panel(rows, frame, gap)
 
 
 def pixels(images, index):

@@ -185,7 +185,7 @@ def check_metrics(opt):
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
-    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw or opt.check_overlap):
+    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
         raise UserError('--eval_level: a training run needs the level class, on which --storage_metrics are computed')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')

@@ -185,7 +185,7 @@ def test_the_second_writer_gets_a_sentence_and_the_first_is_undisturbed(trained,
     before = {path: path.read_bytes() for path in half.rglob('*') if path.is_file()}
     code, _, error = resume(half)
     assert_refused(code, error)
-    assert f'process {process.pid} on ' in error and 'writes to this run folder' in error
+    assert f'process {process.pid} on ' in error and 'writes to this folder' in error
     assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
     process.kill()                                                  # the lock ends with it, the file stays
     process.wait()

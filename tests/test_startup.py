@@ -49,6 +49,7 @@ def runs(tmp_path):
     (['Result_Evaluations.py', '--help'], set()),
     (['Result_Evaluations.py', '--runs', '{runs}'], {'torch', 'pandas'}),
     (['Evaluate_Ensemble.py', '--help'], set()),
+    (['Retrieve_Images.py', 'query', '--help'], set()),
 ], ids=lambda value: ' '.join(value) if isinstance(value, list) else '')
 def test_only_what_is_needed_is_imported(arguments, needed, runs):
     arguments = [argument.replace('{runs}', str(runs)) for argument in arguments]

@@ -17,13 +17,13 @@ from utilities import command_line
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
 RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
-OF_MANY_RUNS = {'reports', 'launching', 'tuning'}
+OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
 FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
 BESIDE = {'tuning': {'launching'}, 'parts': {'optimization', 'training_step'},             # may be imported too
           'training_step': {'optimization'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
-OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml')
+OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
            for path in [ROOT / f'{name}.py', *sorted((ROOT / name).glob('*.py'))] if path.exists()}
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -79,7 +79,7 @@ def test_the_commands_of_the_docs_parse(page):
         flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
         flags -= {'loss_softmargin_scale'}
         assert flags <= set(command_line.known_flags(parameters.build()))
-        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'check_overlap', 'reproduce', 'config', 'help'}
+        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'export', 'check_overlap', 'reproduce', 'config', 'help'}
         if not flags & elsewhere and 'softmargin' not in arguments:
             parameters.parse(arguments)                    # the others need a folder or a file of the reader's
 

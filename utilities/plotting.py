@@ -37,6 +37,38 @@ def new_figure(width=COLUMN, height=0.7 * COLUMN):
     return Figure(figsize=(width, height))
 
 
+def panel(rows, frame=0.035, gap=0.1):
+    """
+    A figure of rows of framed square images, the first of each row set apart.
+
+    rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
+    frame, gap: widths, in images' sides. A frame of the colour WRONG also has a cross, for readers who do not see the
+    colours.
+    """
+    from matplotlib.patches import Rectangle
+    n_columns, has_texts = max(len(tiles) for _, tiles in rows), any(tile[2] for _, tiles in rows for tile in tiles)
+    width, height = (n_columns - 1) * (1 + gap) + 1 + 3 * gap, 1 + (3.4 if has_texts else 2.2) * gap
+    scale = 2 * COLUMN / width
+    figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
+    figure.set_layout_engine('none')
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-gap, width - gap), ylim=(len(rows) * height, -gap / 2))
+    axes.set_axis_off()
+    for row, (title, tiles) in enumerate(rows):
+        top = row * height + 1.6 * gap
+        axes.text(-frame, top - 2 * frame, title, fontsize=5.5)
+        for column, (image, colour, text) in enumerate(tiles):
+            left = column * (1 + gap) + (gap if column else 0)
+            framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
+            axes.add_patch(Rectangle(*framed, facecolor=colour))
+            axes.imshow(image, extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
+            if colour == WRONG:
+                axes.text(left + 0.98, top + 0.02, '×', color='white', fontsize=7, ha='right', va='top', zorder=3,
+                          bbox={'facecolor': WRONG, 'linewidth': 0, 'pad': 0.5})
+            if text:
+                axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
+    return figure
+
+
 def mark(index):
     """Colour, marker and line of the method with this index; neighbours differ in all three, no two of 56 are alike."""
     return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]

@@ -1,6 +1,6 @@
 """
-A run folder has one writer at a time. The lock belongs to the main process of a run: the operating system releases it
-when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
+A run folder, or an index of photos, has one writer at a time. The lock belongs to the main process: the system releases
+it when that process ends, however it ends, and data workers do not inherit it. Readers take no lock.
 """
 import contextlib
 import os
@@ -53,7 +53,7 @@ def acquire(path):
             file.seek(0)
             holder = file.read() or 'another process'
             file.close()
-            raise UserError(f'{path.parent}: {holder} writes to this run folder; wait for it or stop it') from None
+            raise UserError(f'{path.parent}: {holder} writes to this folder; wait for it or stop it') from None
         except OSError:
             file.close()
             raise

@@ -41,7 +41,8 @@ def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_ru
 
 def written(file, scores):
     """A file of --rows with one metric. scores: {group: {seed: value}}."""
-    lines = [f'cub200,{group},{seed},4,{float(value)!r}' for group, values in scores.items() for seed, value in values.items()]
+    lines = [f'cub200,{group},{seed},4,{float(value)!r}'
+             for group, values in scores.items() for seed, value in values.items()]
     file.write_text('\n'.join(['dataset,group,seed,epoch,test_nmi', *lines]) + '\n')
     return file
 

@@ -1,0 +1,99 @@
+"""Finds similar images and wrong labels with a trained network. --help is the manual."""
+import sys
+
+from utilities import command_line, errors, stopping
+
+
+def add_photos(parser, nargs='+'):
+    parser.add_argument('photos', nargs=nargs, metavar='PHOTOS',
+                        help='image files; folders, searched with their folders; .csv files with a column path; .txt '
+                             'files with one path in each line')
+
+
+def add_machine(parser):
+    add = parser.add_argument
+    add('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto', help='device to compute on, as in main.py')
+    add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
+    add('--kernels', type=command_line.COUNT, default=6,
+        help='number of data loading processes, at most one per processor core; 0 loads in the main process')
+
+
+def add_suspects(parser):
+    parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
+                        help='a folder with one folder of images per class; a CSV file with the columns path and '
+                             'label; or a run folder or checkpoint, for the images that the run evaluates')
+    parser.add_argument('--run', metavar='RUN',
+                        help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
+                             'backbone of --arch, without an embedding layer')
+    parser.add_argument('--out', metavar='FILE', default='suspects.csv',
+                        help='CSV file for all suspects; the first ones are drawn in a file of the same name, .png')
+
+
+def add_server(parser):
+    parser.add_argument('--k', type=command_line.POSITIVE_INT, default=24, help='number of nearest images')
+    parser.add_argument('--host', default='127.0.0.1',
+                        help='address to listen on; by default only this machine can open the page; 0.0.0.0 lets every '
+                             'machine of the network see the images')
+    parser.add_argument('--port', type=command_line.COUNT, default=8000, help='port to listen on; 0 means any free one')
+    parser.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
+                        help='device to compute on, as in main.py')
+
+
+def build():
+    parser = command_line.Parser(prog='Retrieve_Images.py',
+                                 description='Finds the images that are nearest to a photo by the embeddings of a '
+                                             'trained network. COMMAND --help explains the flags of a command.')
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    texts = (
+        ('index', 'embed images and make an index of them; the same command continues after a stop'),
+        ('query', 'print the images of an index that are nearest to photos'),
+        ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
+        ('remove', 'remove images from an index; their files stay'),
+        ('suspects', 'list images whose labels are probably wrong, near-duplicates with different labels, classes that '
+                     'are probably one, and outliers. All other flags are those of main.py'),
+        ('serve', 'serve a page to search an index by dropping a photo on it'))
+    index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
+                                                  for name, text in texts)
+    index.add_argument('run', metavar='RUN', help='a run folder, of which the last checkpoint is used, or a checkpoint')
+    add_photos(index)
+    index.add_argument('--out', required=True, metavar='INDEX', help='folder of the index')
+    index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
+                       help='fraction of the exact ten nearest images that an approximate search (an inverted file) '
+                            'must find to be used, measured on 500 images of the index. Search is exact with less than '
+                            '200,000 images, with --recall 1, and where the approximate one would hardly be faster')
+    for command in (query, add, remove, serve):
+        command.add_argument('index', metavar='INDEX', help='folder of the index')
+    for command in (query, add, remove):
+        add_photos(command, '*' if command is remove else '+')
+    query.add_argument('--k', type=command_line.POSITIVE_INT, default=10, help='number of nearest images')
+    query.add_argument('--json', metavar='FILE', help='also write the nearest images and their distances to this file')
+    query.add_argument('--picture', metavar='FILE',
+                       help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
+    remove.add_argument('--missing', action='store_true', help='remove the images whose files do not exist any more')
+    add_suspects(suspects)
+    add_server(serve)
+    for command in (query, add, serve):
+        command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index, if it was '
+                                                          'moved since')
+    for command in (index, query, add):
+        add_machine(command)
+    return parser
+
+
+def work(arguments):
+    parser = build()
+    opt, opt.flags = parser.parse_known_args(arguments)
+    if opt.flags and opt.command != 'suspects':
+        parser.error(f'unrecognized arguments: {" ".join(opt.flags)}')
+    from retrieval import commands  # imports torch, which --help does not need
+    getattr(commands, opt.command)(opt)
+
+
+def main(arguments):
+    """Returns the exit code: 0, 1 for a failure, 2 for what the user must change, 130 after Ctrl-C."""
+    return errors.exit_code('Retrieve_Images.py', lambda: work(arguments))
+
+
+if __name__ == '__main__':
+    stopping.install()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""What Retrieve_Images.py does with its flags."""
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from datasets import decoding
+from retrieval import changes, loading, photos, review, search, server
+from retrieval.index import Index
+from utilities import plotting, stopping
+from utilities.errors import UserError
+from utilities.files import require_folder, write_text
+from utilities.loading import workers
+
+NAMED = 3                    # of the images that cannot be read or found, the number that is printed
+N_ROWS, N_COLUMNS = 12, 10   # of --picture: queries, and their nearest images
+
+
+def index(opt):
+    """Makes an index of photos, or goes on with one that was not finished."""
+    paths = photos.find(opt.photos)
+    network, transform = loading.load(opt.run, opt.device)
+    changes.create(opt.out, network, opt.recall)
+    extend(opt, opt.out, network, transform, paths)
+
+
+def add(opt):
+    paths = photos.find(opt.photos)
+    extend(opt, opt.index, *Index(opt.index).load_network(opt.run, opt.device), paths)
+
+
+def extend(opt, folder, network, transform, paths):
+    note_search()
+    try:
+        found, unreadable = changes.add(folder, network, transform, paths, opt.bs, workers(opt))
+    except KeyboardInterrupt:
+        print('\nStopped. The same command continues.', file=sys.stderr)
+        raise
+    name_some('Not in the index, since they cannot be read', list(unreadable.values()), len(paths),
+              f'; all of them: {Path(folder) / changes.UNREADABLE}')
+    print(found)
+
+
+def remove(opt):
+    if not opt.photos and not opt.missing:
+        raise UserError('remove: name photos or folders, or give --missing')
+    found, n_removed = changes.remove(opt.index, opt.photos, opt.missing)
+    print(f'images removed: {n_removed:,}\n{found}')
+
+
+def query(opt):
+    """Prints the nearest images of each query; writes them to --json and --picture."""
+    for flag in ('json', 'picture'):
+        if getattr(opt, flag):
+            require_folder(getattr(opt, flag), f'--{flag}')
+    if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
+        raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
+    paths = photos.find(opt.photos)
+    network, transform = Index(opt.index).load_network(opt.run, opt.device)
+    note_search()
+    queries, embeddings, reasons = [], [], []
+    for rows, found, broken in loading.embedded(network, transform, paths, opt.bs, min(workers(opt), len(paths) - 1)):
+        queries += [paths[row] for row in rows]
+        embeddings += [found] if rows else []
+        reasons += broken.values()
+    if not queries:
+        raise UserError(reasons[0])
+    name_some('Left out, since they cannot be read', reasons, len(paths))
+    nearest, distances = Index(opt.index, network.device).query(np.concatenate(embeddings), opt.k)
+    gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
+    for photo, found, far in zip(queries, nearest, distances, strict=True):
+        print(f'{photo}\n  rank  distance  nearest')
+        for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
+            print(f'  {rank:4}  {distance:8.4f}  {path}')
+    name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
+              ' found; the command remove --missing removes such images from the index')
+    if opt.json:
+        write_json(opt.json, queries, nearest, distances)
+    if opt.picture:
+        draw(opt.picture, queries[:N_ROWS], nearest, distances, transform)
+
+
+def suspects(opt):
+    review.review(opt.photos, opt.run, opt.flags, opt.out)
+
+
+def serve(opt):
+    network, transform = Index(opt.index).load_network(opt.run, opt.device)
+    note_search()
+    server.serve(Index(opt.index, network.device), network, transform, opt.k, opt.host, opt.port)
+
+
+def note_search():
+    if search.faiss_or_none() is None:
+        print('Note: faiss is not installed: every search is exact, by torch. To search a large index faster: '
+              'pip install faiss-cpu', file=sys.stderr)
+
+
+def name_some(what, names, n_all, more=''):
+    """Prints how many of `n_all` images `what` is said of, and some of their names."""
+    if names:
+        print(f'{what}: {len(names):,} of {n_all:,} images{more}', *names[:NAMED], *['...'][:len(names) > NAMED],
+              sep='\n  ', file=sys.stderr)
+
+
+def write_json(file, queries, nearest, distances):
+    """[{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...]"""
+    write_text(file, json.dumps([
+        {'query': photo, 'nearest': [{'path': path, 'distance': round(float(distance), 6)}
+                                     for path, distance in zip(found, far, strict=True)]}
+        for photo, found, far in zip(queries, nearest, distances, strict=True)], indent=1) + '\n')
+
+
+@plotting.styled
+def draw(file, queries, nearest, distances, transform):
+    """A picture of queries and their nearest images, as the network sees them, with their distances."""
+    rows = []
+    for photo, found, far in zip(stopping.checked(queries), nearest, distances, strict=False):
+        tiles = [tile(photo, transform, '', 'black')]
+        tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
+                  for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
+        rows.append((Path(photo).name, tiles))
+    plotting.save(plotting.panel(rows), file)
+
+
+def tile(path, transform, text, colour):
+    """(pixels [S, S, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
+    try:
+        pixels = transform.pipeline.load(decoding.open_photo(path)).numpy()
+    except UserError:
+        return np.full((1, 1, 3), 255, np.uint8), colour, f'{text} (not found)'
+    return pixels, colour, text

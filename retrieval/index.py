@@ -1,0 +1,125 @@
+"""An index of photos: the embeddings of a trained network, and the search in them."""
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retrieval import search, store
+from retrieval.loading import load
+from utilities.errors import UserError
+
+QUERIES = 1024               # that are compared with the index at a time
+
+
+class Index:
+    """
+    An index folder, open for queries. What is added to it or removed from it later is not seen.
+
+    Args:
+        folder: what changes.add has filled.
+        device: where exact search computes, a torch.device or its name.
+
+    paths:      list of N absolute paths.
+    embeddings: [N, D] float32 array, mapped into memory.
+    run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
+
+    Raises UserError where `folder` is no index, or is damaged.
+    """
+
+    def __init__(self, folder, device='cpu'):
+        self.folder, self.device = Path(folder), torch.device(device)
+        self.content = store.read(folder)
+        self.run, self.network_id = self.content['run'], self.content['network_id']
+        self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
+        if len(self.embeddings) != self.content['n_images']:
+            raise UserError(f'{folder}: damaged: the number of embeddings is not that of the images; make it again')
+
+    def __len__(self):
+        return len(self.embeddings)
+
+    def __str__(self):
+        how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
+        if not how['n_cells']:
+            return f'{images}, exact search'
+        return (f'{images}, an inverted file of {how["n_cells"]:,} cells, of which a query visits {how["n_visited"]}: '
+                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest')
+
+    def array(self, kind, dtype, n_columns):
+        data = store.load(self.folder, self.content, kind).view(dtype)
+        return data.reshape(-1, n_columns) if n_columns else data.reshape(0, 0)
+
+    @functools.cached_property
+    def photos(self):
+        """The records of the images: N lists [path, size in bytes, time of modification in ns]."""
+        lines = store.load(self.folder, self.content, 'photos').tobytes().splitlines()
+        return json.loads(b'[' + b','.join(lines) + b']')
+
+    @functools.cached_property
+    def paths(self):
+        return [path for path, *_ in self.photos]
+
+    def load_network(self, run=None, device='auto'):
+        """
+        The (network, transform) that made the index, as loading.load gives them. run: where the run folder is now, if
+        it was moved. Raises UserError where it has other weights or settings than those that made the index.
+        """
+        network, transform = load(run or self.run, device)
+        self.require(network)
+        return network, transform
+
+    def require(self, network):
+        """Raises UserError where the embeddings of `network` cannot be compared with those of the index."""
+        if network.id == self.network_id:
+            return
+        others = [f'--{name} {network.settings.get(name)} instead of {value}'
+                  for name, value in self.content['settings'].items() if value != network.settings.get(name)]
+        raise UserError(f'{self.folder}: another network than that of {network.source} made this index: '
+                        f'{", ".join(others) or "the weights differ, as after further training"}. Give --run with the '
+                        f'run folder or checkpoint that made it (it was {self.run}), or make a new index')
+
+    @functools.cached_property
+    def inverted_file(self):
+        """faiss's index; None where search is exact."""
+        how = self.content['search']
+        if not how['n_cells'] or self.device.type != 'cpu' or search.faiss_or_none() is None:
+            return None
+        cells = self.array('cells', np.int32, 1)[:, 0]
+        return search.inverted_file(self.embeddings, self.array('centroids', np.float32, self.content['dim']), cells,
+                                    how['n_visited'])
+
+    @functools.cached_property
+    def gallery(self):
+        """The embeddings where exact search reads them."""
+        return self.embeddings if self.device.type == 'cpu' else torch.tensor(self.embeddings, device=self.device)
+
+    def nearest(self, embeddings, k=10):
+        """
+        The k nearest images of each query, the nearest first.
+
+        embeddings: [Q, D] array or tensor.
+
+        Returns rows [Q, k] int64, indices into `paths` and `embeddings`, and their Euclidean distances [Q, k] float32;
+        in an index of less than k images, all of them. Raises UserError for queries of other dimensions.
+        """
+        queries = np.ascontiguousarray(torch.as_tensor(embeddings).cpu().numpy(), np.float32)
+        if not len(self):
+            raise UserError(f'{self.folder}: the index has no images yet; add some')
+        if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
+            raise UserError(f'{self.folder}: expected queries [Q, {self.embeddings.shape[1]}], not '
+                            f'{list(queries.shape)}')
+        found = [self.nearest_to_some(queries[start:start + QUERIES], k) for start in range(0, len(queries), QUERIES)]
+        return tuple(np.concatenate(part) for part in zip(*found, strict=True))
+
+    def nearest_to_some(self, queries, k):
+        n_candidates = min(k + search.MORE, len(self))
+        rows = self.inverted_file.search(queries, n_candidates)[1] if self.inverted_file else None
+        if rows is None or (rows < 0).any():                 # the cells that a query visits may have fewer images
+            rows = search.exact(self.gallery, queries, n_candidates, self.device)
+        return search.measured(self.embeddings, queries, rows, k)
+
+    def query(self, embeddings, k=10):
+        """As nearest(), with a list of k paths for each query in place of the rows."""
+        rows, distances = self.nearest(embeddings, k)
+        return [[self.paths[row] for row in found] for found in rows], distances

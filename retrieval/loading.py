@@ -1,0 +1,169 @@
+"""A trained network without the data that it was trained on, and the embeddings of any images."""
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import datasets
+import parameters
+import parts
+from datasets import decoding
+from datasets.pipeline import Pipeline
+from utilities import command_line, stopping
+from utilities.errors import UserError
+from utilities.loading import Loader, network_input
+from utilities.randomness import preserved
+
+# the flags, beside the weights, on which the embedding of an image depends
+SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'input_size', 'input_mean', 'input_std',
+            'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize', 'eval_ema',
+            'eval_features', 'eval_normalize')
+
+
+class Network(torch.nn.Module):
+    """
+    Images [B, 3, S, S], float32 RGB in [0, 1] -> embeddings [B, D], float32, as main.py --evaluate ranks them, save
+    for --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of norm 1.
+
+    model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
+    input_size: S.
+    source:     the run folder or checkpoint that it comes from.
+    settings:   {flag: value} of SETTINGS.
+    id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
+                cannot be compared.
+    """
+
+    def __init__(self, opt, model, source):
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.input_size = opt.eval_size or model.input_size
+        self.source, self.settings = str(source), {name: getattr(opt, name) for name in SETTINGS}
+        self.id = checksum_of(model, self.settings)
+
+    @property
+    def device(self):
+        return self.model.mean.device
+
+    def forward(self, images):
+        embeddings, features = self.model(images)
+        found = features if self.settings['eval_features'] else embeddings
+        return F.normalize(found, dim=1) if self.settings['eval_normalize'] else found
+
+
+def checksum_of(model, settings):
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
+        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
+        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+@dataclass
+class Transform:
+    """
+    A PIL image of any mode and size -> float32 RGB [3, S, S] in [0, 1]: rotated upright as EXIF says, on white where it
+    is transparent, resized and cropped as in evaluation. pipeline: the same for photos that are decoded already.
+    """
+    pipeline: Pipeline
+
+    def __call__(self, image):
+        return self.pipeline(prepared(image))
+
+
+def prepared(image):
+    """A PIL image -> a copy, upright and in RGB."""
+    return decoding.upright(image.copy()).convert('RGB')
+
+
+def load(run, device='auto'):
+    """
+    A trained network, ready to embed any images.
+
+    Args:
+        run:    a run folder, of which the last checkpoint is loaded, or a checkpoint file.
+        device: auto, cpu, cuda or mps; auto takes a GPU if there is one.
+
+    Returns: network, a Network: images [B, 3, S, S] -> embeddings [B, D], in evaluation mode; and transform: a PIL
+    image -> one image [3, S, S] for it, on the CPU.
+
+    Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
+    Raises UserError where `run` is neither, or is damaged.
+    """
+    opt = parameters.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
+    return restore(opt, run)
+
+
+def restore(opt, run):
+    """As load(), with the flags of the namespace."""
+    with preserved():
+        model = parts.restore_network(opt, run)
+    return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])
+
+
+@dataclass
+class Photos(torch.utils.data.Dataset):
+    """Paths, or PIL images; the item at `index` is (index, pixels uint8 [S, S, 3] or None, why there are none)."""
+    images: list
+    pipeline: Pipeline
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        if not command_line.is_text(str(image)):
+            return index, None, f'{shown(image)}: names of images cannot hold bytes that are not UTF-8; rename it'
+        try:
+            photo = prepared(image) if hasattr(image, 'getexif') else decoding.open_photo(image)
+            return index, self.pipeline.load(photo), None
+        except UserError as error:
+            return index, None, f'{image}: not a readable image ({decoding.reason_of(error.__context__)})'
+
+    def collate(self, items):
+        """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} of those that cannot be read."""
+        good = [(index, pixels) for index, pixels, reason in items if reason is None]
+        broken = {index: reason for index, _, reason in items if reason is not None}
+        return ([index for index, _ in good],
+                self.pipeline.collate([pixels for _, pixels in good]) if good else None, broken)
+
+
+def shown(path):
+    """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
+    return os.fsencode(path).decode(errors='backslashreplace')
+
+
+def embedded(network, transform, images, bs=112, kernels=0):
+    """
+    Yields, batch by batch in the order of `images` (paths, or PIL images): the indices [B] of the images that can be
+    read, their embeddings, a float32 array [B, D], and {index: reason} of the others. kernels: number of data workers.
+    """
+    photos = Photos(list(images), transform.pipeline)
+    loader = Loader(photos, batch_size=bs, num_workers=kernels, collate_fn=photos.collate,
+                    pin_memory=network.device.type == 'cuda', generator=torch.Generator())
+    with torch.inference_mode():
+        for indices, batch, broken in stopping.checked(loader):
+            found = network(network_input(batch, network.device)).float().cpu().numpy() if indices else None
+            yield indices, found, broken
+
+
+def embed(network, transform, images, bs=112, kernels=0):
+    """
+    The embeddings of images in their order, a float32 tensor [N, D] on the CPU.
+
+    Args:
+        images:  paths or PIL images.
+        bs:      number of images that are embedded at once.
+        kernels: number of processes that load images; with 0, this process loads them.
+
+    Raises UserError for the first image that cannot be read.
+    """
+    found = []
+    for _, embeddings, broken in embedded(network, transform, images, bs, kernels):
+        if broken:
+            raise UserError(next(iter(broken.values())))
+        found.append(embeddings)
+    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, network.settings['embed_dim'])

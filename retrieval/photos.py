@@ -1,0 +1,72 @@
+"""The photos that a command line names: image files, folders of any depth, CSV files and lists of paths."""
+import csv
+import os
+from pathlib import Path
+
+from datasets.base import SUFFIXES
+from utilities.errors import UserError
+
+
+def find(places):
+    """
+    The absolute paths, as strings, of the images that `places` name, each once, in the order of `places`:
+
+    - a folder: all images in it and in its folders, sorted, without hidden ones;
+    - a .csv file: those of its column `path`, relative to the folder of the file;
+    - a .txt file: one path in each line, relative to the folder of the file;
+    - an image file.
+
+    Listed files need not exist. Raises UserError where a place does not exist, or names no image.
+    """
+    found = {}
+    for place in map(Path, places):
+        if place.is_dir():
+            images = in_folder(place)
+        elif place.suffix.lower() in READERS:
+            images = listed(place)
+        elif place.is_file():
+            images = [place]
+        else:
+            raise UserError(f'{place}: there is no such file or folder')
+        if not images:
+            raise UserError(f'{place}: it names no image; expected a folder with images ({" ".join(sorted(SUFFIXES))}),'
+                            ' a CSV file with the column path, a .txt file with one path in each line, or an image')
+        found |= dict.fromkeys(map(os.path.abspath, images))
+    return list(found)
+
+
+def in_folder(folder):
+    """The images in a folder and in its folders, sorted; hidden files and folders are left out."""
+    images = []
+    for above, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        images += [os.path.join(above, name) for name in files
+                   if not name.startswith('.') and Path(name).suffix.lower() in SUFFIXES]
+    return sorted(images)
+
+
+def listed(file):
+    """The paths that a .csv or .txt file lists."""
+    try:
+        with open(file, newline='', encoding='utf-8-sig') as opened:
+            names = READERS[file.suffix.lower()](file, opened)
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}') from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f'{file}: not a list of images in UTF-8 ({error})') from None
+    return [file.parent / name for name in names if name]
+
+
+def of_csv(file, opened):
+    rows = csv.DictReader(opened)
+    if 'path' not in (rows.fieldnames or ()):
+        raise UserError(f'{file}: expected a header with the column path, found '
+                        f'{", ".join(rows.fieldnames or ["no row"])}')
+    return [row['path'] for row in rows]
+
+
+def of_lines(file, opened):
+    return [line.strip() for line in opened]
+
+
+READERS = {'.csv': of_csv, '.txt': of_lines}

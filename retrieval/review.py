@@ -1,0 +1,129 @@
+"""Retrieve_Images.py suspects: embeds labelled photos, and writes what suspects.find says of them."""
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import datasets
+import evaluation
+import parameters
+import parts
+from datasets import ImageSet, folder
+from evaluation import pictures
+from retrieval import loading, suspects
+from utilities import device, plotting
+from utilities.errors import UserError
+from utilities.files import require_folder, write_csv
+from utilities.randomness import seed_everything
+
+TITLES = {
+    'label': 'label: images whose neighbours contradict their label, and the nearest image of the suggested label',
+    'duplicate': 'duplicate: nearly equal images with different labels',
+    'class': 'class: the nearest images of two classes that are probably one',
+    'outlier': 'outlier: images without near neighbours, and the nearest one',
+}
+N_ROWS, N_PAIRS = {'label': 4}, 4           # of the contact sheet: rows of a kind, otherwise 2; pairs in a row
+
+
+def review(photos, run, flags, out):
+    """
+    Writes the suspects among labelled photos to the CSV file `out`, and the first of each kind to a contact sheet of
+    the same name, .png.
+
+    photos: a folder with a folder of images per class; a CSV file with columns path and label; or a run folder or
+            checkpoint, for the data set of the run.
+    run:    whose network embeds the photos; None for that of `photos`, or for the pretrained backbone of --arch.
+    flags:  more flags of main.py.
+    """
+    require_folder(out, '--out')
+    if Path(out).suffix != '.csv':
+        raise UserError(f'--out {out}: give a file that ends in .csv')
+    several = embedded(photos, run, flags)
+    places = [(part.images, index) for part in several for index in range(len(part.images))]
+    names, labels = classes(several)
+    found = suspects.find(torch.cat([part.embeddings for part in several]), labels)
+
+    def path_of(index):
+        images, own = places[index]
+        return str(images.paths[own])
+
+    rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[labels[suspect.image]],
+             'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
+             'score': round(suspect.score, 4), 'neighbour': path_of(suspect.neighbour)} for suspect in found]
+    write_csv(Path(out), rows)
+    counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
+    print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
+    if found:
+        sheet = Path(out).with_suffix('.png')
+        draw(found, places, names[labels], sheet)
+        print(f'all: {out}\nthe first of each kind: {sheet}')
+
+
+def embedded(photos, run, flags):
+    """[Embedded] of the labelled photos, or of the splits of a run; the arguments are those of review()."""
+    return of_run(photos, flags) if is_run(photos) else of_photos(photos, run, flags)
+
+
+def classes(embedded):
+    """The names of all classes of several Embedded, sorted, and the label of each image by their order: [C], [N]."""
+    names = np.concatenate([np.array(part.images.class_names)[part.images.labels] for part in embedded])
+    return np.unique(names, return_inverse=True)
+
+
+def is_run(place):
+    return (Path(place) / 'config.yaml').is_file() or Path(place).suffix == '.pt'
+
+
+def of_run(run, flags):
+    """[Embedded] of the splits that the run evaluates."""
+    opt = parameters.parse(['--evaluate', str(run), *flags])
+    built = parts.restore(opt, run)
+    splits = evaluation.splits_to_evaluate(opt, built.data)
+    embedded = evaluation.embed_splits(opt, built.model, built.data, splits)
+    return [embedded[split] for split in splits]
+
+
+def of_photos(place, run, flags):
+    """[Embedded] of labelled photos, by the network of `run`, or by the pooled features of a pretrained backbone."""
+    table = labelled(Path(place))
+    opt = parameters.parse(['--evaluate', str(run), *flags] if run else ['--eval_features', '--eval_normalize', *flags])
+    if opt.pca:
+        raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
+    if run:
+        model = loading.restore(opt, run)[0].model
+    else:
+        opt.device = device.select(opt)
+        seed_everything(opt.seed)                          # of a backbone that is --not_pretrained
+        model = parts.network_of(opt, parts.backbone_of(opt))
+    if opt.skip_bad_images:
+        table = datasets.without_bad_images(table, table.paths)
+    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
+    embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
+    return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]
+
+
+def labelled(place):
+    """The ImageTable of a CSV file, of `place`/images if there is such a folder, or of the class folders in `place`."""
+    if place.is_file():
+        return folder.listed(place, place.parent)
+    if not place.is_dir():
+        raise UserError(f'{place}: there is no such folder of photos, CSV file, run folder or checkpoint')
+    table = folder.in_folders(place / 'images' if (place / 'images').is_dir() else place)
+    if not table.paths:
+        raise UserError(f'{place}: no images; expected one folder of images per class')
+    return table
+
+
+@plotting.styled
+def draw(found, places, names, file):
+    """The first suspects of each kind beside their neighbours, as the network sees them, with their labels."""
+    def tile(index, colour):
+        return pictures.pixels(*places[index]), colour, pictures.short(names[index], 20)
+
+    rows = []
+    for kind, title in TITLES.items():
+        pairs = [[tile(suspect.image, plotting.WRONG), tile(suspect.neighbour, plotting.GREY)]
+                 for suspect in [suspect for suspect in found if suspect.kind == kind][:N_ROWS.get(kind, 2) * N_PAIRS]]
+        rows += [(title if not start else '', sum(pairs[start:start + N_PAIRS], []))
+                 for start in range(0, len(pairs), N_PAIRS)]
+    plotting.save(plotting.panel(rows), file)

@@ -1,0 +1,113 @@
+"""The nearest rows of a matrix of embeddings: exactly, or in an inverted file whose recall was measured."""
+import numpy as np
+import torch
+from tqdm import tqdm
+
+# how an index is searched: n_cells of an inverted file, 0 for exact search; n_images that there were when it was chosen
+EXACT = {'n_cells': 0, 'n_visited': 0, 'recall': 1.0, 'n_images': 0}
+LARGE = 200_000              # number of images from which on an inverted file is tried
+N_QUERIES = 500              # that measure its recall
+N_NEAREST = 10               # of each query, which it should find
+PER_CELL = 64                # images of each cell that the cells are fitted to
+N_ITERATIONS = 10            # of k-means
+MORE = 16                    # rows beyond the k nearest whose distances are computed again, without rounding errors
+ROWS = 1 << 16               # of the gallery that torch compares at a time
+
+
+def faiss_or_none():
+    """faiss, if it is installed."""
+    try:
+        import faiss
+    except ImportError:
+        return None
+    return faiss
+
+
+def exact(gallery, queries, k, device='cpu'):
+    """
+    [Q, k] int64: the rows of the gallery [N, D] nearest to the queries [Q, D], float32 arrays; by faiss, or by torch on
+    a GPU and where faiss is not installed. gallery may also be a tensor on `device`.
+    """
+    faiss = faiss_or_none()
+    if faiss and torch.device(device).type == 'cpu':
+        return faiss.knn(queries, gallery, k)[1]
+    queries, found = torch.from_numpy(queries).to(device), None
+    for start in range(0, len(gallery), ROWS):
+        part = torch.as_tensor(gallery[start:start + ROWS]).to(device)
+        scores = queries @ part.T - (part * part).sum(dim=1) / 2
+        scores, rows = scores.topk(min(k, len(part)), dim=1)
+        rows = rows + start
+        if found is not None:
+            scores, rows = torch.cat([found[0], scores], dim=1), torch.cat([found[1], rows], dim=1)
+            scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
+            rows = rows.gather(1, best)
+        found = scores, rows
+    return found[1].cpu().numpy()
+
+
+def measured(gallery, queries, rows, k):
+    """
+    The k nearest of some candidate rows [Q, R] of the gallery, from the differences in float64, ties by row: rows [Q,
+    k] and Euclidean distances [Q, k] float32.
+    """
+    distances = np.stack([np.linalg.norm(gallery[some].astype(float) - query, axis=1)
+                          for some, query in zip(rows, queries, strict=True)])
+    order = np.lexsort((rows, distances))[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(distances, order, 1).astype(np.float32)
+
+
+def nearest_cells(points, centroids):
+    """[n] int32: the cell of each point, that of the nearest centroid."""
+    return exact(centroids, points, 1)[:, 0].astype(np.int32)
+
+
+def train(gallery, least):
+    """
+    An inverted file (Jegou et al., Product Quantization for Nearest Neighbor Search, TPAMI 2011): k-means divides the
+    gallery [N, D] into √N cells, and a query is compared with the images of the nearest cells only.
+
+    Returns {'n_cells', 'n_visited', 'recall', 'n_images'}, centroids [C, D] and cells [N]. n_visited is the smallest
+    power of two at which `recall`, the fraction of the exact ten nearest that is found, is `least` or more. Where that
+    takes more than a quarter of the cells, exact search is hardly slower: EXACT and no arrays, as without faiss.
+    """
+    faiss, without = faiss_or_none(), (EXACT | {'n_images': len(gallery)}, None, None)
+    if faiss is None or least == 1:
+        return without
+    n_cells, random = int(len(gallery) ** 0.5), np.random.default_rng(0)
+    kmeans = faiss.Kmeans(gallery.shape[1], n_cells, niter=N_ITERATIONS, seed=0)
+    kmeans.train(gallery[np.sort(random.permutation(len(gallery))[:PER_CELL * n_cells])])
+    chunks = range(0, len(gallery), ROWS)
+    cells = np.concatenate([nearest_cells(gallery[start:start + ROWS], kmeans.centroids)
+                            for start in tqdm(chunks, desc='sorting into cells', leave=False, disable=None)])
+    index = inverted_file(gallery, kmeans.centroids, cells)
+    samples = np.sort(random.permutation(len(gallery))[:N_QUERIES])
+    queries = gallery[samples]
+    truth = exact(gallery, queries, N_NEAREST + 1)
+    for power in range(n_cells.bit_length()):
+        index.nprobe = 2 ** power
+        if index.nprobe > n_cells / 4:
+            return without
+        recall = overlap(truth, index.search(queries, N_NEAREST + 1)[1], samples)
+        if recall >= least:
+            return {'n_cells': n_cells, 'n_visited': index.nprobe, 'recall': recall,
+                    'n_images': len(gallery)}, kmeans.centroids, cells
+
+
+def overlap(truth, found, samples):
+    """The fraction of the rows in `truth` that are in `found`, [Q, k] each, without the queries themselves."""
+    others = truth != samples[:, None]
+    hits = np.stack([np.isin(one, other) for one, other in zip(truth, found, strict=True)])
+    return float(hits[others].mean())
+
+
+def inverted_file(gallery, centroids, cells, n_visited=1):
+    """faiss's index of these cells; it has a copy of the gallery."""
+    import faiss
+    dim = gallery.shape[1]
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, len(centroids))
+    index.quantizer.add(np.ascontiguousarray(centroids))
+    index.is_trained, index.nprobe = True, n_visited
+    for start in range(0, len(gallery), ROWS):
+        part, own = gallery[start:start + ROWS], cells[start:start + ROWS].astype(np.int64)
+        index.add_core(len(part), faiss.swig_ptr(np.ascontiguousarray(part)), None, faiss.swig_ptr(own))
+    return index

@@ -1,0 +1,127 @@
+"""Retrieve_Images.py serve: a page on which one drops a photo, sees its nearest images, and goes on from them."""
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from datasets.base import read_image
+from utilities import stopping
+from utilities.errors import UserError
+
+PAGE = Path(__file__).with_name('page.html')
+MAX_MB = 30                  # of an uploaded photo
+SIDE = 480                   # pixels of the longer side of an image on the page
+N_STARTS = 24                # images of the index on the page before there is a query
+HEADERS = {
+    'Content-Security-Policy': "default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
+    'X-Content-Type-Options': 'nosniff',
+    'Referrer-Policy': 'no-referrer',
+}
+LOCAL = ('127.0.0.1', 'localhost', '[::1]')
+
+
+def application(index, network, transform, k=24, hosts=LOCAL):
+    """
+    The WSGI application of an open Index. The images of the index are asked for by their row, so that no other file can
+    be read, and are sent as JPEG. An uploaded photo is never stored.
+
+    hosts: the names by which the page may be called, since otherwise a page elsewhere could read this one under a
+           domain name of its own that leads to this machine (DNS rebinding); None allows any.
+    """
+    import flask
+    app, lock = flask.Flask(__name__, static_folder=None), threading.Lock()
+    app.config['MAX_CONTENT_LENGTH'] = MAX_MB * 2 ** 20
+
+    def neighbours(embedding, without=None):
+        rows, distances = index.nearest(embedding[None], k + (without is not None))
+        found = [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
+                 for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
+        return {'n_images': len(index.paths), 'neighbours': found[:k]}
+
+    def name_of(row):
+        return '/'.join(Path(index.paths[row]).parts[-2:])
+
+    def existing(row):
+        return row if row < len(index.paths) else flask.abort(404, f'The index has no image {row}.')
+
+    @app.before_request
+    def check_host():
+        if hosts is not None and flask.request.host.rsplit(':', 1)[0] not in hosts:
+            flask.abort(403, 'This page is for the machine it runs on; --host names another address.')
+
+    @app.after_request
+    def add_headers(response):
+        response.headers.update(HEADERS)
+        return response
+
+    @app.errorhandler(400)
+    @app.errorhandler(403)
+    @app.errorhandler(404)
+    @app.errorhandler(405)
+    @app.errorhandler(413)
+    def explain(error):
+        text = f'The photo is larger than {MAX_MB} MB.' if error.code == 413 else error.description
+        return {'error': text}, error.code
+
+    @app.get('/')
+    def page():
+        return flask.send_file(PAGE)
+
+    @app.get('/start')
+    def start():
+        rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
+        return {'n_images': len(index.paths), 'images': [{'row': int(row), 'name': name_of(row)} for row in rows]}
+
+    @app.get('/image/<int:row>')
+    def image(row):
+        try:
+            found = read_image(index.paths[existing(row)])
+        except UserError:                                  # it was moved or damaged since it was indexed
+            flask.abort(404, f'{name_of(row)} cannot be read any more.')
+        found.thumbnail((SIDE, SIDE))
+        file = io.BytesIO()
+        found.save(file, 'JPEG', quality=85)
+        return flask.Response(file.getvalue(), mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
+
+    @app.get('/neighbours/<int:row>')
+    def of_row(row):
+        return {'name': name_of(existing(row))} | neighbours(np.asarray(index.embeddings[row]), without=row)
+
+    @app.post('/neighbours')
+    def of_photo():
+        data = flask.request.get_data()
+        try:
+            photo = transform(Image.open(io.BytesIO(data)))
+        except Exception:  # decoders raise all kinds of exceptions on what is no image
+            flask.abort(400, 'This file is not an image that can be read.')
+        with lock, torch.inference_mode():
+            embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
+        return neighbours(embedding)
+
+    return app
+
+
+def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
+    """
+    Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 is reached from this machine only. port: 0
+    takes any free one. Raises UserError where a package is missing, or nothing can listen there.
+    """
+    try:
+        import flask  # noqa: F401
+        import waitress
+    except ImportError as error:
+        raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
+    app = application(index, network, transform, k, LOCAL if host in LOCAL else None)
+    try:
+        server = waitress.create_server(app, host=host, port=port, threads=8,   # a browser asks 6 times at once
+                                        max_request_body_size=4 * MAX_MB * 2 ** 20)
+    except OSError as error:
+        raise UserError(f'--host {host} --port {port}: nothing can listen there ({error.strerror or error}); give '
+                        'another port') from None
+    print(f'{len(index.paths):,} images: http://{host}:{server.effective_port} (Ctrl-C ends)', flush=True)
+    threading.Thread(target=server.run, daemon=True).start()
+    while True:
+        stopping.sleep(60)

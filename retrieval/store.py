@@ -1,0 +1,103 @@
+"""
+The files of an index folder. index.json names the others, with the number of bytes and the CRC-32 checksum of each:
+
+    embeddings   float32 [N, D], one row after the other
+    photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
+    centroids, cells   float32 [C, D] and int32 [N], of an inverted file (search.py), where there is one
+
+Rows are added behind the recorded ends of the files; the next write overwrites what a killed process left there. All
+other changes write new files. index.json is then replaced atomically: at any moment the folder is a whole index.
+"""
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from retrieval import search
+from utilities.errors import UserError
+from utilities.files import write_text
+
+NAME = 'index.json'
+VERSION = 1                  # raise it when the format changes
+KINDS = ('embeddings', 'photos', 'centroids', 'cells')
+KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
+CHUNK = 1 << 24              # bytes that are read at a time
+
+
+def create(folder, network, recall):
+    """Makes an empty index for the embeddings of a loading.Network. Raises UserError where it cannot."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'{folder}: no folder can be made there ({error.strerror})') from None
+    write(folder, {'version': VERSION, 'run': os.path.abspath(network.source), 'network_id': network.id,
+                   'settings': network.settings, 'generation': 0, 'n_images': 0, 'dim': None, 'recall': recall,
+                   'search': search.EXACT, 'files': {}})
+
+
+def read(folder):
+    """The content of index.json. Raises UserError where there is none, or one of another version."""
+    file = Path(folder) / NAME
+    try:
+        content = json.loads(file.read_text(encoding='utf-8'))
+    except OSError as error:
+        raise UserError(f'{folder}: not an index: {file}: {error.strerror}') from None
+    except ValueError as error:
+        raise UserError(f'{file}: damaged ({error}); make the index again') from None
+    if not isinstance(content, dict) or content.get('version') != VERSION or not KEYS <= content.keys():
+        raise UserError(f'{file}: not an index of this version of the program; make the index again')
+    return content
+
+
+def write(folder, content):
+    """Replaces index.json, and removes the files of earlier generations."""
+    write_text(Path(folder) / NAME, json.dumps(content, indent=1) + '\n')
+    named = {file['name'] for file in content['files'].values()}
+    for kind in KINDS:
+        for file in Path(folder).glob(f'{kind}_[0-9]*'):
+            if file.name not in named:
+                file.unlink()
+
+
+def append(folder, content, n_images, **rows):
+    """
+    Adds the rows of `n_images` images to the files, {kind: bytes or uint8 array}. content: that of index.json, possibly
+    with changes. Returns it as it is written.
+    """
+    files = dict(content['files'])
+    for kind, data in rows.items():
+        file = files.get(kind, {'name': f'{kind}_{content["generation"]}', 'bytes': 0, 'crc32': 0})
+        with open(Path(folder) / file['name'], 'ab') as opened:
+            opened.truncate(file['bytes'])
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        files[kind] = file | {'bytes': file['bytes'] + len(data), 'crc32': zlib.crc32(data, file['crc32'])}
+    content = content | {'files': files, 'n_images': content['n_images'] + n_images}
+    write(folder, content)
+    return content
+
+
+def replace(folder, content, n_images, **rows):
+    """As append, for new files of these kinds in the place of the old ones; files of other kinds stay."""
+    kept = {kind: file for kind, file in content['files'].items() if kind not in rows}
+    return append(folder, content | {'files': kept, 'n_images': 0, 'generation': content['generation'] + 1}, n_images,
+                  **rows)
+
+
+def load(folder, content, kind):
+    """A file, mapped into memory: uint8 [bytes]. Raises UserError where it is missing, or not as it was written."""
+    file = content['files'].get(kind)
+    if file is None or not file['bytes']:
+        return np.empty(0, np.uint8)
+    path, checksum = Path(folder) / file['name'], 0
+    if path.name != file['name'] or not path.is_file() or path.stat().st_size < file['bytes']:
+        raise UserError(f'{path}: missing, or cut off; make the index again')
+    data = np.asarray(np.memmap(path, np.uint8, 'c', shape=(file['bytes'],)))       # torch wants writable memory
+    for start in range(0, len(data), CHUNK):
+        checksum = zlib.crc32(data[start:start + CHUNK], checksum)
+    if checksum != file['crc32']:
+        raise UserError(f'{path}: damaged: its checksum is not that in {NAME}; make the index again')
+    return data

@@ -1,0 +1,164 @@
+"""
+Retrieve_Images.py suspects: images whose neighbours contradict their labels, near-duplicates with different labels,
+classes that are probably one, and outliers.
+
+- label: the ratio of the mean distances to the nearest images of the image's own class and of all other classes, which
+  is the nonconformity of Proedrou et al., Transductive confidence machines for pattern recognition, ECML 2002, Eq. 3.
+- class: the fraction of the neighbours in two classes that lie in the other of the two, over the fraction expected of
+  one class that was cut at random. Schilling, Multivariate two-sample tests based on nearest neighbors, JASA 1986.
+- outlier: the distance to the nearest images, as in Ramaswamy et al., Efficient algorithms for mining outliers from
+  large data sets, SIGMOD 2000.
+
+Ratios and distances are judged by their modified z-score, with median and median absolute deviation in place of mean
+and standard deviation, since the suspects themselves are among the images. Iglewicz and Hoaglin, How to detect and
+handle outliers, 1993.
+"""
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from evaluation.neighbours import Search, chunks
+from utilities import stopping
+
+KINDS = ('label', 'duplicate', 'class', 'outlier')
+N_NEAREST = 10               # neighbours of an image within its class, and as many outside of it
+N_MEAN = 3                   # of these, how many the mean distances are taken of
+N_VOTES = 5                  # how many suggest another label
+LABEL_Z = 2.5                # the modified z-scores above which an image is suspect
+OUTLIER_Z = 3.5
+DUPLICATE = 0.6              # the distance of near-duplicates, over the median distance to the nearest image
+MIXED = 0.8                  # the score from which two classes are probably one
+
+
+@dataclass
+class Suspect:
+    """
+    kind:      one of KINDS.
+    image:     the index of the image; of a class, an image of it.
+    suggested: the label that its neighbours suggest; of a duplicate, the label of the other image; of a class, the
+               other class; None for an outlier.
+    score:     the higher, the more suspicious; to be compared within its kind.
+    neighbour: the index of the nearest image of the suggested label, of the other duplicate, or, of an outlier, of the
+               nearest image.
+    """
+    kind: str
+    image: int
+    suggested: int | None
+    score: float
+    neighbour: int
+
+
+def nearest(embeddings, labels, same):
+    """
+    The N_NEAREST nearest images of each image in its own class (same=True) or in all others: rows [N, k], −1 where
+    there are fewer, and their Euclidean distances [N, k] float32, inf there.
+    """
+    search, classes = Search(embeddings, labels), torch.from_numpy(labels).to(embeddings.device)
+    k = min(N_NEAREST, len(labels))
+    rows, distances = np.full((len(labels), k), -1), np.full((len(labels), k), np.inf, np.float32)
+    name = 'within classes' if same else 'between classes'
+    for part in stopping.checked(tqdm(chunks(np.arange(len(labels)), len(labels), 1 << 22), name, leave=False,
+                                      disable=None)):
+        scores = search.scores(part)
+        mine = torch.as_tensor(part, device=embeddings.device)
+        scores[(classes[mine, None] == classes) != same] = -torch.inf
+        found = scores.topk(k)
+        exist = found.values.isfinite().cpu().numpy()
+        far = (embeddings[mine, None] - embeddings[found.indices]).norm(dim=2).cpu().numpy()
+        rows[part], distances[part] = np.where(exist, found.indices.cpu(), -1), np.where(exist, far, np.inf)
+    return rows, distances
+
+
+def find(embeddings, labels):
+    """
+    The suspects of each kind, the most suspicious first.
+
+    Args:
+        embeddings: [N, D] float32 tensor.
+        labels:     [N] int64 array, from 0.
+
+    Returns: a list of Suspects, in the order of KINDS. Memory grows with N (D + 40), besides 70 MB.
+    """
+    if len(labels) < 2:
+        return []
+    own, others = (nearest(embeddings, labels, same) for same in (True, False))
+    order = np.argsort(np.concatenate([own[1], others[1]], axis=1), axis=1, kind='stable')[:, :N_NEAREST]
+    rows, distances = (np.take_along_axis(np.concatenate(pair, axis=1), order, axis=1)
+                       for pair in zip(own, others, strict=True))
+    labels_of = np.where(others[0] < 0, -1, labels[others[0]])
+    suspects = [*wrong_labels(own[1], *others, labels_of), *duplicates(distances, *others, labels_of),
+                *mixed_classes(rows, distances, labels), *outliers(rows, distances)]
+    return sorted(suspects, key=lambda suspect: (KINDS.index(suspect.kind), -suspect.score, suspect.image))
+
+
+def mean(distances):
+    """[N] the mean of the N_MEAN smallest finite distances of each row; NaN where there is none."""
+    few = distances[:, :N_MEAN]
+    exist = np.isfinite(few)
+    return np.divide(np.where(exist, few, 0).sum(axis=1), exist.sum(axis=1), out=np.full(len(few), np.nan, np.float64),
+                     where=exist.any(axis=1))
+
+
+def z_scores(values):
+    """Modified z-scores of the finite values of [N]; −inf for the others, and for all if half of them are equal."""
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.full(len(values), -np.inf)
+    centred = values - np.median(values[finite])
+    deviation = 1.4826 * np.median(np.abs(centred[finite]))              # of a normal distribution, its standard one
+    return np.divide(centred, deviation, out=np.full(len(values), -np.inf), where=finite & (deviation > 0))
+
+
+def ratio(one, other):
+    """one / other, elementwise, with distances of 0 (equal images) replaced by a millionth of the median distance."""
+    least = 1e-6 * np.nanmedian(np.concatenate([one, other]))
+    return np.maximum(one, least) / np.maximum(other, least) if least > 0 else np.full(len(one), np.nan)
+
+
+def wrong_labels(own, rows, distances, labels_of):
+    ratios = ratio(mean(own), mean(distances))
+    z = z_scores(np.log(ratios))
+    weights = 1 / np.maximum(distances[:, :N_VOTES], 1e-6) ** 2
+    for image in np.flatnonzero((z > LABEL_Z) & (ratios > 1)):
+        labels, votes = np.unique(labels_of[image, :N_VOTES], return_inverse=True)
+        suggested = labels[np.bincount(votes, weights[image]).argmax()]
+        neighbour = rows[image, np.flatnonzero(labels_of[image] == suggested)[0]]
+        yield Suspect('label', int(image), int(suggested), float(ratios[image]), int(neighbour))
+
+
+def duplicates(nearest_of_all, rows, distances, labels_of):
+    """Pairs of two classes; the score is the median distance to the nearest image over the distance of the pair."""
+    typical, seen = np.median(nearest_of_all[:, 0]), set()
+    for image, column in np.argwhere(distances < DUPLICATE * typical):
+        other = int(rows[image, column])
+        if (other, int(image)) not in seen:
+            seen.add((int(image), other))
+            score = typical / max(distances[image, column], 1e-3 * typical)
+            yield Suspect('duplicate', int(image), int(labels_of[image, column]), float(score), other)
+
+
+def mixed_classes(rows, distances, labels):
+    """Pairs of classes with N_NEAREST or more neighbours between them, by their Schilling statistic."""
+    image, slot = np.nonzero(rows >= 0)
+    nearest_first = np.argsort(distances[image, slot], kind='stable')
+    image, other = image[nearest_first], rows[image, slot][nearest_first]
+    low, high = np.sort(labels[np.stack([image, other])], axis=0)
+    sizes = np.bincount(labels)
+    within, between = np.bincount(low[low == high], minlength=len(sizes)), np.flatnonzero(low != high)
+    pairs, first, counts = np.unique(np.stack([low, high])[:, between], axis=1, return_index=True, return_counts=True)
+    both = sizes[pairs].sum(axis=0)
+    expected = 2 * sizes[pairs].prod(axis=0) / (both * (both - 1))
+    scores = counts / (counts + within[pairs].sum(axis=0)) / expected
+    for pair in np.flatnonzero((counts >= N_NEAREST) & (scores > MIXED)):
+        edge = between[first[pair]]
+        yield Suspect('class', int(image[edge]), int(labels[other[edge]]), float(scores[pair]), int(other[edge]))
+
+
+def outliers(rows, distances):
+    far = mean(distances)
+    typical = np.median(far)
+    z = z_scores(np.log(np.maximum(far, 1e-6 * typical))) if typical > 0 else np.zeros(len(far))
+    for image in np.flatnonzero(z > OUTLIER_Z):
+        yield Suspect('outlier', int(image), None, float(far[image] / typical), int(rows[image, 0]))

@@ -1,0 +1,38 @@
+"""A trained network of seconds, shared by the tests of this folder."""
+import pytest
+
+import main
+from tests.conftest import draw_classes
+from tests.helpers import folder_of
+
+
+def train(place, *flags):
+    """The folder of a run on 6 classes of 4 images in place / 'data'."""
+    draw_classes(place / 'data' / 'images', 6, 4)
+    arguments = ['--dataset', 'folder', '--source_path', str(place / 'data'), '--arch', 'conv4_normalize',
+                 '--not_pretrained', '--input_size', '16', '--bs', '6', '--samples_per_class', '2', '--n_epochs', '1',
+                 '--iterations_per_epoch', '1', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
+                 '--save_path', str(place / 'runs'), '--group', 'quick', '--pictures', 'none', *flags]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', ['main.py'])
+        assert main.main(arguments) == 0
+    return folder_of(place)
+
+
+@pytest.fixture(scope='session')
+def trained(tmp_path_factory):
+    return train(tmp_path_factory.mktemp('trained'))
+
+
+@pytest.fixture(scope='session')
+def another(tmp_path_factory):
+    """A run like `trained`, with another seed."""
+    return train(tmp_path_factory.mktemp('another'), '--seed', '2').with_name('quick_s2')
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder with 12 images in two folders, and one that cannot be read."""
+    folder = draw_classes(tmp_path / 'photos', 2, 6, seed=5)
+    (folder / 'class_00' / 'broken.jpg').write_bytes(b'no image')
+    return folder

@@ -1,0 +1,144 @@
+"""The command line: Retrieve_Images.py."""
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import retrieval
+import Retrieve_Images
+from retrieval import changes
+from retrieval.photos import find
+from tests.retrieval.test_index import images_of
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command with arguments; returns the exit code, and what it printed to stdout and to stderr."""
+    def work(*arguments):
+        capsys.readouterr()
+        machine = ['--device', 'cpu', '--kernels', '0'] if arguments[0] != 'remove' else []
+        code = Retrieve_Images.main([*map(str, arguments), *machine])
+        return code, *capsys.readouterr()
+    return work
+
+
+@pytest.fixture
+def index(call, trained, photos, tmp_path):
+    code, out, err = call('index', trained, photos, '--out', tmp_path / 'index')
+    assert code == 0 and out == f'{tmp_path / "index"}: 12 images, exact search\n'
+    assert 'Not in the index, since they cannot be read: 1 of 13 images; all of them: ' in err
+    return tmp_path / 'index'
+
+
+def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained, photos, tmp_path):
+    queries = images_of(photos / 'class_01')[:2]
+    code, out, err = call('query', index, *queries, photos / 'class_00' / 'broken.jpg', '--k', '3',
+                          '--json', tmp_path / 'found.json', '--picture', tmp_path / 'found.png')
+    assert code == 0 and 'Left out, since they cannot be read: 1 of 3 images\n' in err
+    network, transform = retrieval.load(trained, 'cpu')
+    embeddings = retrieval.embed(network, transform, [*queries, *images_of(photos)]).numpy()
+    distances = np.linalg.norm(embeddings[:2, None] - embeddings[2:], axis=2)
+    found = json.loads((tmp_path / 'found.json').read_text())
+    assert [row['query'] for row in found] == queries
+    for row, far in zip(found, distances, strict=True):
+        nearest = np.argsort(far)[:3]
+        assert [one['path'] for one in row['nearest']] == [images_of(photos)[i] for i in nearest]
+        np.testing.assert_allclose([one['distance'] for one in row['nearest']], far[nearest], atol=1e-5)
+        assert row['nearest'][0]['path'] == row['query'] and row['nearest'][0]['distance'] < 1e-5
+    lines = out.splitlines()
+    assert lines[:2] == [queries[0], '  rank  distance  nearest'] and lines[5] == queries[1]
+    assert lines[3].split() == ['2', f'{np.sort(distances[0])[1]:.4f}', found[0]['nearest'][1]['path']]
+    picture = np.asarray(Image.open(tmp_path / 'found.png'))
+    assert picture.shape[2] == 3 and picture.std() > 30
+    code, out, _ = call('query', index, photos / 'class_01', '--picture', tmp_path / 'found.svg')      # a folder
+    assert code == 0 and out.count('rank') == 6 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
+
+
+def test_images_are_added_and_removed_and_the_moved_are_named(call, index, trained, photos, tmp_path):
+    more = shutil.copytree(photos / 'class_01', tmp_path / 'more')
+    assert call('add', index, more)[1] == f'{index}: 18 images, exact search\n'
+    assert call('index', trained, photos, more, '--out', index)[1] == f'{index}: 18 images, exact search\n'
+    more.rename(tmp_path / 'moved')
+    code, _, err = call('query', index, tmp_path / 'moved' / '0.png', '--k', '18', '--picture', tmp_path / 'found.png')
+    assert code == 0 and (tmp_path / 'found.png').exists()
+    assert 'Moved or deleted since they were indexed: 6 of 18 images found; ' in err and f'{more}/0.png' in err
+    assert call('remove', index, '--missing')[:2] == (0, f'images removed: 6\n{index}: 12 images, exact search\n')
+    assert call('remove', index, '--missing')[:2] == (0, f'images removed: 0\n{index}: 12 images, exact search\n')
+    assert call('remove', index, photos / 'class_00', images_of(photos)[-1])[1].startswith('images removed: 7\n')
+
+
+def test_sentences(call, index, trained, another, photos, tmp_path):
+    some = images_of(photos)[0]
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'wrong.csv').write_text('file\na.png\n')
+    for arguments, sentence in (
+            (['query', index, tmp_path / 'nowhere.jpg'], 'nowhere.jpg: there is no such file or folder'),
+            (['query', index, tmp_path / 'empty'], 'empty: it names no image; expected a folder with images'),
+            (['query', index, tmp_path / 'wrong.csv'], 'expected a header with the column path, found file'),
+            (['query', index, photos / 'class_00' / 'broken.jpg'], 'broken.jpg: not a readable image'),
+            (['query', index, some, '--run', another], 'another network than that of'),
+            (['query', index, some, '--k', '0'], '--k: expected a whole number of at least 1'),
+            (['query', index, some, '--picture', tmp_path / 'a.gif'], 'ends in .png or .svg'),
+            (['query', index, some, '--json', tmp_path / 'nowhere' / 'a'], '--json'),
+            (['query', trained, some], 'not an index'),
+            (['query', index, some, '--run', tmp_path], 'not a run folder'),
+            (['index', trained, some, '--out', trained], 'it exists and is no index; give a new folder'),
+            (['index', trained, some, '--out', some + '/index'], 'no folder can be made there'),
+            (['index', another, some, '--out', index], 'another network than that of'),
+            (['index', trained, some], 'required: --out'),
+            (['index', trained, some, '--out', tmp_path / 'new', '--recall', '2'], '--recall: expected a number'),
+            (['remove', index], 'name photos or folders, or give --missing'),
+            (['remove', index, tmp_path], None),
+            (['remove', index, tmp_path], 'the index has no image in'),
+            (['query', index, some], 'the index has no images yet')):
+        code, _, err = call(*arguments)
+        assert (code == 0) if sentence is None else (code == 2 and sentence in err and len(err.splitlines()) == 1), err
+
+
+def test_an_index_can_be_queried_with_its_run_elsewhere(call, index, trained, photos, tmp_path):
+    shutil.copytree(trained, tmp_path / 'moved')
+    content = json.loads((index / 'index.json').read_text())
+    (index / 'index.json').write_text(json.dumps(content | {'run': str(tmp_path / 'gone')}))
+    some = images_of(photos)[0]
+    assert call('query', index, some)[0] == 2
+    assert call('query', index, some, '--run', tmp_path / 'moved')[0] == 0
+
+
+def test_without_faiss_there_is_a_note(call, index, photos, monkeypatch):
+    with_faiss = call('query', index, photos / 'class_01')[1]
+    monkeypatch.setitem(sys.modules, 'faiss', None)
+    code, out, err = call('query', index, photos / 'class_01')
+    assert code == 0 and out == with_faiss and 'faiss is not installed: every search is exact, by torch' in err
+
+
+def test_photos_are_named_by_files_folders_and_lists(photos, tmp_path):
+    (photos / '.hidden').mkdir()
+    for name in ('.hidden/a.png', '.b.png', 'note.md', 'C.JPG'):
+        (photos / name).touch()
+    images = sorted([*images_of(photos / 'class_00'), str(photos / 'class_00' / 'broken.jpg')])
+    assert find([photos / 'class_00']) == images
+    assert find([photos]) == sorted([str(photos / 'C.JPG'), *images, *images_of(photos / 'class_01')])
+    (photos / 'list.csv').write_text('label,path\na,class_01/1.png\nb,gone.png\n')
+    (tmp_path / 'list.txt').write_text(f'{images[0]}\n\nphotos/class_01/1.png\n')
+    assert find([photos / 'list.csv', tmp_path / 'list.txt', images[1]]) == [
+        str(photos / 'class_01' / '1.png'), str(photos / 'gone.png'), images[0], images[1]]
+
+
+def test_ctrl_c_keeps_what_was_embedded(call, trained, photos, tmp_path, monkeypatch):
+    embedded = changes.loading.embedded
+
+    def stopped(*arguments):
+        batches = embedded(*arguments)
+        yield next(batches)
+        raise KeyboardInterrupt
+
+    arguments = ['index', trained, photos, '--out', tmp_path / 'index', '--bs', '4']
+    with monkeypatch.context() as patch:
+        patch.setattr(changes.loading, 'embedded', stopped)
+        code, _, err = call(*arguments)
+    assert code == 130 and 'The same command continues.' in err
+    assert len(retrieval.Index(tmp_path / 'index')) in (3, 4)
+    assert call(*arguments)[1] == f'{tmp_path / "index"}: 12 images, exact search\n'

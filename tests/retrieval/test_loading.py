@@ -1,0 +1,84 @@
+"""retrieval.load against main.py --embed, which builds the network together with its data."""
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main
+import retrieval
+from tests.retrieval.conftest import train
+from utilities.errors import UserError
+
+
+@pytest.mark.parametrize('flags', [(), ('--eval_features', '--eval_normalize'), ('--eval_size', '24', '--ema', '0.5',
+                                   '--eval_ema'), ('--augmentation', 'characters')], ids=lambda flags: ' '.join(flags))
+def test_embeddings_are_those_of_embed(flags, trained, tmp_path, run):
+    folder = train(tmp_path, *flags) if flags else trained
+    assert run('--embed', folder, tmp_path / 'out.npz') == 0
+    written = np.load(tmp_path / 'out.npz')
+    network, transform = retrieval.load(folder, 'cpu')
+    assert np.array_equal(retrieval.embed(network, transform, written['paths'].tolist(), bs=6), written['embeddings'])
+    images = torch.stack([transform(Image.open(path)) for path in written['paths'][:6]])
+    assert images.shape == (6, 3, network.input_size, network.input_size)
+    embeddings = network(images)
+    assert not embeddings.requires_grad and not network.model.training
+    torch.testing.assert_close(embeddings, torch.from_numpy(written['embeddings'][:6]), rtol=0, atol=1e-6)
+
+
+def test_the_data_of_the_run_are_not_needed_and_nothing_else_changes(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(main.parts.datasets, 'select', lambda *arguments: 1 / 0)
+    torch.manual_seed(3)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    network, _ = retrieval.load(trained, 'cpu')
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+    of_file, _ = retrieval.load(trained / 'checkpoint_last.pt', 'cpu')
+    assert of_file.id == network.id
+
+
+def test_the_id_depends_on_weights_and_settings(trained, another, tmp_path):
+    network, _ = retrieval.load(trained, 'cpu')
+    assert retrieval.load(another, 'cpu')[0].id != network.id
+    assert retrieval.loading.checksum_of(network.model, network.settings) == network.id
+    assert retrieval.loading.checksum_of(network.model, network.settings | {'eval_size': 8}) != network.id
+
+
+def odd_images():
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (30, 40, 4), dtype=np.uint8)
+    rgb = Image.fromarray(pixels[..., :3])
+    turned = rgb.copy()
+    turned.getexif()[0x0112] = 6
+    return {'transparent': Image.fromarray(pixels), 'grey': Image.fromarray(pixels[..., 0]),
+            'palette': rgb.quantize(16), 'black and white': rgb.convert('1'), 'turned': turned,
+            '16 bit': Image.fromarray(random.integers(0, 2 ** 16, (30, 40), dtype=np.uint16))}
+
+
+@pytest.mark.parametrize('kind', odd_images())
+def test_images_of_all_modes_give_the_pixels_of_their_files(kind, trained, tmp_path):
+    network, transform = retrieval.load(trained, 'cpu')
+    image = odd_images()[kind]
+    image.save(tmp_path / 'image.png', exif=image.getexif())
+    image = Image.open(tmp_path / 'image.png')
+    size, mode = image.size, image.mode
+    of_file, of_image = retrieval.embed(network, transform, [tmp_path / 'image.png', image])
+    assert torch.equal(of_file, of_image)
+    torch.testing.assert_close(network(transform(image)[None])[0], of_image, rtol=0, atol=1e-6)
+    assert (image.size, image.mode) == (size, mode)                   # the caller's image stays as it is
+    if kind == 'turned':
+        rotated = Image.fromarray(np.rot90(np.asarray(image), -1))
+        upright = retrieval.embed(network, transform, [rotated])[0]
+        torch.testing.assert_close(of_image, upright, rtol=0, atol=1e-6)
+
+
+def test_what_cannot_be_loaded(trained, photos, tmp_path):
+    network, transform = retrieval.load(trained, 'cpu')
+    with pytest.raises(UserError, match='broken.jpg: not a readable image'):
+        retrieval.embed(network, transform, sorted((photos / 'class_00').iterdir()), bs=2)
+    assert retrieval.embed(network, transform, []).shape == (0, 16)
+    with pytest.raises(UserError, match='nowhere: not a run folder'):
+        retrieval.load(tmp_path / 'nowhere')
+    with pytest.raises(UserError, match='--device'):
+        retrieval.load(trained, 'tpu')

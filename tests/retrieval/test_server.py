@@ -1,0 +1,214 @@
+"""Retrieve_Images.py serve: what the page asks for by HTTP, and the page itself in a headless browser."""
+import io
+import re
+import shutil
+import sys
+import threading
+from base64 import b64encode
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from retrieval import server
+from tests.helpers import wait_for
+from utilities.errors import UserError
+
+flask = pytest.importorskip('flask')
+COLOURS = ['red', 'darkred', 'orange', 'gold', 'green', 'darkgreen', 'blue', 'navy']
+
+
+class MeanColour(torch.nn.Module):
+    """[B, 3, S, S] -> [B, 3]: a network whose neighbours can be told."""
+    device = torch.device('cpu')
+
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+def transform(image):
+    return torch.from_numpy(np.array(image.convert('RGB').resize((8, 8)))).permute(2, 0, 1) / 255
+
+
+@pytest.fixture
+def index(tmp_path):
+    """What the server needs of an Index, for one photo of each colour."""
+    (tmp_path / 'photos').mkdir()
+    paths = [str(tmp_path / 'photos' / f'{colour}.png') for colour in COLOURS]
+    for path, colour in zip(paths, COLOURS, strict=True):
+        Image.new('RGB', (900, 600), colour).save(path)
+    embeddings = np.stack([MeanColour()(transform(Image.open(path))[None])[0].numpy() for path in paths])
+
+    def nearest(queries, k):
+        distances = np.linalg.norm(np.asarray(queries)[:, None] - embeddings, axis=2)
+        rows = np.argsort(distances, axis=1, kind='stable')[:, :k]
+        return rows, np.take_along_axis(distances, rows, axis=1)
+
+    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest)
+
+
+@pytest.fixture
+def client(index):
+    return server.application(index, MeanColour(), transform, k=3).test_client()
+
+
+def photo(colour, kind='PNG'):
+    file = io.BytesIO()
+    Image.new('RGB', (40, 30), colour).save(file, kind)
+    return file.getvalue()
+
+
+def names(answer):
+    return [found['name'].removeprefix('photos/').removesuffix('.png') for found in answer.json['neighbours']]
+
+
+def test_the_neighbours_of_a_photo_and_of_an_image_of_the_index(client, index):
+    answer = client.post('/neighbours', data=photo('#f00'))
+    assert names(answer) == ['red', 'darkred', 'orange']
+    wanted = np.linalg.norm(index.embeddings[:3] - index.embeddings[0], axis=1)
+    np.testing.assert_allclose(sorted(found['distance'] for found in answer.json['neighbours']), sorted(wanted),
+                               atol=1e-6)
+    assert names(client.get('/neighbours/6')) == ['navy', 'darkgreen', 'green']        # without itself
+    start = client.get('/start').json
+    assert start['n_images'] == 8 and [image['row'] for image in start['images']] == [*range(8)]
+
+
+def test_images_are_sent_by_row_and_reduced(client, index):
+    answer = client.get('/image/4')
+    image = Image.open(io.BytesIO(answer.data))
+    assert (image.format, image.size, answer.mimetype) == ('JPEG', (server.SIDE, 320), 'image/jpeg')
+    assert image.getpixel((5, 5))[1] > 100 > image.getpixel((5, 5))[0]
+
+
+@pytest.mark.parametrize('address', [
+    '/image/8', '/image/-1', '/image/0.png', '/image/../server.py', '/image/%2e%2e%2fserver.py', '/image//etc/passwd',
+    '/neighbours/8', '/neighbours/../../etc/passwd', '/photos/red.png', '/retrieval/page.html', '/static/x'])
+def test_nothing_but_images_of_the_index_is_served(client, address):
+    answer = client.get(address)
+    assert answer.status_code in (404, 405) and set(answer.json) == {'error'}
+
+
+def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
+    for data in b'', b'no image', photo('red')[:60]:
+        answer = client.post('/neighbours', data=data)
+        assert (answer.status_code, answer.json['error']) == (400, 'This file is not an image that can be read.')
+    answer = client.post('/neighbours', data=bytes(server.MAX_MB * 2 ** 20 + 1))
+    assert (answer.status_code, answer.json['error']) == (413, f'The photo is larger than {server.MAX_MB} MB.')
+    open(index.paths[1], 'w').close()
+    answer = client.get('/image/1')
+    assert (answer.status_code, answer.json['error']) == (404, 'photos/darkred.png cannot be read any more.')
+
+
+def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsewhere(client):
+    for host, code in ('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('rebound.example:8000', 403):
+        assert client.get('/start', headers={'Host': host}).status_code == code
+    page = client.get('/')
+    assert "default-src 'self'" in page.headers['Content-Security-Policy']
+    assert not re.findall(r'''(?:https?:)?//[\w.]+\.\w+|@import''', page.text)
+
+
+def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, monkeypatch):
+    waitress = pytest.importorskip('waitress')
+    taken = waitress.create_server(lambda *_: [], host='127.0.0.1', port=0)
+    with pytest.raises(UserError, match=f'--port {taken.effective_port}: nothing can listen there'):
+        server.serve(index, MeanColour(), transform, port=taken.effective_port)
+    taken.close()
+    monkeypatch.setitem(sys.modules, 'waitress', None)
+    with pytest.raises(UserError, match='pip install flask waitress'):
+        server.serve(index, MeanColour(), transform)
+
+
+@pytest.fixture
+def page(index):
+    """The page in a headless browser, of the application served at a free port."""
+    sync_api, waitress = pytest.importorskip('playwright.sync_api'), pytest.importorskip('waitress')
+    browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+    if browser is None:
+        pytest.skip('no Chromium is installed')
+    running = waitress.create_server(server.application(index, MeanColour(), transform, k=3), host='127.0.0.1', port=0)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=browser, args=['--no-sandbox'])
+        page = opened.new_page()
+        page.wrong = []
+        page.on('pageerror', lambda error: page.wrong.append(error))
+        page.on('console', lambda message: page.wrong.append(message.text) if message.type == 'error' else None)
+        page.goto(f'http://127.0.0.1:{running.effective_port}')
+        page.wait_for_selector('#results li')
+        yield page
+        opened.close()
+    running.close()
+
+
+def expect(locator):
+    return pytest.importorskip('playwright.sync_api').expect(locator)
+
+
+def caption(page, text):
+    """Waits until the query has this name."""
+    expect(page.locator('#query figcaption')).to_have_text(text)
+
+
+def shown(page):
+    """The results' file names, once there are three and all pictures are loaded."""
+    expect(page.locator('#results b')).to_have_count(3)
+    wait_for(lambda: page.evaluate('[...document.images].every(image => !image.src || image.naturalWidth)'))
+    return [name.removesuffix('.png') for name in page.locator('#results li a span span:last-child').all_inner_texts()]
+
+
+def test_the_page_in_a_browser(page, tmp_path):
+    assert page.inner_text('#size') == '8 images in the index' and page.locator('#results li').count() == 8
+    (tmp_path / 'new.jpg').write_bytes(photo('#fa0', 'JPEG'))
+    page.set_input_files('#file', tmp_path / 'new.jpg')
+    assert shown(page)[0] == 'orange'
+    assert page.inner_text('#query figcaption') == 'new.jpg'
+    page.focus('#results li:nth-child(1) a')                         # by keyboard: go on from the nearest image
+    page.keyboard.press('Enter')
+    caption(page, re.compile(r'orange\.png$'))
+    assert shown(page)[0] == 'gold'
+    page.click('#results li:nth-child(1) a')
+    caption(page, re.compile(r'gold\.png$'))
+    page.go_back()
+    page.go_back()
+    caption(page, 'new.jpg')
+    assert shown(page)[0] == 'orange' and page.wrong == []
+
+
+def test_a_photo_is_dropped_and_a_file_that_is_none_is_explained(page):
+    drop = '''([text, name, type]) => {
+        const data = new DataTransfer(), bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0))
+        data.items.add(new File([bytes], name, {type}))
+        document.querySelector('#drop').dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true}))
+    }'''
+    page.evaluate(drop, [b64encode(photo('navy')).decode(), 'night.png', 'image/png'])
+    assert shown(page)[0] == 'navy'
+    page.evaluate(drop, [b64encode(b'no image').decode(), 'notes.txt', 'text/plain'])
+    page.wait_for_selector('#status.bad')
+    assert page.inner_text('#status') == 'This file is not an image that can be read.'
+    assert page.locator('#results li').count() == 0
+
+
+def test_the_page_can_be_used_without_a_mouse_and_read_aloud(page):
+    assert page.evaluate("[...document.images].every(image => image.hasAttribute('alt'))")
+    page.keyboard.press('Tab')
+    assert page.evaluate('document.activeElement.id') == 'file' and page.get_by_label('Choose a photo').count() == 1
+    assert page.evaluate("document.querySelector('#status').getAttribute('role')") == 'status'
+    for scheme in 'light', 'dark':                                    # WCAG 2.2: at least 4.5 to 1
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRAST) > 4.5
+
+
+CONTRAST = '''() => Math.min(...['#hint', 'h1', '#size', 'label.button', '#results span span'].map(selector => {
+    const element = document.querySelector(selector)
+    let ground = element
+    const colour = name => getComputedStyle(name).backgroundColor
+    while (colour(ground) === 'rgba(0, 0, 0, 0)') ground = ground.parentElement
+    const luminance = text => text.match(/\\d+/g).slice(0, 3).map(Number).map(value => value / 255)
+        .map(value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4)
+        .reduce((sum, value, channel) => sum + value * [.2126, .7152, .0722][channel], 0)
+    const values = [luminance(getComputedStyle(element).color), luminance(colour(ground))].sort((a, b) => a - b)
+    return (values[1] + .05) / (values[0] + .05)
+}))'''

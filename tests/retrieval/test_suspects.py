@@ -1,0 +1,167 @@
+"""Retrieve_Images.py suspects: planted faults are found, and the scores are those of a brute-force computation."""
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import Retrieve_Images
+from datasets import folder
+from retrieval import review, suspects
+from tests.conftest import draw_classes
+
+
+def clusters(n_classes=10, n_images=20, dim=32, seed=0):
+    """Embeddings [N, dim] of norm 1 around a centre per class, and labels."""
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(n_classes), n_images)
+    points = random.normal(size=(n_classes, dim))[labels] + 0.6 * random.normal(size=(len(labels), dim))
+    return torch.nn.functional.normalize(torch.from_numpy(points).float(), dim=1), labels, random
+
+
+def of_kind(found, kind):
+    return [suspect for suspect in found if suspect.kind == kind]
+
+
+def test_planted_wrong_labels_are_found_and_corrected():
+    embeddings, true, random = clusters()
+    labels, wrong = true.copy(), random.permutation(200)[:10]
+    labels[wrong] = (labels[wrong] + random.integers(1, 10, 10)) % 10
+    found = of_kind(suspects.find(embeddings, labels), 'label')
+    assert {suspect.image for suspect in found} == set(wrong)
+    for suspect in found:
+        assert suspect.suggested == true[suspect.image] == labels[suspect.neighbour] and suspect.score > 1
+    assert [suspect.score for suspect in found] == sorted((suspect.score for suspect in found), reverse=True)
+
+
+def test_planted_duplicates_cut_classes_and_outliers_are_found():
+    embeddings, labels, _ = clusters()
+    assert suspects.find(embeddings, labels) == []
+    copies = embeddings.clone()
+    copies[150] = torch.nn.functional.normalize(embeddings[3] + 0.01, dim=0)
+    pair, = of_kind(suspects.find(copies, labels), 'duplicate')
+    assert {pair.image, pair.neighbour} == {3, 150} and pair.suggested == labels[pair.neighbour]
+    cut = labels.copy()
+    cut[40:48] = 10
+    whole, = of_kind(suspects.find(embeddings, cut), 'class')
+    assert {cut[whole.image], cut[whole.neighbour], whole.suggested} == {2, 10} and whole.score > 0.8
+    centre = embeddings.view(10, 20, -1).mean(dim=1)
+    alien = torch.linalg.svd(centre, full_matrices=True).Vh[-1]           # orthogonal to all classes
+    strange = torch.cat([embeddings, alien[None]])
+    outlier, = of_kind(suspects.find(strange, np.append(labels, 0)), 'outlier')
+    assert outlier.image == 200 and outlier.suggested is None
+
+
+def test_scores_are_those_of_a_brute_force_computation(monkeypatch):
+    """Also of classes of one and two images, whose means are of fewer distances, and in several chunks."""
+    monkeypatch.setattr(suspects, 'chunks', lambda rows, n, size: np.array_split(rows, 7))
+    monkeypatch.setattr(suspects, 'LABEL_Z', 0.5)
+    random = np.random.default_rng(1)
+    labels = np.array([0] + [1] * 2 + [2] * 9 + [3] * 30)
+    embeddings = torch.from_numpy(random.normal(size=(len(labels), 5))).float()
+    distances = torch.cdist(embeddings.double(), embeddings.double()).numpy()
+    ratios = np.full(len(labels), np.nan)
+    for i in range(1, len(labels)):                                       # the first has no image of its class
+        own = sorted(distances[i, j] for j in range(len(labels)) if labels[j] == labels[i] and j != i)
+        others = sorted(distances[i, j] for j in range(len(labels)) if labels[j] != labels[i])
+        ratios[i] = np.mean(own[:3]) / np.mean(others[:3])
+    logs = np.log(ratios[1:])
+    z = (logs - np.median(logs)) / (1.4826 * np.median(abs(logs - np.median(logs))))
+    wanted = {i: ratios[i] for i in np.flatnonzero(np.append(False, z > 0.5)) if ratios[i] > 1}
+    found = {suspect.image: suspect.score for suspect in of_kind(suspects.find(embeddings, labels), 'label')}
+    assert len(wanted) > 3 and found.keys() == wanted.keys()
+    np.testing.assert_allclose([found[i] for i in wanted], [*wanted.values()], rtol=1e-4)
+
+
+def test_halves_of_one_class_have_a_score_of_about_one_and_separate_classes_of_zero(monkeypatch):
+    monkeypatch.setattr(suspects, 'MIXED', -1)
+    monkeypatch.setattr(suspects, 'N_NEAREST', 10)
+    random, scores = np.random.default_rng(0), []
+    for _ in range(20):
+        embeddings = torch.from_numpy(random.normal(size=(90, 8))).float()
+        labels = random.permutation(np.repeat([0, 1], [30, 60]))
+        score, = [suspect.score for suspect in of_kind(suspects.find(embeddings, labels), 'class')]
+        scores.append(score)
+    assert np.mean(scores) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize('labels', [[0], [0, 0, 0], [0, 1, 2], [0, 0, 1, 1, 1]])
+@pytest.mark.parametrize('spread', [0, 1])
+def test_few_or_equal_images(labels, spread):
+    embeddings = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0)) * spread
+    for suspect in suspects.find(embeddings, np.array(labels)):
+        assert np.isfinite(suspect.score)
+
+
+def rows_of(file):
+    with open(file, newline='') as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
+    photos = draw_classes(tmp_path / 'photos', 8, 8)
+    moved = photos / 'class_00' / 'moved.png'
+    (photos / 'class_05' / '2.png').rename(moved)
+    out = tmp_path / 'found.csv'
+    flags = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '24', '--device', 'cpu', '--kernels', '0']
+    assert Retrieve_Images.main(['suspects', str(photos), '--out', str(out), *flags]) == 0
+    first, *_ = rows_of(out)
+    assert list(first) == ['kind', 'path', 'label', 'suggested_label', 'score', 'neighbour']
+    assert (first['kind'], first['path'], first['label']) == ('label', str(moved), 'class_00')
+    assert first['suggested_label'] == 'class_05' and f'{photos}/class_05/' in first['neighbour']
+    with Image.open(tmp_path / 'found.png') as sheet:
+        assert sheet.width > 1500
+    assert '64 images of 8 classes; suspects: ' in capsys.readouterr().out
+    table = tmp_path / 'table.csv'
+    table.write_text('path,label\n' + ''.join(f'{path.relative_to(tmp_path)},{path.parent.name}\n'
+                                              for path in sorted(photos.glob('*/*.png'))))
+    assert Retrieve_Images.main(['suspects', str(table), '--out', str(tmp_path / 'again.csv'), *flags]) == 0
+    assert [row['path'] for row in rows_of(tmp_path / 'again.csv')] == [row['path'] for row in rows_of(out)]
+
+
+def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_path, capsys):
+    out = ['--out', str(tmp_path / 'found.csv')]
+    assert Retrieve_Images.main(['suspects', str(trained), *out]) == 0
+    assert '24 images of 6 classes' in capsys.readouterr().out
+    assert Retrieve_Images.main(['suspects', str(trained / 'checkpoint_last.pt'), *out, '--no_train_metrics']) == 0
+    assert '12 images of 3 classes' in capsys.readouterr().out
+    data = trained.parents[2] / 'data'
+    assert Retrieve_Images.main(['suspects', str(data), '--run', str(trained), *out]) == 0
+    assert '24 images of 6 classes' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('arguments, sentence', [
+    (['nowhere'], 'nowhere: there is no such folder of photos, CSV file, run folder or checkpoint'),
+    (['{empty}'], 'no images; expected one folder of images per class'),
+    (['{empty}', '--out', 'found.txt'], '--out found.txt: give a file that ends in .csv'),
+    (['{photos}', '--archh', 'conv4'], '--archh: unknown flag; did you mean arch?'),
+    (['{photos}', '--run', 'nowhere'], 'nowhere: not a run folder'),
+    (['{photos}', '--arch', 'conv4', '--not_pretrained', '--device', 'cpu', '--kernels', '0'],
+     'broken.jpg: not a readable image'),
+])
+def test_what_cannot_be_examined(arguments, sentence, photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'empty').mkdir()
+    places = {'empty': tmp_path / 'empty', 'photos': photos}
+    assert Retrieve_Images.main(['suspects', *(argument.format(**places) for argument in arguments)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_most_of_5_percent_shuffled_labels_of_grocery_photos_are_found(shared, tmp_path):
+    """With ImageNet features, of 14 photos of each product, at 96 pixels."""
+    table = folder.class_folders(shared / 'data' / 'grocery' / 'images')
+    listed = tmp_path / 'some.csv'
+    counts, lines = {}, ['path,label']
+    for path, name in zip(table.paths, table.classes, strict=True):
+        counts[name] = counts.get(name, 0) + 1
+        lines += [f'{path},{name}'] if counts[name] <= 14 else []
+    listed.write_text('\n'.join(lines))
+    part, = review.of_photos(listed, None, [
+        '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
+        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
+    random, true = np.random.default_rng(0), part.images.labels
+    labels, wrong = true.copy(), random.permutation(len(true))[:len(true) // 20]
+    labels[wrong] = (labels[wrong] + random.integers(1, 81, len(wrong))) % 81
+    found = {suspect.image for suspect in of_kind(suspects.find(part.embeddings, labels), 'label')}
+    assert len(found & set(wrong)) > max(0.6 * len(wrong), 0.85 * len(found))
