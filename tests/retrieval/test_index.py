@@ -339,7 +339,7 @@ def test_the_page_about_using_a_network(trained, photos, tmp_path, run, monkeypa
     for name, image in zip(('tomato.jpg', 'milk.jpg'), images_of(photos), strict=False):
         Image.open(image).save(name)
     found = {}
-    first, second = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+    first, second, *_ = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
     exec(first.replace('Training_Results/folder/Grocery_s1', str(trained)), found)
     assert found['embeddings'].shape == (2, 16)
     make(tmp_path / 'Grocery_Index', (found['network'], found['transform']), images_of(photos))
