@@ -229,7 +229,8 @@ def training_parameters(parser):
                        help='number of training epochs; 0 only evaluates the untrained network')
     group.add_argument('--iterations_per_epoch', type=COUNT, default=0,
                        help='number of batches per epoch; 0 leaves it to the sampler, usually training images // --bs')
-    group.add_argument('--bs', type=POSITIVE_INT, default=112, help='number of images per batch')
+    group.add_argument('--bs', type=POSITIVE_INT, default=112,
+                       help='number of images per batch; with --views N, each image counts N times')
     group.add_argument('--micro_bs', type=COUNT, default=0,
                        help='largest number of images that a process embeds at once; a larger batch is embedded in '
                             'pieces, twice, so that the memory of one piece is enough; the loss is that of the whole '
@@ -297,6 +298,12 @@ def batch_creation_parameters(parser):
     group.add_argument('--data_sampler', default='class_random', help=f'batch sampler, one of {", ".join(SAMPLERS)}')
     group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2,
                        help='number of images per class in a batch')
+    group.add_argument('--views', metavar='N', type=POSITIVE_INT, default=1,
+                       help='number of times that each image is in its batch, each time with its own augmentation; '
+                            '--bs counts all of them and must be divisible by N')
+    switch(group, '--unsupervised',
+           help='make each training image a class of its own for the loss, the miner and the sampler, instead of using '
+                'its label; --samples_per_class is then 1, and evaluation uses the labels')
     switch(group, '--data_cover_epoch', help='class_random: visit every class once per epoch')
     group.add_argument('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
                        help='hierarchical: number of super-classes per batch; more are used if these have too few '
@@ -567,6 +574,8 @@ def loss_parameters(parser):
     add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
     add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
         help='norm to which longer embeddings are clipped; 0 means no clipping')
+    add('--loss_linear_classifier_lr', type=NOT_NEGATIVE, default=0.00001,
+        help='learning rate of the class weights and biases')
     add('--loss_tcm_margin_pos', type=REAL, default=0.9,
         help='margin of positive pairs; those with a cosine similarity up to it add to the loss')
     add('--loss_tcm_margin_neg', type=REAL, default=0.5,
@@ -774,6 +783,8 @@ def parse(arguments, defaults=None):
     settings |= asked
     opt = parser.parse_args([*tokens(settings), *arguments])
     opt.given = [*given(parser, [*tokens(asked), *arguments])]
+    if opt.unsupervised and 'samples_per_class' not in opt.given:
+        opt.samples_per_class = 1
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -865,6 +876,14 @@ def check(opt):
             raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
+    if opt.bs % opt.views:
+        raise UserError(f'--bs {opt.bs} is not divisible by --views {opt.views}, the number of times that each image '
+                        'is in its batch')
+    if opt.unsupervised and opt.samples_per_class > 1:
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
+                        'leave the flag out, and give --views to have each image in its batch several times')
+    if opt.unsupervised and opt.embed_init == 'lda':
+        raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -899,7 +918,7 @@ def without_effect(opt):
         'lr_warmup_unit': opt.lr_warmup, 'eval_ema': False,
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
         'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
-        'samples_per_class': sampler not in ('full_random', 'image_random'),
+        'samples_per_class': sampler not in ('full_random', 'image_random') and not opt.unsupervised,
         'data_cover_epoch': sampler == 'class_random',
         'data_hierarchical_superclasses': sampler == 'hierarchical',
         'data_batchmatch_bigbs': matches or sampler.endswith('coreset'), 'data_batchmatch_ncomps': matches,

@@ -55,7 +55,7 @@ def build(opt):
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
-    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
+    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
     parts.sampler = datasampler.select(drawn, parts.data.train)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
@@ -71,7 +71,11 @@ def check(opt, data):
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
                         'class_folds')
     pairs = criteria.need_positives(opt)
-    if opt.n_epochs and opt.samples_per_class == 1 and pairs and datasampler.distinct(opt) == 'classes':
+    if opt.n_epochs and opt.views == 1 and pairs and opt.unsupervised:
+        raise UserError(f'--unsupervised: an image is alone in its class, and --loss {"+".join(pairs)} needs pairs of '
+                        'a class; give --views 2 or more')
+    if (opt.n_epochs and opt.views == 1 and opt.samples_per_class == 1 and pairs
+            and datasampler.distinct(opt) == 'classes'):
         raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
     if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'

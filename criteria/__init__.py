@@ -17,6 +17,7 @@ from criteria import (
     hyperbolic,
     lifted,
     liftedstructure,
+    linear_classifier,
     margin,
     multisimilarity,
     nir,
@@ -68,6 +69,7 @@ CRITERIA = {
     # Musgrave et al., ECCV 2020
     'cosface': cosface,
     'fastap': fastap,
+    'linear_classifier': linear_classifier,
     'ntxent': ntxent,
     'snr_contrastive': snr_contrastive,
     # Mohan et al., CVPR 2020
@@ -149,6 +151,9 @@ def build(opt, batchminer, pml_arguments):
         return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
     if getattr(module, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
+        if opt.unsupervised:
+            raise UserError(f'--unsupervised: --loss {opt.loss} needs super-classes, and an image that is a class of '
+                            'its own has none; choose another loss')
         raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
                         f'{opt.dataset} has none here; docs/data.md says which data sets have them')
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
