@@ -416,6 +416,13 @@ def loss_parameters(parser):
     add('--xbm_weight', type=NOT_NEGATIVE, default=1.0,
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
+    add('--distill', metavar='RUN_FOLDER|ema',
+        help='teacher, a network whose similarities between the images of a batch are distilled into the trained '
+             'network (S2SD), in addition to the loss: the last network of a run folder, or that of a checkpoint file, '
+             'which stays fixed; or ema, the moving average of the weights (--ema); by default there is no teacher')
+    add('--distill_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation; 0 means no teacher')
+    add('--distill_T', type=POSITIVE, default=1.0,
+        help='temperature of the distillation; cosine similarities are divided by it')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='softmax, arcface, cosface, subcenter_arcface: fraction of the training classes whose class weights are '
              'used in a step (partial softmax), which are the classes of the batch and a random sample of the others; '
@@ -884,6 +891,9 @@ def check(opt):
                         'leave the flag out, and give --views to have each image in its batch several times')
     if opt.unsupervised and opt.embed_init == 'lda':
         raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
+    if opt.distill == 'ema' and opt.ema is None:
+        raise UserError('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give '
+                        'that flag too, such as --ema 0.999')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -929,6 +939,7 @@ def without_effect(opt):
         'batch_mining': miners or all(part.batch_mining == 'none' for part in parts),
         'miner_parametric_mode': not opt.miner_parametric_adapt,
         'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size,
+        'distill': opt.distill_w, 'distill_w': opt.distill, 'distill_T': opt.distill and opt.distill_w,
     } | dict.fromkeys(PADS, opt.miner_parametric_adapt)
 
     def is_idle(name):

@@ -12,6 +12,7 @@ import datasampler
 import datasets
 import evaluation
 import optimization
+import parameters
 import training_step
 from architectures import embedding_layer
 from utilities import allocator, backends, checkpoint, device, processes
@@ -20,10 +21,25 @@ from utilities.randomness import seed_everything
 
 
 @dataclass
+class Checksum:
+    """Of the network that `place` contains. As a part of a run with a state, it makes a resumed run refuse another."""
+    place: str
+    value: str
+
+    def state_dict(self):
+        return {'checksum': self.value}
+
+    def load_state_dict(self, state):
+        if state != self.state_dict():
+            raise ValueError(f'the network of {self.place} is not the one that the run began with')
+
+
+@dataclass
 class Parts:
     """
     What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
-    schedule and step: None where nothing is trained. ema: None without --ema.
+    schedule and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill;
+    teacher_checksum: None if the teacher is the moving average.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -34,12 +50,14 @@ class Parts:
     schedule: optimization.Schedule | None = None
     step: training_step.TrainingStep | None = None
     ema: optimization.MovingAverage | None = None
+    teacher: torch.nn.Module | None = None
+    teacher_checksum: Checksum | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
         parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
                               'scaler': getattr(self.step, 'scaler', None)}
-        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict')}
+        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
 
 
 def build(opt):
@@ -60,6 +78,10 @@ def build(opt):
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
+    if criteria.has_teacher(opt) and opt.distill == 'ema':
+        parts.teacher = parts.ema.average
+    elif criteria.has_teacher(opt):
+        parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
@@ -97,7 +119,7 @@ def prepare(opt):
     device.set_arithmetic(opt)
     allocator.keep_freed(opt)
     seed_everything(opt.seed)
-    opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
+    set_input_size(opt)
     if opt.evaluate or opt.embed or opt.draw or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True              # the checkpoint contains them
     backbone = architectures.select_backbone(opt)
@@ -107,9 +129,38 @@ def prepare(opt):
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if opt.loss_s2sd_pool_aggr else None
     evaluation.check_data(opt, data)
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
+    return Parts(on_device(opt, model), data)
+
+
+def set_input_size(opt):
+    opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
+
+
+def on_device(opt, model):
     if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
-    return Parts(model.to(opt.device), data)
+    return model.to(opt.device)
+
+
+def load_teacher(opt, size):
+    """
+    The network of --distill, which is not trained, and its Checksum. Raises UserError if it cannot be read, or if it
+    takes images of another size than `size`.
+    """
+    try:
+        own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+    except UserError as error:
+        raise UserError(f'--distill: {error}') from None
+    own.weights, own.not_pretrained = None, True                  # the checkpoint contains them
+    set_input_size(own)
+    with torch.random.fork_rng(devices=[]):                       # its first weights are random
+        network = architectures.select(own)
+    network.load_state_dict(states['model'])
+    if network.input_size != size:
+        raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and that '
+                        f'of this run images of {size}; give this run --input_size {network.input_size}')
+    print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
+    return on_device(opt, network.requires_grad_(False)), Checksum(opt.distill, checkpoint.checksum(states['model']))
 
 
 def has_checkpoint(opt):

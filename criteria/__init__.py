@@ -44,6 +44,7 @@ from criteria import (
 )
 from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
+from criteria.distillation import Distilled
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
 from utilities.combination import Adapted, parts, with_inner
@@ -98,7 +99,8 @@ CRITERIA = {
 
 def select(opt, batchminer):
     """
-    The criterion of --loss, which is one name or a sum a+b. batchminer: its miner; for a sum, a list of one per loss.
+    The criterion of --loss, which is one name or a sum a+b, with the distillation of --distill, if set. batchminer: its
+    miner; for a sum, a list of one per loss.
 
     Raises UserError for combinations of flags, loss and miner that do not work.
     """
@@ -118,10 +120,17 @@ def select(opt, batchminer):
         names = [name for name, module in CRITERIA.items() if hasattr(module, 'SAMPLES_CLASSES')]
         raise UserError(f'--class_sample_rate does not work with --loss {opt.loss}, but with {", ".join(names)}')
     if len(criteria) == 1 and not opt.loss_weights:
-        return criteria[0]
-    names = [part.loss for part in flags]
-    names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
-    return WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+        criterion, = criteria
+    else:
+        names = [part.loss for part in flags]
+        names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
+        criterion = WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+    return Distilled(criterion, opt.distill_w, opt.distill_T) if has_teacher(opt) else criterion
+
+
+def has_teacher(opt):
+    """Whether the loss needs a teacher's embeddings, `teacher_batch` [B, D']."""
+    return bool(opt.distill and opt.distill_w)
 
 
 def supporting():
@@ -224,7 +233,7 @@ def parameter_groups(criterion):
     if isinstance(criterion, s2sd.Criterion):
         return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
             group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
-    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
+    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised, Distilled)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list
