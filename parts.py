@@ -155,7 +155,7 @@ def load_teacher(opt, size):
     set_input_size(own)
     with torch.random.fork_rng(devices=[]):                       # its first weights are random
         network = architectures.select(own)
-    network.load_state_dict(states['model'])
+    load_weights(network, states['model'], f'--distill {opt.distill}')
     if network.input_size != size:
         raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and that '
                         f'of this run images of {size}; give this run --input_size {network.input_size}')
@@ -168,6 +168,13 @@ def has_checkpoint(opt):
     return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
 
 
+def load_weights(model, state, source):
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
+
+
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
@@ -175,10 +182,7 @@ def restore(opt, source):
     part = 'ema' if opt.eval_ema else 'model'
     if part not in states:
         raise UserError(f'--eval_ema: {source} has no moving average of the weights; it was trained without --ema')
-    try:
-        parts.model.load_state_dict(states[part])
-    except RuntimeError as error:
-        raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
+    load_weights(parts.model, states[part], source)
     if criteria.ranks(opt):
         parts.criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
         parts.criterion.load_state_dict(states['criterion'])

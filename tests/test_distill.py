@@ -201,6 +201,8 @@ def test_what_cannot_teach_is_refused_in_a_sentence(teacher, quick, run, tmp_pat
             'run --input_size 16') in refused('--distill', teacher, '--input_size', '24')
     last = teacher / checkpoint.LAST
     states = checkpoint.load(last)
+    torch.save(states | {'model': {'f_embed.weight': torch.zeros(3)}}, last)
+    assert f'--distill {teacher}: its weights do not fit the flags' in refused('--distill', teacher)
     torch.save(states | {'row': Unpickled()}, last)
     assert f'--distill: {last}: not a checkpoint of this program' in refused('--distill', teacher)
     assert not (tmp_path / 'executed').exists()
