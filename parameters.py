@@ -928,7 +928,7 @@ def without_effect(opt):
         'lr_warmup_unit': opt.lr_warmup, 'eval_ema': False,
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
         'embed_norm_affine': opt.embed_norm != 'none', 'embed_lda_shrinkage': opt.embed_init == 'lda',
-        'samples_per_class': sampler not in ('full_random', 'image_random') and not opt.unsupervised,
+        'samples_per_class': sampler not in ('full_random', 'image_random'),
         'data_cover_epoch': sampler == 'class_random',
         'data_hierarchical_superclasses': sampler == 'hierarchical',
         'data_batchmatch_bigbs': matches or sampler.endswith('coreset'), 'data_batchmatch_ncomps': matches,
