@@ -258,7 +258,8 @@ def training_parameters(parser):
                        help='number of training epochs; 0 only evaluates the untrained network')
     group.add_argument('--iterations_per_epoch', type=COUNT, default=0,
                        help='number of batches per epoch; 0 leaves it to the sampler, usually training images // --bs')
-    group.add_argument('--bs', type=POSITIVE_INT, default=112, help='number of images per batch')
+    group.add_argument('--bs', type=POSITIVE_INT, default=112,
+                       help='number of images per batch; with --views N, each image counts N times')
     group.add_argument('--micro_bs', type=COUNT, default=0,
                        help='largest number of images that a process embeds at once; a larger batch is embedded in '
                             'pieces, twice, so that the memory of one piece is enough; the loss is that of the whole '
@@ -326,6 +327,12 @@ def batch_creation_parameters(parser):
     group.add_argument('--data_sampler', default='class_random', help=f'batch sampler, one of {", ".join(SAMPLERS)}')
     group.add_argument('--samples_per_class', type=POSITIVE_INT, default=2,
                        help='number of images per class in a batch')
+    group.add_argument('--views', metavar='N', type=POSITIVE_INT, default=1,
+                       help='number of times that each image is in its batch, each time with its own augmentation; '
+                            '--bs counts all of them and must be divisible by N')
+    switch(group, '--unsupervised',
+           help='make each training image a class of its own for the loss, the miner and the sampler, instead of using '
+                'its label; --samples_per_class is then 1, and evaluation uses the labels')
     switch(group, '--data_cover_epoch', help='class_random: visit every class once per epoch')
     group.add_argument('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
                        help='hierarchical: number of super-classes per batch; more are used if these have too few '
@@ -463,6 +470,13 @@ def loss_parameters(parser):
     add('--xbm_weight', type=NOT_NEGATIVE, default=1.0,
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
+    add('--distill', metavar='RUN_FOLDER|ema',
+        help='teacher, a network whose similarities between the images of a batch are distilled into the trained '
+             'network (S2SD), in addition to the loss: the last network of a run folder, or that of a checkpoint file, '
+             'which stays fixed; or ema, the moving average of the weights (--ema); by default there is no teacher')
+    add('--distill_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation; 0 means no teacher')
+    add('--distill_T', type=POSITIVE, default=1.0,
+        help='temperature of the distillation; cosine similarities are divided by it')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='softmax, arcface, cosface, subcenter_arcface: fraction of the training classes whose class weights are '
              'used in a step (partial softmax), which are the classes of the batch and a random sample of the others; '
@@ -621,6 +635,8 @@ def loss_parameters(parser):
     add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
     add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
         help='norm to which longer embeddings are clipped; 0 means no clipping')
+    add('--loss_linear_classifier_lr', type=NOT_NEGATIVE, default=0.00001,
+        help='learning rate of the class weights and biases')
     add('--loss_tcm_margin_pos', type=REAL, default=0.9,
         help='margin of positive pairs; those with a cosine similarity up to it add to the loss')
     add('--loss_tcm_margin_neg', type=REAL, default=0.5,
@@ -837,6 +853,8 @@ def parse(arguments, defaults=None):
     if opt.check_overlap in DATASETS:
         opt.dataset = opt.check_overlap
     opt.given = [*given(parser, [*tokens(asked), *arguments])]
+    if opt.unsupervised and 'samples_per_class' not in opt.given:
+        opt.samples_per_class = 1
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -935,6 +953,17 @@ def check(opt):
         raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
+    if opt.bs % opt.views:
+        raise UserError(f'--bs {opt.bs} is not divisible by --views {opt.views}, the number of times that each image '
+                        'is in its batch')
+    if opt.unsupervised and opt.samples_per_class > 1:
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
+                        'leave the flag out, and give --views to have each image in its batch several times')
+    if opt.unsupervised and opt.embed_init == 'lda':
+        raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
+    if opt.distill == 'ema' and opt.ema is None:
+        raise UserError('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give '
+                        'that flag too, such as --ema 0.999')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -1006,6 +1035,7 @@ def without_effect(opt):
         'batch_mining': miners or all(part.batch_mining == 'none' for part in parts),
         'miner_parametric_mode': not opt.miner_parametric_adapt,
         'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size,
+        'distill': opt.distill_w, 'distill_w': opt.distill, 'distill_T': opt.distill and opt.distill_w,
     } | dict.fromkeys(PADS, opt.miner_parametric_adapt)
 
     def is_idle(name):

@@ -12,6 +12,7 @@ import datasampler
 import datasets
 import evaluation
 import optimization
+import parameters
 import training_step
 from architectures import embedding_layer
 from utilities import allocator, backends, checkpoint, combination, device, pml, processes
@@ -20,10 +21,25 @@ from utilities.randomness import seed_everything
 
 
 @dataclass
+class Checksum:
+    """Of the network that `place` contains. As a part of a run with a state, it makes a resumed run refuse another."""
+    place: str
+    value: str
+
+    def state_dict(self):
+        return {'checksum': self.value}
+
+    def load_state_dict(self, state):
+        if state != self.state_dict():
+            raise ValueError(f'the network of {self.place} is not the one that the run began with')
+
+
+@dataclass
 class Parts:
     """
     What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
-    schedule and step: None where nothing is trained. ema: None without --ema.
+    schedule and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill;
+    teacher_checksum: None if the teacher is the moving average.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -34,12 +50,14 @@ class Parts:
     schedule: optimization.Schedule | None = None
     step: training_step.TrainingStep | None = None
     ema: optimization.MovingAverage | None = None
+    teacher: torch.nn.Module | None = None
+    teacher_checksum: Checksum | None = None
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
         parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
                               'scaler': getattr(self.step, 'scaler', None)}
-        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict')}
+        return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
 
 
 def build(opt):
@@ -56,11 +74,15 @@ def build(opt):
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
-    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2})
+    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
     parts.sampler = datasampler.select(drawn, parts.data.train)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
+    if criteria.has_teacher(opt) and opt.distill == 'ema':
+        parts.teacher = parts.ema.average
+    elif criteria.has_teacher(opt):
+        parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
     parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
@@ -87,7 +109,11 @@ def check(opt, data):
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
                         'class_folds')
     pairs = criteria.need_positives(opt)
-    if opt.n_epochs and opt.samples_per_class == 1 and pairs and datasampler.distinct(opt) == 'classes':
+    if opt.n_epochs and opt.views == 1 and pairs and opt.unsupervised:
+        raise UserError(f'--unsupervised: an image is alone in its class, and --loss {"+".join(pairs)} needs pairs of '
+                        'a class; give --views 2 or more')
+    if (opt.n_epochs and opt.views == 1 and opt.samples_per_class == 1 and pairs
+            and datasampler.distinct(opt) == 'classes'):
         raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
     if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'
@@ -135,6 +161,26 @@ def network_of(opt, backbone):
     return model.to(opt.device)
 
 
+def load_teacher(opt, size):
+    """
+    The network of --distill, which is not trained, and its Checksum. Raises UserError if it cannot be read, or if it
+    takes images of another size than `size`.
+    """
+    try:
+        own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+    except UserError as error:
+        raise UserError(f'--distill: {error}') from None
+    own.device = opt.device
+    with torch.random.fork_rng(devices=[]):                       # its first weights are random
+        network = network_of(own, backbone_of(own))
+    load_weights(own, f'--distill {opt.distill}', states, network)
+    if network.input_size != size:
+        raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and that '
+                        f'of this run images of {size}; give this run --input_size {network.input_size}')
+    print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
+    return network.requires_grad_(False), Checksum(opt.distill, checkpoint.checksum(states['model']))
+
+
 def has_checkpoint(opt):
     """Whether the run of --resume has a checkpoint, so that its weights need not be found in another way."""
     return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
@@ -146,7 +192,8 @@ def keep_features(opt, parts):
     training split if there is no augmentation. To be called when the weights are those of the run. Says what it does.
 
     Nothing is kept where the results could change: with mixed precision, compilation, several processes, a trained
-    pooling or adapters, or a criterion of feature maps; nor are features that depend on the rest of their batch.
+    pooling or adapters, a criterion of feature maps or a teacher of another run; nor are features that depend on the
+    rest of their batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
@@ -155,7 +202,7 @@ def keep_features(opt, parts):
     for images in data.evaluation.values():
         images.keeps_features = True
     of_training = ''
-    if not parts.step.with_maps and not datasets.transforms.is_random(opt):
+    if not (parts.step.with_maps or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', those of the training images too'
         data.train.keeps_features = True
         evaluation.embed(opt, model, data.train, 'train')

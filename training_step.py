@@ -6,7 +6,8 @@ batch is divided, by --micro_bs or among several processes, the gradient is cach
 Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
 
 1. Each process embeds its part of the batch in pieces, without keeping the graph.
-2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features.
+2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features. The
+   teacher of --distill embeds the images in step 1, too, and its embeddings are gathered with the others.
 3. Each process embeds its pieces again, with the same random numbers, and backpropagates this gradient through them.
 4. The gradients of the network are summed over the processes, and every process takes the same optimizer step.
 
@@ -33,13 +34,14 @@ from utilities.randomness import derive, seeded
 class TrainingStep:
     """
     opt:    micro_bs, amp, compile, clip_grad, clip_grad_value, seed, device.
-    parts:  the parts of the run, of which model, criterion and optimizer are used.
+    parts:  the parts of the run, of which model, criterion, optimizer and teacher are used.
 
     scaler: the GradScaler that multiplies the loss with --amp float16; otherwise None.
     """
 
     def __init__(self, opt, parts):
         self.opt, self.model, self.criterion, self.optimizer = opt, parts.model, parts.criterion, parts.optimizer
+        self.teacher = parts.teacher and parts.teacher.eval()
         share_batch_norm(opt, self.model)
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
@@ -70,7 +72,7 @@ class TrainingStep:
         n_pieces = -(-len(images) // (self.opt.micro_bs or len(images)))
         if processes.count() == 1 and n_pieces == 1:
             embeddings, *others = self.embed(images)
-            loss = self.loss([embeddings, *others], labels)
+            loss = self.loss([embeddings, *others], labels, self.taught([images]))
             self.scaled(loss).backward()
             norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
         else:
@@ -88,10 +90,21 @@ class TrainingStep:
             outputs = self.network(images, self.with_maps)
         return [output.to(torch.promote_types(output.dtype, torch.float32)) for output in outputs]
 
-    def loss(self, outputs, labels):
+    @torch.no_grad()
+    def taught(self, pieces):
+        """The teacher's embeddings of the images of all pieces, [b, D'] in at least float32; None without a teacher."""
+        if self.teacher is None:
+            return None
+        with torch.autocast(self.opt.device.type, self.dtype, enabled=self.dtype is not None):
+            taught = torch.cat([self.teacher(network_input(piece, self.opt.device))[0] for piece in pieces])
+        return taught.to(torch.promote_types(taught.dtype, torch.float32))
+
+    def loss(self, outputs, labels, taught=None):
+        """outputs: those of embed(), of the whole batch. taught: None, or the teacher's embeddings of it."""
         embeddings, features, *maps = outputs
         return self.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=self.model.f_embed,
-                              **({'feature_maps': maps[0]} if maps else {}))
+                              **({'feature_maps': maps[0]} if maps else {}),
+                              **({} if taught is None else {'teacher_batch': taught}))
 
     def scaled(self, value):
         return self.scaler.scale(value) if self.scaler else value
@@ -112,7 +125,8 @@ class TrainingStep:
         with torch.set_grad_enabled(keep):
             outputs = [self.piece(piece, seed) for piece, seed in zip(pieces, seeds, strict=True)]
         rows = torch.cat(outputs).detach()[:part.stop - part.start]     # of an empty part none, though it has an image
-        whole = exchange.gathered(rows, n)
+        taught = self.taught(pieces)
+        whole = exchange.gathered(rows if taught is None else torch.cat([rows, taught[:len(rows)]], dim=1), n)
         if processes.is_main():
             embeddings, gradient, loss = self.gradient_of_loss(whole, labels)
         else:
@@ -142,13 +156,15 @@ class TrainingStep:
 
     def gradient_of_loss(self, whole, labels):
         """
-        whole: embeddings, features and maps of the batch, [B, W]. Returns the embeddings [B, D], the gradient [B, W]
-        and the loss. Sets the gradients of the criterion's parameters and, if it calls f_embed, those of f_embed.
+        whole: embeddings, features and maps of the batch, [B, W], followed by the columns of a teacher. Returns the
+        embeddings [B, D], the gradient [B, W] and the loss. Sets the gradients of the criterion's parameters and, if it
+        calls f_embed, those of f_embed.
         """
-        columns = whole.split([shape.numel() for shape in self.shapes], dim=1)
+        widths = [shape.numel() for shape in self.shapes]
+        *columns, taught = whole.split([*widths, whole.shape[1] - sum(widths)], dim=1)
         leaves = [part.reshape(-1, *shape).contiguous().requires_grad_()
                   for part, shape in zip(columns, self.shapes, strict=True)]
-        loss = self.loss(leaves, labels)
+        loss = self.loss(leaves, labels, None if self.teacher is None else taught)
         self.scaled(loss).backward()
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)

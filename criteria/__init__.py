@@ -17,6 +17,7 @@ from criteria import (
     hyperbolic,
     lifted,
     liftedstructure,
+    linear_classifier,
     margin,
     multisimilarity,
     nir,
@@ -45,6 +46,7 @@ from criteria.cascade import Cascade
 from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.deep_adversarial import DeepAdversarial
 from criteria.direction_regularisation import DirectionRegularised
+from criteria.distillation import Distilled
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
 from utilities.combination import Adapted, Given, parts, with_inner
@@ -70,6 +72,7 @@ CRITERIA = {
     # Musgrave et al., ECCV 2020
     'cosface': cosface,
     'fastap': fastap,
+    'linear_classifier': linear_classifier,
     'ntxent': ntxent,
     'snr_contrastive': snr_contrastive,
     # Mohan et al., CVPR 2020
@@ -98,7 +101,8 @@ CRITERIA = {
 
 def select(opt, batchminer):
     """
-    The criterion of --loss, which is one name or a sum a+b. batchminer: its miner; for a sum, a list of one per loss.
+    The criterion of --loss, which is one name or a sum a+b, with the distillation of --distill, if set. batchminer: its
+    miner; for a sum, a list of one per loss.
 
     Raises UserError for combinations of flags, loss and miner that do not work.
     """
@@ -120,10 +124,17 @@ def select(opt, batchminer):
         names = [name for name, module in CRITERIA.items() if hasattr(module, 'SAMPLES_CLASSES')]
         raise UserError(f'--class_sample_rate does not work with --loss {opt.loss}, but with {", ".join(names)}')
     if len(criteria) == 1 and not opt.loss_weights:
-        return criteria[0]
-    names = [part.loss for part in flags]
-    names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
-    return WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+        criterion, = criteria
+    else:
+        names = [part.loss for part in flags]
+        names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
+        criterion = WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+    return Distilled(criterion, opt.distill_w, opt.distill_T) if has_teacher(opt) else criterion
+
+
+def has_teacher(opt):
+    """Whether the loss needs a teacher's embeddings, `teacher_batch` [B, D']."""
+    return bool(opt.distill and opt.distill_w)
 
 
 def supporting():
@@ -153,6 +164,9 @@ def build(opt, batchminer, pml_arguments):
         return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
     module = choose(CRITERIA, opt.loss, '--loss')
     if getattr(module, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
+        if opt.unsupervised:
+            raise UserError(f'--unsupervised: --loss {opt.loss} needs super-classes, and an image that is a class of '
+                            'its own has none; choose another loss')
         raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
                         f'{opt.dataset} has none here; docs/data.md says which data sets have them')
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
@@ -255,7 +269,7 @@ def parameter_groups(criterion):
     if isinstance(criterion, s2sd.Criterion):
         return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
             group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
-    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised)):
+    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised, Distilled)):
         return parameter_groups(criterion.criterion)
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list

@@ -1,4 +1,6 @@
 """Batch samplers: they decide which images form a training batch."""
+import argparse
+
 from datasampler import (
     balanced_sampler,
     class_random_sampler,
@@ -48,25 +50,29 @@ def choose_batch(opt, images):
     sets opt.bs and opt.samples_per_class to what the training images allow, and says so.
 
     A sampler that does not repeat classes gets the largest batch up to the default --bs, with as few images per class
-    as this allows, and no more than half of the classes have. One that does not repeat images gets at most all images.
+    as this allows, and no more than half of the classes have. One that does not repeat images gets at most all images,
+    and with --unsupervised this is true of both. Each image counts --views times.
     """
     n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
-    before = opt.bs, opt.samples_per_class
+    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
     if not is_default(opt):
         return
-    if distinct(opt) == 'images':
-        opt.bs = min(opt.bs, n_images)
-    elif distinct(opt) == 'classes' and 2 <= len(sizes) < opt.bs // opt.samples_per_class:
-        most = max(2, min(sizes[len(sizes) // 2], opt.bs // 2))
-        opt.samples_per_class = max(range(2, most + 1), key=lambda n: min(len(sizes), before[0] // n) * n)
-        opt.bs = min(len(sizes), opt.bs // opt.samples_per_class) * opt.samples_per_class
+    if distinct(opt) == 'images' or distinct(opt) == 'classes' and opt.unsupervised:
+        opt.bs = min(most_images, n_images) * opt.views
+    elif distinct(opt) == 'classes' and 2 <= len(sizes) < most_images // opt.samples_per_class:
+        most = max(2, min(sizes[len(sizes) // 2], most_images // 2))
+        opt.samples_per_class = max(range(2, most + 1), key=lambda n: min(len(sizes), most_images // n) * n)
+        opt.bs = min(len(sizes), most_images // opt.samples_per_class) * opt.samples_per_class * opt.views
     if (opt.bs, opt.samples_per_class) != before:
         print(f'--bs {opt.bs} --samples_per_class {opt.samples_per_class}: chosen for {n_images} training images of '
               f'{len(sizes)} classes, too few for the default {before[0]} and {before[1]}')
 
 
 def select(opt, images):
-    """The sampler --data_sampler over the training images. Raises UserError if the flags and the images do not fit."""
+    """
+    The sampler --data_sampler over the training images; with --views, of batches of --bs / --views different images.
+    Raises UserError if the flags and the images do not fit.
+    """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
     if hasattr(module.Sampler, 'create_storage') or hasattr(module.Sampler, 'precompute_indices'):
         raise UserError(f'--data_sampler {opt.data_sampler}: it has create_storage or precompute_indices, as in the '
@@ -77,8 +83,18 @@ def select(opt, images):
     if getattr(module, 'REQUIRES_STORAGE', False):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
+        if opt.unsupervised:
+            raise UserError(f'--unsupervised: --data_sampler {opt.data_sampler} needs super-classes, and an image that '
+                            'is a class of its own has none; choose another sampler')
         required.append(images.superclasses)
-    return module.Sampler(opt, images.image_dict, images.image_list, *required)
+    of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
+    try:
+        return module.Sampler(of_images, images.image_dict, images.image_list, *required)
+    except UserError as error:
+        if opt.views == 1:
+            raise
+        raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
+                        f'are its --bs: {error}') from None
 
 
 def fill_storage(sampler, embed):

@@ -25,7 +25,8 @@ DATASETS = {
 @dataclass
 class Data:
     """
-    train:       the training images, with augmentation; none in the evaluation of a set without a training split.
+    train:       the training images, with augmentation; none in the evaluation of a set without a training split. With
+                 --unsupervised, each of them is a class of its own.
     evaluation:  {split: ImageSet} of those of 'train', 'val' and 'test' that there are, without augmentation.
     description: the classes and hashes of the splits, from splits.describe.
     """
@@ -54,7 +55,13 @@ def select(opt, input_size):
         from datasets import on_device  # imports torchvision, as slow as torch itself
         if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
             training = on_device.DevicePipeline(training, opt.device)
-    return Data(ImageSet(table, split.get('train', []), training, read), sets, splits.describe(sets))
+    labelled = each_its_own_class(table) if opt.unsupervised else table
+    return Data(ImageSet(labelled, split.get('train', []), training, read), sets, splits.describe(sets))
+
+
+def each_its_own_class(table):
+    """The table with each image in a class of its own, without super-classes."""
+    return replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
 
 
 def pipelines(opt, input_size):

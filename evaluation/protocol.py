@@ -208,6 +208,6 @@ def check_data(opt, data):
                         'and neither split is evaluated (--splits_to_eval): leave it out')
     for level in opt.eval_level if opt.eval_reference == 'train' else ():
         kind, names = ('super-class', 'superclasses') if level == 'parent' else ('class', 'class_names')
-        if not any(set(getattr(images, names)) & set(getattr(data.train, names)) for images in evaluated):
+        if not any(set(getattr(images, names)) & set(getattr(data.evaluation['train'], names)) for images in evaluated):
             raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that no query has a '
                             'positive; choose all, or make a validation split with --tv_split_by_samples')

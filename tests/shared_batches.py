@@ -71,6 +71,9 @@ TRAINED = LOSSES | {
     'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
     'of two images': '--bs 2 --samples_per_class 1 --loss proxyanchor --batch_mining none',
     'clipped': '--loss proxyanchor --batch_mining none --clip_grad 0.5 --clip_grad_value 0.2',
+    'views': '--bs 12 --views 3 --loss margin --batch_mining distance',
+    'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',
+    'distilled from another network': '--loss supcon --batch_mining none --distill another --distill_w 3',
     'warm-up': '--warmup 2 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
 }
 ONE_STEP = ' --optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
@@ -133,6 +136,10 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
                   criteria.select(opt, miner).to(opt.device, dtype), miner)
     built.sampler = datasampler.select(opt, images)
     built.optimizer, built.schedule = optimization.select(opt, built.model, built.criterion)
+    built.ema = None if opt.ema is None else optimization.MovingAverage(built.model, opt.ema)
+    if opt.distill:
+        other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
+        built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)
     built.step = training_step.TrainingStep(opt, built)
     return opt, built, TrainingLoader(opt, images, built.sampler)
 

@@ -20,8 +20,8 @@ RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
 FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
-BESIDE = {'tuning': {'launching'}, 'parts': {'optimization', 'training_step'},             # may be imported too
-          'training_step': {'optimization'}}
+BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
+          'parts': {'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)

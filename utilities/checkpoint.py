@@ -1,4 +1,5 @@
 """Checkpoints: what an exact resumption needs, and the best networks. Each epoch seeds the generators anew."""
+import hashlib
 import math
 import zipfile
 from pathlib import Path
@@ -105,6 +106,15 @@ def require_whole(path):
     if damaged:
         raise UserError(f'{path}: damaged: its checksums do not fit its content ({damaged}); copy it again, or use '
                         'another checkpoint of the run')
+
+
+def checksum(state):
+    """The SHA-256 of a state dict on the CPU: of the names, types, shapes and bytes of its tensors."""
+    digest = hashlib.sha256()
+    for name, value in state.items():
+        digest.update(f'{name} {value.dtype} {list(value.shape)}\n'.encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def find(place):

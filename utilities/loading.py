@@ -100,9 +100,10 @@ class TrainingLoader:
     Loads the batches of one epoch after the other, with workers that live as long as the run.
 
     All batches of an epoch are sampled here before its first image is loaded, so that a sampler and a miner that use
-    the same random generator do not affect each other. Each sampled index has a seed for its augmentation, made of
-    --seed, the epoch and the position in the epoch, so that an image that is sampled twice is augmented differently.
-    Where several processes share a batch, the first samples it, and each loads its part.
+    the same random generator do not affect each other. Each sampled image is in its batch --views times. Each of these
+    views has a seed for its augmentation, made of --seed, the epoch and the position in the epoch, so that the views of
+    an image differ, and an image that is sampled twice is augmented differently. Where several processes share a batch,
+    the first samples it, and each loads its part.
     """
 
     def __init__(self, opt, dataset, sampler):
@@ -128,13 +129,13 @@ class TrainingLoader:
         return self
 
     def sampled(self, epoch):
-        """The epoch's batches, lists of (index, seed)."""
+        """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
         if hasattr(self.sampler, 'set_epoch'):
             self.sampler.set_epoch(epoch)
         n_batches = self.opt.iterations_per_epoch or len(self.sampler)
         batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(self.sampler)), n_batches)
         seeds = (derive(self.opt.seed, epoch, position) for position in itertools.count())
-        return [[(int(index), next(seeds)) for index in batch] for batch in batches]
+        return [[(int(index), next(seeds)) for index in batch for _ in range(self.opt.views)] for batch in batches]
 
     def __len__(self):
         return len(self.batches)

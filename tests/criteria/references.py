@@ -593,6 +593,11 @@ def softmax(x, y, opt, w):
                     for row, own in zip(cosines(x, w), y, strict=True)], x)
 
 
+def linear_classifier(x, y, opt, w, b):
+    return average([cross_entropy([dot(row, weight) + bias for weight, bias in zip(w, b, strict=True)], own)
+                    for row, own in zip(x, y, strict=True)], x)
+
+
 def margin_cosine(s, m):
     """cos(θ + m), continued beyond π."""
     return torch.cos(torch.acos(s) + m) if torch.acos(s) + m <= math.pi else s - m * math.sin(m)

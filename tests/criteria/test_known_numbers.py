@@ -101,7 +101,8 @@ def test_known_numbers(loss, flags, batch, miner, weights, value, opt):
 
 
 def test_there_is_one_for_every_loss():
-    assert {row[0] for row in NUMBERS} | {'quadruplet', 'hier', 'nir', 's2sd'} == set(criteria.CRITERIA)
+    elsewhere = {'quadruplet', 'hier', 'linear_classifier', 'nir', 's2sd'}
+    assert {row[0] for row in NUMBERS} | elsewhere == set(criteria.CRITERIA)
 
 
 def test_known_numbers_that_the_flags_do_not_reach(opt):
@@ -113,6 +114,10 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     value, slow = criteria.arcface.arcface_loss(beyond, torch.tensor([0]), VECTORS), references.arcface(
         beyond, [0], opt(), VECTORS)
     assert float(value) == pytest.approx(28.246371, abs=5.1e-7) and float(slow) == pytest.approx(28.246371, abs=5.1e-7)
+    biases = torch.tensor([1, 0, -1], dtype=cases.F64)
+    value = criteria.linear_classifier.linear_classifier_loss(UNIT, LABELS, VECTORS, biases)
+    slow = references.linear_classifier(UNIT, LABELS.tolist(), opt(), VECTORS, biases)
+    assert float(value) == pytest.approx(1.600662, abs=5.1e-7) and float(slow) == pytest.approx(1.600662, abs=5.1e-7)
     proxies = torch.tensor([(.9, .3, 0), (0, 1.2, .2), (.1, 0, .8), (-.5, .5, .5)], dtype=cases.F64)
     distances = criteria.hier.ball_distances(criteria.hier.to_ball(torch.cat([RAW, proxies])))
     silence = torch.zeros(2, 6, 4, dtype=cases.F64)

@@ -19,7 +19,7 @@ NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', '
                'multisimilarity', 'ntxent', 'oproxy', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp',
                'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
 # Parameters and buffers with a row for each class; in hier, not of classes
-OF_CLASSES = ['weights', 'proxies', 'centers', 'centroids', 'beta', 'superclasses']
+OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses']
 some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
 seeds = strategies.integers(0, 999)
 

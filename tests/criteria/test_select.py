@@ -84,6 +84,7 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
 
 RATES = {
     'arcface': .0005, 'cosface': .0005, 'subcenter_arcface': .0005, 'softmax': 1e-5, 'margin': .0005,
+    'linear_classifier': 1e-5,
     'proxynca': 50e-4, 'proxynca_pp': 50e-4, 'dr_proxynca': 50e-4, 'proxyanchor': 100e-4, 'softtriplet': 1e-4,
     'pfml': 100e-4, 'happier': 2e-5, 'hier': 50e-4, 'oproxy': 2000e-4, 'nir': [4000e-4, 50e-4], 's2sd': 1e-4,
 }

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""
+Distillation of a teacher's similarities, added to any loss. The form is that of Roth et al., S2SD: Simultaneous
+Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021, https://arxiv.org/abs/2009.08348, with the
+embeddings of another network in place of the larger embeddings.
+"""
+import torch
+import torch.nn.functional as F
+
+
+def distillation(cosines, targets, temperature=1.0):
+    """T² times the mean over the rows of KL(softmax(targets / T) ‖ softmax(cosines / T)), both [B, B]."""
+    logarithms, wanted = ((similarities / temperature).log_softmax(dim=1) for similarities in (cosines, targets))
+    return temperature ** 2 * F.kl_div(logarithms, wanted, reduction='batchmean', log_target=True)
+
+
+def distillation_loss(batch, teacher_batch, temperature=1.0):
+    """
+    Args:
+        batch:         [B, D] embeddings, normalised here.
+        teacher_batch: [B, D'] the teacher's embeddings of the same images, normalised here. They get no gradient.
+        temperature:   T, which divides the cosines.
+
+    Returns: scalar, the distillation from the cosines of the teacher to those of the batch.
+
+    >>> batch, teacher_batch = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[2.], [-2.]])
+    >>> distillation_loss(batch, teacher_batch)
+    tensor(0.1954)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        batch, teacher_batch = F.normalize(batch, dim=1), F.normalize(teacher_batch.detach().to(batch.dtype), dim=1)
+        return distillation(batch @ batch.T, teacher_batch @ teacher_batch.T, temperature)
+
+
+class Distilled(torch.nn.Module):
+    """
+    A loss plus `weight` times the distillation from a teacher.
+
+    Args:
+        criterion:   the loss, a module called as criterion(batch=, labels=, ...).
+        weight:      weight of the distillation.
+        temperature: divides the cosines.
+    """
+
+    def __init__(self, criterion, weight=50.0, temperature=1.0):
+        super().__init__()
+        self.criterion, self.weight, self.temperature = criterion, weight, temperature
+        if hasattr(criterion, 'ranking_embeddings'):
+            self.ranking_embeddings = criterion.ranking_embeddings
+
+    def forward(self, batch, labels, teacher_batch, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""
+        loss = self.criterion(batch=batch, labels=labels, **kwargs)
+        distilled = distillation_loss(batch, teacher_batch, self.temperature)
+        self.log = getattr(self.criterion, 'log', {}) | {'distillation': distilled.detach()}
+        return loss + self.weight * distilled

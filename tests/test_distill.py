@@ -1,0 +1,226 @@
+"""--distill: the similarities of a teacher as a term beside any loss; its value, its runs and what it refuses."""
+import math
+import shlex
+import shutil
+
+import pytest
+import torch
+
+import batch_mining
+import criteria
+import main
+import parameters
+import parts
+from criteria.distillation import Distilled, distillation_loss
+from tests.helpers import assert_same_end, folder_of, rows_of
+from utilities import checkpoint
+from utilities.loading import TrainingLoader, network_input
+
+F64 = torch.float64
+TEACHER = ['--group', 'teacher', '--embed_dim', '7', '--seed', '5', '--arch', 'conv4', '--input_mean', '0.4',
+           '--input_std', '0.3', '--input_bgr', '--loss', 'proxyanchor', '--batch_mining', 'none', '--ema', '0.5']
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def slow(batch, teacher_batch, temperature):
+    """Each image's distribution over the images of the batch, the teacher's against the student's, in loops."""
+    def rows_of_similarities(points):
+        exponentials = [[(torch.dot(x, y) / x.norm() / y.norm() / temperature).exp() for y in points] for x in points]
+        return [[value / sum(row) for value in row] for row in exponentials]
+
+    total = 0
+    for own, wanted in zip(rows_of_similarities(batch), rows_of_similarities(teacher_batch.detach()), strict=True):
+        total = total + sum(q * torch.log(q / p) for p, q in zip(own, wanted, strict=True))
+    return temperature ** 2 * total / len(batch)
+
+
+# The term
+
+@pytest.mark.parametrize('temperature', [1., .3])
+def test_value_and_gradient_are_those_of_loops_and_the_teacher_gets_none(temperature):
+    batch, teacher_batch = random(7, 4).requires_grad_(), random(7, 3, seed=1).requires_grad_()
+    found, expected = distillation_loss(batch, teacher_batch, temperature), slow(batch, teacher_batch, temperature)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    gradient, nothing = torch.autograd.grad(found, [batch, teacher_batch], allow_unused=True)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, batch)[0], rtol=1e-9, atol=1e-9)
+    assert nothing is None
+
+
+def test_the_gradient_moves_the_similarities_towards_those_of_the_teacher():
+    """With respect to the similarities, it is T / B times the difference of the two distributions."""
+    cosines, targets = random(5, 5).requires_grad_(), random(5, 5, seed=1)
+    value = criteria.distillation.distillation(cosines, targets, .5)
+    gradient, = torch.autograd.grad(value, cosines)
+    wanted = .5 / 5 * ((cosines / .5).softmax(dim=1) - (targets / .5).softmax(dim=1))
+    torch.testing.assert_close(gradient, wanted)
+    batch = random(6, 4).requires_grad_()
+    same = distillation_loss(batch, 3 * batch.detach() @ torch.linalg.qr(random(4, 4, seed=2))[0])      # a rotation
+    assert abs(same.item()) < 1e-12 and torch.autograd.grad(same, batch)[0].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize('loss, more', [
+    ('proxyanchor', {}), ('margin', {'batch_mining': 'all'}), ('supcon', {'xbm_size': 12, 'xbm_start': 0}),
+    ('triplet', {'batch_mining': 'all', 'dr_weight': .3}), ('s2sd', {'loss_s2sd_target_dims': [5]}),
+    ('multisimilarity+linear_classifier', {'loss_weights': [1., .5]}), ('hyperbolic', {})])
+def test_it_is_added_to_any_loss_with_its_weight(loss, more, opt):
+    namespace = opt(loss=loss, **{'batch_mining': 'none', 'embed_dim': 4, 'n_features': 4, 'bs': 6} | more)
+    labels, batch, teacher_batch = torch.tensor([0, 0, 1, 1, 2, 2]), random(6, 4).float(), random(6, 3).float()
+    values, built = [], []
+    for given in ({}, {'distill': 'elsewhere', 'distill_w': 4., 'distill_T': .5},
+                  {'distill': 'elsewhere', 'distill_w': 0.}):
+        vars(namespace).update({'distill': None} | given)
+        torch.manual_seed(0)
+        built.append(criteria.select(namespace, batch_mining.select(namespace)))
+        taught = {'teacher_batch': teacher_batch} if isinstance(built[-1], Distilled) else {}
+        values.append(built[-1](batch=batch, labels=labels, batch_features=batch, f_embed=None, **taught).item())
+    assert values[1] == pytest.approx(values[0] + 4 * distillation_loss(batch, teacher_batch, .5).item(), rel=1e-5)
+    assert values[2] == values[0] != values[1] and type(built[2]) is type(built[0])
+    groups = [[(group['lr'], sum(p.numel() for p in group['params'])) for group in criteria.parameter_groups(criterion)]
+              for criterion in built]
+    assert groups[0] == groups[1] and built[1].log['distillation'] > 0
+    assert hasattr(built[0], 'ranking_embeddings') == hasattr(built[1], 'ranking_embeddings') == (loss == 'hyperbolic')
+
+
+# Runs
+
+@pytest.fixture
+def teacher(quick, run, tmp_path):
+    """The folder of a trained run with another network, dimension and input format."""
+    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', *TEACHER) == 0
+    return folder_of(tmp_path, 'teacher_s5')
+
+
+@pytest.mark.parametrize('flags', [
+    '--distill {teacher}', '--distill {teacher}/checkpoint_last.pt --micro_bs 5 --distill_T 0.2 --loss margin+softmax',
+    '--distill {teacher} --amp bfloat16 --loss supcon --batch_mining none --xbm_size 24 --xbm_start 1',
+    '--distill ema --ema 0.7', '--distill ema --ema 0.7 --micro_bs 5 --views 2 --unsupervised --samples_per_class 1',
+], ids=['folder', 'checkpoint', 'memory', 'average', 'average of views'])
+def test_resumed_runs_end_with_the_same_bits(flags, teacher, quick, run, tmp_path):
+    arguments = [*quick, '--no_train_metrics', *shlex.split(flags.format(teacher=teacher))]
+    assert run(*arguments, '--group', 'whole') == 0
+    assert run(*arguments, '--n_epochs', '1') == 0
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+    assert run(*arguments, '--distill_w', '0', '--group', 'without') == 0
+    assert rows_of(folder_of(tmp_path, 'whole_s1'))[-1] != rows_of(folder_of(tmp_path, 'without_s1'))[-1]
+
+
+def test_weight_0_is_no_teacher_to_the_bit_and_no_forward_pass(teacher, quick, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(parts, 'load_teacher', None)
+    arguments = [*quick, '--no_train_metrics', '--ema', '0.9']
+    assert run(*arguments) == 0
+    for name in (teacher, 'ema'):
+        assert run(*arguments, '--distill', name, '--distill_w', '0', '--group', 'zero') == 0
+        assert 'without effect in this run: ' in (error := capsys.readouterr().err) and f'--distill {name}' in error
+    for name in ('zero_s1', 'zero_s1_1'):
+        assert_same_end(folder_of(tmp_path), folder_of(tmp_path, name))
+    opt = parameters.parse([*arguments, '--distill', 'ema', '--distill_w', '0'])
+    assert parts.build(opt).step.teacher is None
+
+
+def test_the_teacher_sees_the_same_images_and_stays_as_it_is(teacher, quick):
+    opt = parameters.parse([*quick, '--distill', str(teacher)])
+    built = parts.build(opt)
+    alone = parts.restore(parameters.parse(['--evaluate', str(teacher)]), teacher).model.eval()
+    before = {name: value.clone() for name, value in built.teacher.state_dict().items()}
+    main.train_epoch(opt, built, TrainingLoader(opt, built.data.train, built.sampler), 1)
+    assert not built.teacher.training and built.model.training
+    assert all(torch.equal(value, before[name]) for name, value in built.teacher.state_dict().items())
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in built.teacher.parameters())
+    images = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = alone(network_input(images, opt.device))[0]
+    taught = built.step.taught([images[:2], images[2:]])
+    torch.testing.assert_close(taught, expected, rtol=1e-5, atol=1e-5)
+    assert taught.shape == (5, 7) and built.teacher.bgr and not built.model.bgr
+    assert built.teacher.mean.flatten().tolist() != built.model.mean.flatten().tolist()
+
+
+def test_the_average_is_that_of_the_steps_before(quick):
+    """The mean teacher of a step: the average after the last one, in evaluation mode."""
+    opt = parameters.parse([*quick, '--distill', 'ema', '--ema', '0.5', '--iterations_per_epoch', '1'])
+    built = parts.build(opt)
+    loader, losses = TrainingLoader(opt, built.data.train, built.sampler), []
+    for epoch in (1, 2, 3):
+        main.train_epoch(opt, built, loader, epoch)
+        losses.append(float(built.criterion.log['distillation']))
+    assert built.step.teacher is built.ema.average is built.teacher and not built.teacher.training
+    assert 'teacher' not in built.with_state() and 'teacher_checksum' not in built.with_state()
+    assert all(math.isfinite(loss) and loss > 0 for loss in losses)
+
+
+def test_a_student_learns_its_teachers_similarities(teacher, quick):
+    """With the distillation as good as alone, and at a temperature at which its similarities differ."""
+    opt = parameters.parse([*quick, '--distill', str(teacher), '--distill_w', '1e6', '--distill_T', '0.01', '--lr',
+                            '0.003', '--iterations_per_epoch', '25', '--augmentation', 'none'])
+    built = parts.build(opt)
+    loader, losses = TrainingLoader(opt, built.data.train, built.sampler), []
+    for epoch in (1, 2):
+        losses.append(main.train_epoch(opt, built, loader, epoch)['train_distillation'])
+    assert losses[1] < losses[0] / 2
+
+
+def test_a_resumed_run_refuses_another_teacher(teacher, quick, run, tmp_path, capsys):
+    assert run(*quick, '--no_train_metrics', '--distill', teacher, '--n_epochs', '1') == 0
+    states = checkpoint.load(folder_of(tmp_path) / checkpoint.LAST)
+    recorded = checkpoint.checksum(checkpoint.load(teacher / checkpoint.LAST)['model'])
+    assert states['teacher_checksum'] == {'checksum': recorded} and len(recorded) == 64
+    assert states['settings']['distill'] == str(teacher)
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--distill', 'ema') == 2
+    assert 'cannot change within a run: --distill ema' in capsys.readouterr().err
+    assert run('--resume', teacher, '--n_epochs', '2') == 0                            # which trains it on
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 2
+    error = capsys.readouterr().err
+    assert f'the network of {teacher} is not the one that the run began with' in error and len(error.splitlines()) == 1
+
+
+def test_a_distilled_network_is_evaluated_without_its_teacher(teacher, quick, run, tmp_path, capsys):
+    assert run(*quick, '--distill', teacher, '--loss', 'hyperbolic', '--batch_mining', 'none') == 0
+    shutil.rmtree(teacher)
+    capsys.readouterr()
+    assert run('--evaluate', folder_of(tmp_path)) == 0
+    printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line.startswith('test_e'))
+    assert printed['test_e_recall@1'] == rows_of(folder_of(tmp_path))[-1]['test_e_recall@1']
+
+
+def test_what_cannot_teach_is_refused_in_a_sentence(teacher, quick, run, tmp_path, capsys):
+    def refused(*arguments):
+        assert run(*quick, *arguments) == 2
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) <= 2 and 'Traceback' not in error and not folder_of(tmp_path).exists()
+        return error
+
+    assert '--distill: nowhere: not a run folder: nowhere/config.yaml: No such file' in refused('--distill', 'nowhere')
+    assert '--distill ema: the teacher is the moving average of the weights' in refused('--distill', 'ema')
+    assert '--distill_w: expected a number of at least 0, not -1' in refused('--distill', teacher, '--distill_w', '-1')
+    assert '--distill_T: expected a number above 0, not 0' in refused('--distill', teacher, '--distill_T', '0')
+    assert (f'--distill {teacher}: its network takes images of 16 pixels, and that of this run images of 24; give this '
+            'run --input_size 16') in refused('--distill', teacher, '--input_size', '24')
+    last = teacher / checkpoint.LAST
+    states = checkpoint.load(last)
+    torch.save(states | {'model': {'f_embed.weight': torch.zeros(3)}}, last)
+    assert f'--distill {teacher}: its weights do not fit the flags' in refused('--distill', teacher)
+    torch.save(states | {'row': Unpickled()}, last)
+    assert f'--distill: {last}: not a checkpoint of this program' in refused('--distill', teacher)
+    assert not (tmp_path / 'executed').exists()
+    last.unlink()
+    assert f'--distill: {teacher}: there is no checkpoint' in refused('--distill', teacher)
+
+
+class Unpickled:
+    """What a checkpoint must not contain: it would make a file when it is unpickled without weights_only."""
+
+    def __reduce__(self):
+        return open, ('executed', 'w')
+
+
+def test_the_checksum_depends_on_names_types_shapes_and_bytes():
+    state = {'a': torch.arange(6.).view(2, 3), 'b': torch.tensor(3), 'c': torch.zeros(2, dtype=torch.bfloat16)}
+    same = {'a': torch.arange(6.).view(3, 2).T.contiguous().T.reshape(2, 3), 'b': torch.tensor(3), 'c': state['c']}
+    others = [state | {'a': state['a'] + 1e-6}, state | {'a': state['a'].view(3, 2)}, state | {'b': torch.tensor(4)},
+              state | {'c': state['c'].half()}, {'A': state['a'], 'b': state['b'], 'c': state['c']}]
+    assert checkpoint.checksum(same) == checkpoint.checksum(state)
+    assert len({checkpoint.checksum(other) for other in [state, *others]}) == 6
