@@ -10,10 +10,35 @@ from PIL import Image
 
 import main
 import parameters
+from evaluation import curves
 
 os.environ['WANDB_MODE'] = 'offline'
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
+PLOT = curves.plot
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call():
+    """Each test changes this variable, and a fork server is used again only in an environment that is the same."""
+    os.environ.pop('PYTEST_CURRENT_TEST', None)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def few_curves():
+    """Runs plot the loss alone, since the thirteen plots of all metrics take longer than the rest of a small run."""
+    def plot(rows, folder):
+        PLOT([dict(list(row.items())[:2]) for row in rows], folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, 'plot', plot)
+        yield
+
+
+@pytest.fixture
+def all_curves(monkeypatch):
+    """Runs plot the loss and every metric, as main.py does."""
+    monkeypatch.setattr(curves, 'plot', PLOT)
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """
 Trains a tiny network by each case below, in one process and in groups of 2 and 3 that share every batch.
 
-python -m tests.shared_batches RANK FOLDER, for each RANK from 0 to 2 at once: process 0 computes the plain step,
-process 1 the same in micro-batches; then 2 and 3 processes do so together. Each writes FOLDER/<way>_<rank>.pt: {case:
-what came out}.
+work(rank, folder), in three processes at once, with ranks 0 to 2: process 0 computes the plain step, process 1 the same
+in micro-batches; then 2 and 3 processes do so together. Each writes <folder>/<way>_<rank>.pt: {case: what came out}.
 """
 import argparse
 import shlex
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -191,6 +188,7 @@ def train_on_gpus(rank, n, flags, folder):
 
 
 def work(rank, folder):
+    torch.set_num_threads(1)
     for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows)):
         criteria.CRITERIA[name] = argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False,
                                                      REQUIRES_OPTIM=True)
@@ -204,8 +202,3 @@ def work(rank, folder):
             if n == 2:
                 torch.save(train('--bs 10 --micro_bs 2', dropout=0.5), folder / f'dropout_{rank}.pt')
             dist.destroy_process_group()
-
-
-if __name__ == '__main__':
-    torch.set_num_threads(1)
-    work(int(sys.argv[1]), Path(sys.argv[2]))

@@ -11,8 +11,7 @@ import time
 import pytest
 
 import main
-from tests.helpers import assert_same_end, folder_of, wait_for
-from tests.test_resume import ROOT
+from tests.helpers import ROOT, assert_same_end, folder_of, wait_for
 from utilities import run_folder
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']

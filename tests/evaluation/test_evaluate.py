@@ -26,7 +26,7 @@ def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
     assert all(row['test_e_recall@1'] for row in rows)
 
 
-def test_intervals_stand_beside_their_metric(quick, run, tmp_path):
+def test_intervals_stand_beside_their_metric(quick, run, tmp_path, all_curves):
     assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--no_train_metrics') == 0
     row, = rows_of(folder_of(tmp_path))
     for name in ('e_recall@1', 'map_at_r', 'mAP_1000'):
