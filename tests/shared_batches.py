@@ -41,7 +41,8 @@ def loss_of(miner):
 
 
 SMALL = {'hier': ' --loss_hier_n_proxies 8 --loss_hier_n_triplets 4 --loss_hier_k 3',
-         's2sd': ' --loss_s2sd_target_dims 4 6', 'nir': ' --loss_nir_lrmulti 1'}
+         's2sd': ' --loss_s2sd_target_dims 4 6',
+         'nir': ' --loss_nir_lrmulti 1 --loss_nir_nf_fc_depth 3 --loss_nir_nf_fc_width 16 --loss_nir_nf_cblocks 2'}
 LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}{SMALL.get(loss, "")}' for loss in criteria.CRITERIA}
 TRAINED = LOSSES | {
     f'mined by {miner}': f'--loss {loss_of(miner)} --batch_mining {miner}' for miner in MINERS

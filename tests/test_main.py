@@ -19,7 +19,7 @@ from tests.helpers import assert_same_end, folder_of, rows_of
 from utilities import checkpoint, run_folder
 
 
-def test_the_run_folder(quick, run, tmp_path, capsys, all_curves):
+def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
     assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8') == 0
     folder = folder_of(tmp_path)
     names = {path.name for path in folder.iterdir()} - {'tensorboard'}
