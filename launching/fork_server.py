@@ -71,7 +71,7 @@ def start(command, log, secrets):
         return None
     request = {'command': command[1:], 'folder': os.getcwd(), 'environment': secrets}
     try:
-        connection, _ = server(tuple(os.environ.items()))
+        connection, _ = server(tuple(sorted(os.environ.items())))
         adopt(True)
         socket.send_fds(connection, [json.dumps(request).encode()], [log.fileno()])
         answer = connection.recv(64)

@@ -1,4 +1,5 @@
 """What several tests need: small image folders, flags of quick runs, and the development data where they are."""
+import functools
 import os
 import signal
 from pathlib import Path
@@ -10,10 +11,37 @@ from PIL import Image
 
 import main
 import parameters
+from evaluation import PICTURES, curves
 
 os.environ['WANDB_MODE'] = 'offline'
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
+PLOT, RETRIEVAL = curves.plot, PICTURES['retrieval']
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call():
+    """Each test changes this variable, and a fork server is used again only in an environment that is the same."""
+    os.environ.pop('PYTEST_CURRENT_TEST', None)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def few_plots():
+    """Runs plot the loss alone, and two images for each of two queries: all plots take longer than a small run."""
+    def plot(rows, folder):
+        PLOT([dict(list(row.items())[:2]) for row in rows], folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, 'plot', plot)
+        patch.setitem(PICTURES, 'retrieval', functools.partial(RETRIEVAL, n_queries=2, n_neighbours=2))
+        yield
+
+
+@pytest.fixture
+def all_plots(monkeypatch):
+    """Runs plot what main.py plots."""
+    monkeypatch.setattr(curves, 'plot', PLOT)
+    monkeypatch.setitem(PICTURES, 'retrieval', RETRIEVAL)
 
 
 @pytest.fixture

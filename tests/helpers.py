@@ -2,15 +2,51 @@
 import argparse
 import csv
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 import datasampler
+from launching import fork_server
 from utilities import checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+def started(log, script, *arguments, **environment):
+    """
+    Starts `python script arguments` with its output and errors in the file `log`, and returns the process. Where the
+    system allows it, it is a fork of a process that has imported the packages of main.py.
+    """
+    command = [sys.executable, *map(str, (script, *arguments))]
+    with open(log, 'a') as file:
+        return fork_server.start(command, file, environment) or subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+            env=os.environ | environment)
+
+
+def executing(folder, code, *arguments):
+    """Starts `python -c code arguments` by started(); (process, file of its output, of its errors), in `folder`."""
+    number = len(list(folder.glob('*.out')))
+    out, errors = folder / f'{number}.out', folder / f'{number}.errors'
+    return started(out, ROOT / 'tests' / 'execute.py', errors, code, *arguments), out, errors
+
+
+def executed(folder, code, *arguments, seconds=1200):
+    """Executes `python -c code arguments`; returns (exit code, output, errors)."""
+    process, out, errors = executing(folder, code, *arguments)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)                    # with all that it has forked
+        raise
+    return process.returncode, out.read_text(), errors.read_text()
 
 
 def rows_of(folder, without=('seconds',)):

@@ -1,14 +1,11 @@
 """
 Trains a tiny network by each case below, in one process and in groups of 2 and 3 that share every batch.
 
-python -m tests.shared_batches RANK FOLDER, for each RANK from 0 to 2 at once: process 0 computes the plain step,
-process 1 the same in micro-batches; then 2 and 3 processes do so together. Each writes FOLDER/<way>_<rank>.pt: {case:
-what came out}.
+work(rank, folder), in three processes at once, with ranks 0 to 2: process 0 computes the plain step, process 1 the same
+in micro-batches; then 2 and 3 processes do so together. Each writes <folder>/<way>_<rank>.pt: {case: what came out}.
 """
 import argparse
 import shlex
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -44,7 +41,8 @@ def loss_of(miner):
 
 
 SMALL = {'hier': ' --loss_hier_n_proxies 8 --loss_hier_n_triplets 4 --loss_hier_k 3',
-         's2sd': ' --loss_s2sd_target_dims 4 6', 'nir': ' --loss_nir_lrmulti 1'}
+         's2sd': ' --loss_s2sd_target_dims 4 6',
+         'nir': ' --loss_nir_lrmulti 1 --loss_nir_nf_fc_depth 3 --loss_nir_nf_fc_width 16 --loss_nir_nf_cblocks 2'}
 LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}{SMALL.get(loss, "")}' for loss in criteria.CRITERIA}
 TRAINED = LOSSES | {
     f'mined by {miner}': f'--loss {loss_of(miner)} --batch_mining {miner}' for miner in MINERS
@@ -204,6 +202,7 @@ def train_on_gpus(rank, n, flags, folder):
 
 
 def work(rank, folder):
+    torch.set_num_threads(1)
     for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows)):
         criteria.CRITERIA[name] = argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False,
                                                      REQUIRES_OPTIM=True)
@@ -217,8 +216,3 @@ def work(rank, folder):
             if n == 2:
                 torch.save(train('--bs 10 --micro_bs 2', dropout=0.5), folder / f'dropout_{rank}.pt')
             dist.destroy_process_group()
-
-
-if __name__ == '__main__':
-    torch.set_num_threads(1)
-    work(int(sys.argv[1]), Path(sys.argv[2]))

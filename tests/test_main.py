@@ -19,7 +19,7 @@ from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
 from utilities import checkpoint, run_folder
 
 
-def test_the_run_folder(quick, run, tmp_path, capsys):
+def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
     assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8') == 0
     folder = folder_of(tmp_path)
     names = {path.name for path in folder.iterdir()} - {'tensorboard'}
@@ -70,6 +70,7 @@ def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_p
     miner = (criteria.CRITERIA[loss].ALLOWED_MINING_OPS or ['distance'])[0]
     more = with_superclasses(tmp_path) if hasattr(criteria.CRITERIA[loss], 'REQUIRES_SUPERCLASSES') else []
     more += ['--loss_nir_lrmulti', '1'] if loss == 'nir' else []               # 50, the default, is for an --lr of 1e-5
+    more += ['--loss_hier_n_proxies', '8', '--loss_hier_k', '3'] if loss == 'hier' else []       # 512 take seconds
     for _ in range(2):
         assert run(*quick, *more, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))

@@ -4,14 +4,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 
 from tests.conftest import draw_classes
-from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
-from tests.test_resume import ROOT
+from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
 
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
 # of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
@@ -56,18 +54,11 @@ def fail():
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
 
 
-def runs(*plan):
-    """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors)."""
+def runs(folder, *plan):
+    """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors), of files in `folder`."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
-    process = subprocess.Popen([sys.executable, '-c', FORKER, json.dumps(plan)], cwd=ROOT, text=True,
-                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env=os.environ | {'OMP_NUM_THREADS': '1'})
-    try:
-        out, error = process.communicate(timeout=1200)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)                   # with all that it has forked
-        raise
-    assert process.returncode == 0, error
+    code, out, error = executed(folder, FORKER, json.dumps(plan))
+    assert code == 0, error
     codes = re.findall(r'^codes (.*)$', out, re.MULTILINE)
     assert len(codes) == len(plan), out + error
     return [list(map(int, line.split())) for line in codes], out, error
@@ -84,7 +75,7 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
     for n in (1, 3):
         plan += [(n, ['--embed', whole[0], tmp_path / f'{n}.npz']), (n, ['--draw', whole[0], tmp_path / f'drawn{n}'])]
-    codes, out, error = runs(*plan)
+    codes, out, error = runs(tmp_path, *plan)
     assert codes == [[0] * n for n, _ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
@@ -98,7 +89,7 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     assert names[0] == names[1] != []
 
 
-def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick):
+def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick, tmp_path):
     """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
     of_main = ('sizes = lambda: [len(processes.of_main(bytes, 20 << 20)) for _ in range(4)]\n'
                'def work(arguments):\n'
@@ -107,7 +98,7 @@ def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick)
                '    dist.all_reduce(torch.zeros(1))\n'
                '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
                'main.work = work')
-    codes, _, error = runs((3, quick, of_main))
+    codes, _, error = runs(tmp_path, (3, quick, of_main))
     assert codes == [[0, 0, 0]], error
 
 
@@ -116,7 +107,7 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
     plan = [(3, [*quick, '--los', 'triplet']), (3, [*quick, '--loss', 'triplets']),
             (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing'])]
-    codes, _, error = runs(*plan)
+    codes, _, error = runs(tmp_path, *plan)
     assert codes == [[2] * n for n, _ in plan]
     lines = error.splitlines()
     assert len(lines) == 4 and all(line.startswith('main.py: error: ') for line in lines), error
@@ -135,7 +126,7 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
             (3, [*flags, '--group', 'term0'], AT_EPOCH_2, 'disturb(0, lambda: os.kill(os.getpid(), 15))'),
             *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
               for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
-    codes, out, error = runs(*plan)
+    codes, out, error = runs(tmp_path, *plan)
     assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
     assert codes[5:7] == [[130, 130, 130]] * 2 and codes[7:] == [[0] * 3] * 4 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
@@ -148,31 +139,27 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     assert len(rows_of(folder_of(tmp_path, 'term0_s1'))) == 3
 
 
-def start(*arguments, **more):
-    return subprocess.Popen([sys.executable, str(ROOT / 'main.py'), *map(str, arguments)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, cwd=ROOT, **more)
-
-
 def rows_written(folder, n):
     return lambda: (folder / 'log.csv').exists() and len((folder / 'log.csv').read_text().splitlines()) > n
 
 
 def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
     """On a machine without GPUs, processes on the CPU."""
-    done = start(*quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5')
-    assert done.communicate(timeout=600)[1].count('main.py: error: ') == 1 and done.returncode == 2
-    process = start(*quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
+    log = tmp_path / 'printed'
+    assert started(log, ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5').wait(600) == 2
+    assert log.read_text().count('main.py: error: ') == 1
+    process = started(log, ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
     wait_for(rows_written(folder_of(tmp_path), 2), 600)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=600)
-    assert process.returncode == 130 and 'Traceback' not in error and error.count('press Ctrl-C again') == 1
-    assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(600) == 130
+    printed = log.read_text()
+    assert 'Traceback' not in printed and printed.count('press Ctrl-C again') == 1
+    assert printed.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
     n_rows = len(rows_of(folder_of(tmp_path)))
-    process = start('--resume', folder_of(tmp_path), '--gpu', '0')
+    process = started(log, ROOT / 'main.py', '--resume', folder_of(tmp_path), '--gpu', '0')
     wait_for(rows_written(folder_of(tmp_path), n_rows + 1), 600)
     process.terminate()
     assert process.wait(600) == 130
-    process.communicate()
 
 
 def pids_of(group):
@@ -183,11 +170,11 @@ def pids_of(group):
 
 def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
     group = f'orphan{time.time_ns()}'
-    process = start(*quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200', '--kernels', '1', '--group', group)
+    process = started(tmp_path / 'printed', ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200',
+                      '--kernels', '1', '--group', group)
     wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2), 600)
     n_processes = len(pids_of(group))
     process.kill()
     process.wait()
     assert n_processes >= 4
     wait_for(lambda: not pids_of(group), 600)
-    process.communicate()

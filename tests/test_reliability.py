@@ -21,12 +21,11 @@ import Result_Evaluations
 from benchmarks.faults import damage
 from datasets import download
 from evaluation import counting
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
 from tests.utilities.test_backends import assert_holds, wandb_of
 from utilities import backends, checkpoint, database, records, run_folder, run_lock, run_records, stopping
 from utilities.errors import UserError
 
-ROOT = Path(__file__).parents[1]
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
 
 
@@ -219,10 +218,11 @@ def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, re
 def test_random_signals_kills_and_faults(tmp_path):
     """Some of each kind of benchmarks.faults, which forks its runs from a process that has imported everything."""
     kinds = ['kills', 'crash points', 'signals', 'concurrent runs', 'full disk', 'lost worker', 'removed folder']
-    done = subprocess.run([sys.executable, '-m', 'benchmarks.faults', '--quick', '--only', *kinds], cwd=ROOT, text=True,
-                          env=os.environ | {'TMPDIR': str(tmp_path), 'OMP_NUM_THREADS': '1'}, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f'{kind} ' in done.stdout for kind in kinds)
+    faults = ('import sys, tempfile; from benchmarks import faults; tempfile.tempdir = sys.argv[1]; '
+              'sys.exit(faults.main(sys.argv[2:]))')
+    code, out, error = executed(tmp_path, faults, tmp_path, '--quick', '--only', *kinds)
+    assert code == 0, out + error
+    assert all(f'{kind} ' in out for kind in kinds)
 
 
 def test_a_second_ctrl_c_ends_at_once_and_data_workers_ignore_the_first():
@@ -401,11 +401,8 @@ sys.exit(main.main(sys.argv[1:]))
 @pytest.mark.skipif(not Path('/proc/self/task').exists(), reason='finds the service in /proc')
 def test_a_wandb_service_that_does_not_answer_is_not_waited_for(quick, tmp_path):
     pytest.importorskip('wandb')
-    with open(tmp_path / 'out', 'w+') as out:                       # not a pipe, which the service would keep open
-        code = subprocess.run([sys.executable, '-c', FROZEN, *quick, *FEW, '--n_epochs', '0', '--log_online'], cwd=ROOT,
-                              stdout=out, stderr=out, timeout=300).returncode
-        out.seek(0)
-        printed = out.read()
+    code, *printed = executed(tmp_path, FROZEN, *quick, *FEW, '--n_epochs', '0', '--log_online')
+    printed = ''.join(printed)
     os.kill(int(printed.split('frozen ')[1].split()[0]), signal.SIGKILL)
     assert code == 0 and 'no answer within 2 seconds' in printed and 'Traceback' not in printed
 

@@ -1,33 +1,26 @@
 """Runs that are stopped, in any way and at any moment, and continued: they end as if they had never been stopped."""
+import functools
 import json
+import os
 import shlex
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
 import main
-from launching import fork_server
 from tests.conftest import draw_classes
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
 from utilities import checkpoint
-
-ROOT = Path(__file__).parents[1]
-
 
 # Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
 # imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.
 KILLER = """
 import json, os, signal, sys
 import main
-from launching.fork_server import import_packages
 
-import_packages()
 for arguments, kill_at, before in json.loads(sys.argv[1]):
     child = os.fork()
     if not child:
@@ -48,26 +41,27 @@ for arguments, kill_at, before in json.loads(sys.argv[1]):
 """
 
 
-def attempts(plan):
-    """Runs the plan; returns the exit codes (negative: the signal) and the numbers of writes of those that ended."""
-    done = subprocess.run([sys.executable, '-c', KILLER, json.dumps(plan)], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if line]
+def attempts(folder, plan):
+    """Runs the plan; returns the exit codes (negative: the signal) and how many writes those had that ended."""
+    code, out, error = executed(folder, KILLER, json.dumps(plan))
+    assert code == 0, error
+    lines = [line.split() for line in out.splitlines() if line]
     return tuple([int(line[1]) for line in lines if line[0] == wanted] for wanted in ('ended', 'writes'))
 
 
 def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
-    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics']
-    codes, (n_writes,) = attempts([[arguments, 0, False]])
+    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics', '--evaluation_metrics',
+                 'e_recall@1', 'map_at_r', 'rho_spectrum@0']
+    codes, (n_writes,) = attempts(tmp_path, [[arguments, 0, False]])
     whole = folder_of(tmp_path)
     assert codes == [0] and n_writes > 15
     points = {f'n{n}{before}': (n, before) for n in range(1, n_writes + 1) for before in (True, False)}
-    points = dict(list(points.items())[:6] + list(points.items())[6::4])
+    points = dict(list(points.items())[:8] + list(points.items())[8::3])
     plan = []
     for name, point in points.items():
         plan.append([[*arguments, '--group', name], *point])
         plan.append([['--resume', str(folder_of(tmp_path, f'{name}_s1'))], 0, False])
-    codes, _ = attempts(plan)
+    codes, _ = attempts(tmp_path, plan)
     assert codes[::2] == [-signal.SIGKILL] * len(points)
     for (name, (n, _)), code in zip(points.items(), codes[1::2], strict=True):
         folder = folder_of(tmp_path, f'{name}_s1')
@@ -80,22 +74,16 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
         assert not list(folder.glob('.*')), 'no temporary file is left'
 
 
-def begun(command, folder):
-    """The process of `command`, forked where the system allows it."""
-    with open(folder / 'output.txt', 'a') as log:
-        return fork_server.start(command, log, {}) or subprocess.Popen(command, stdout=log, stderr=log)
-
-
 def test_killed_again_and_again_at_random_moments(quick, tmp_path):
     """The children get random times, at first too short for anything; at last the run is through."""
     arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
-    start = [sys.executable, str(ROOT / 'main.py')]
-    assert begun([*start, *arguments], tmp_path).wait() == 0
+    start = functools.partial(started, tmp_path / 'printed', ROOT / 'main.py')
+    assert start(*arguments).wait() == 0
     folder = folder_of(tmp_path, 'killed_s1')
-    command = [*start, *arguments, '--group', 'killed']
+    command = [*arguments, '--group', 'killed']
     random = np.random.default_rng(0)
     for attempt in range(30):
-        process = begun(command, tmp_path)
+        process = start(*command)
         try:
             code = process.wait(random.uniform(0.2, 2 + attempt))
         except subprocess.TimeoutExpired:
@@ -105,7 +93,7 @@ def test_killed_again_and_again_at_random_moments(quick, tmp_path):
             assert code == 0
             break
         if folder.exists():
-            command = [*start, '--resume', str(folder)]
+            command = ['--resume', str(folder)]
     assert code == 0
     assert_same_end(folder_of(tmp_path), folder)
 
@@ -226,15 +214,12 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
 
 @pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_a_resumable_run(how, quick, tmp_path):
-    command = [sys.executable, str(ROOT / 'main.py'), *quick, '--n_epochs', '500', '--kernels', '2']
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / 'printed'
+    process = started(log, ROOT / 'main.py', *quick, '--n_epochs', '500', '--kernels', '2')
     folder = folder_of(tmp_path)
-    deadline = time.time() + 120
-    while not (folder / 'log.csv').exists() or len(rows_of(folder)) < 4 and time.time() < deadline:
-        time.sleep(.1)
-    process.send_signal(how)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and f'To continue: python main.py --resume {folder}' in out
-    assert str(ROOT) not in err, err                                       # no traceback through this program
+    wait_for(lambda: (folder / 'log.csv').exists() and len(rows_of(folder)) >= 4)
+    os.kill(process.pid, how)
+    assert process.wait(timeout=60) == 130 and f'To continue: python main.py --resume {folder}' in log.read_text()
+    assert str(ROOT) not in log.read_text()                                # no traceback through this program
     epoch = checkpoint.load(folder / 'checkpoint_last.pt')['epoch']
     assert main.main(['--resume', str(folder), '--n_epochs', str(epoch + 1)]) == 0

@@ -18,7 +18,7 @@ import training_step
 from architectures import batch_norm
 from architectures.embedding_network import EmbeddingNetwork
 from benchmarks.measure import peak_memory
-from tests.helpers import assert_same_end, folder_of
+from tests.helpers import assert_same_end, executing, folder_of
 from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
 from utilities import checkpoint
 from utilities.errors import RunFailed, UserError
@@ -34,15 +34,17 @@ CPU = torch.device('cpu')
 def trained(tmp_path_factory):
     """{way: [what each process wrote]} of tests.shared_batches."""
     folder = tmp_path_factory.mktemp('shared')
-    children = [subprocess.Popen([sys.executable, '-m', 'tests.shared_batches', str(rank), str(folder)], cwd=ROOT,
-                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for rank in range(3)]
+    code = ('import sys; from pathlib import Path; from tests import shared_batches\n'
+            'shared_batches.work(int(sys.argv[1]), Path(sys.argv[2]))')
+    begun = [executing(folder, code, rank, folder) for rank in range(3)]
+    children = [process for process, _, _ in begun]
     while any(child.poll() is None for child in children) and not any(child.poll() for child in children):
         time.sleep(0.1)
     failed = [child for child in children if child.poll()]
     for child in children:
         child.kill()
-    errors = [child.communicate()[1] for child in children]
-    assert not failed, '\n'.join(errors)
+        child.wait()
+    assert not failed, '\n'.join(errors.read_text() for _, _, errors in begun)
     return {way: [torch.load(file) for file in sorted(folder.glob(f'{way}_*.pt'))]
             for way in ('alone', *WAYS, 'dropout')}
 

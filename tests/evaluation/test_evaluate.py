@@ -26,7 +26,7 @@ def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
     assert all(row['test_e_recall@1'] for row in rows)
 
 
-def test_intervals_stand_beside_their_metric(quick, run, tmp_path):
+def test_intervals_stand_beside_their_metric(quick, run, tmp_path, all_plots):
     assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--no_train_metrics') == 0
     row, = rows_of(folder_of(tmp_path))
     for name in ('e_recall@1', 'map_at_r', 'mAP_1000'):
@@ -145,7 +145,7 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
     assert run('--embed', folder_of(tmp_path), tmp_path / 'embedded.npz') == 0
 
 
-def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys):
+def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys, all_plots):
     pictures = [name for name in PICTURES if name != 'umap']
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
@@ -164,7 +164,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
 
 
-def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):
+def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path, all_plots):
     for group, pictures in (('none', ['none']), ('others', ['spectrum']), ('panel', ['retrieval'])):
         assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--pictures', *pictures) == 0
         folder = folder_of(tmp_path, f'{group}_s1')

@@ -91,7 +91,7 @@ def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tm
     assert process.is_running(run)
     with pytest.raises(process.Busy):
         process.start(run)
-    server = fork_server.server(tuple(os.environ.items()))[1]
+    server = fork_server.server(tuple(sorted(os.environ.items())))[1]
     server.kill()
     server.wait()
     assert process.is_running(run) and begun.poll() is None
@@ -106,7 +106,7 @@ def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tm
 
 
 def test_another_environment_needs_another_server(start, monkeypatch):
-    before = fork_server.server(tuple(os.environ.items()))[1]
+    before = fork_server.server(tuple(sorted(os.environ.items())))[1]
     n_threads = 1 if torch.get_num_threads() > 1 else 2
     monkeypatch.setenv('OMP_NUM_THREADS', str(n_threads))         # read when torch is imported
     run, begun = start('0')

@@ -1,17 +1,13 @@
 """Launch_Runs.py on this machine: nothing runs twice, and a killed launcher loses no run."""
+import os
 import shlex
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import Launch_Runs
-from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from tests.helpers import assert_same_end, executing, folder_of, rows_of, wait_for
 from utilities import run_folder
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script, run, quick, tmp_path, capsys):
@@ -36,26 +32,25 @@ def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script
     assert 'folder/r_s0: would be started' in capsys.readouterr().out
 
 
-def launcher(*arguments):
+def launcher(folder, *arguments):
     """As a script starts it in the background, where Ctrl-C does not reach."""
-    return subprocess.Popen([sys.executable, ROOT / 'Launch_Runs.py', *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    code = ('import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); '
+            'runpy.run_path(sys.path[0] + "/Launch_Runs.py", run_name="__main__")')
+    return executing(folder, code, *arguments)
 
 
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
     more = ['--n_epochs', '6', '--iterations_per_epoch', '20', '--no_train_metrics']
     runs = script(more, more)
-    first = launcher(runs, '--workers', '1')
+    first, _, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
-    first.send_signal(end)
-    first.wait(timeout=60)
-    assert first.returncode == (-end if end == signal.SIGKILL else 130)
-    second = launcher(runs, '--workers', '1')                 # while the run may still be going on by itself
-    out, _ = second.communicate(timeout=300)
-    assert second.returncode == 0, out
+    os.kill(first.pid, end)
+    assert first.wait(timeout=60) == (-end if end == signal.SIGKILL else 130)
+    second, out, errors = launcher(tmp_path, runs, '--workers', '1')      # while the run may still go on by itself
+    assert second.wait(timeout=300) == 0, errors.read_text()
+    out = out.read_text()
     assert {path.name for path in (tmp_path / 'runs' / 'folder').iterdir()} == {'r_s0', 'r_s0.log', 'r_s1', 'r_s1.log'}
     assert run(*quick, *more, '--group', 'alone', '--seed', '0') == 0
     assert_same_end(folder_of(tmp_path, 'alone_s0'), folder_of(tmp_path, 'r_s0'))

@@ -2,15 +2,12 @@
 import os
 import random
 import shlex
-import signal
-import subprocess
-import sys
 
 import pytest
 
 import Launch_Runs
 from launching import plan, slots, slurm
-from tests.helpers import assert_same_end, folder_of, rows_of, wait_for
+from tests.helpers import ROOT, assert_same_end, folder_of, rows_of, started, wait_for
 from tests.test_processes import runs
 from utilities import run_records
 from utilities.errors import UserError
@@ -45,51 +42,48 @@ def test_the_command_of_a_job(quick, monkeypatch, tmp_path):
     job = slurm.job_of(plan.of_line(quick), 4, 2)
     opt = Launch_Runs.build().parse_args(job.command[2:])
     assert (shlex.split(opt.line), opt.gpus_per_job, opt.nodes) == (quick, 4, 2)
-    machines(tmp_path, monkeypatch, 'first\nsecond')
-    monkeypatch.setenv('SLURM_JOB_ID', '70123')
+    for name, value in (machines(tmp_path, 'first\nsecond') | {'SLURM_JOB_ID': '70123'}).items():
+        monkeypatch.setenv(name, value)
     assert slurm.torchrun(2, 4) == [
         '-m', 'torch.distributed.run', '--nnodes=2', '--nproc_per_node=4', '--rdzv_backend=c10d',
         '--rdzv_endpoint=first:20123', '--rdzv_id=70123']
 
 
-def machines(tmp_path, monkeypatch, names):
-    """Makes a command scontrol that lists these machines, in the place of SLURM's."""
+def machines(tmp_path, names):
+    """Makes a command scontrol that lists these machines, in the place of SLURM's; the variables that name both."""
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'bin' / 'scontrol').write_text(f'#!/bin/sh\n[ "$*" = "show hostnames list" ] && echo "{names}"\n')
     (tmp_path / 'bin' / 'scontrol').chmod(0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
-    monkeypatch.setenv('SLURM_JOB_NODELIST', 'list')
+    return {'PATH': f'{tmp_path / "bin"}:{os.environ["PATH"]}', 'SLURM_JOB_NODELIST': 'list'}
 
 
-def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path, monkeypatch):
+def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path):
     """Both machines are this one: each is a torchrun of its own, and they meet as on a cluster."""
-    machines(tmp_path, monkeypatch, 'localhost\nlocalhost')
-
+    variables = machines(tmp_path, 'localhost\nlocalhost')
     arguments = [*quick, *FEW, '--n_epochs', '12']
 
     def job():
         number = str(random.randrange(10 ** 6))                          # of the port, among other things
-        command = [sys.executable, str(slurm.ROOT / 'Launch_Runs.py'), '--nodes=2', '--gpus_per_job=0', '--line',
-                   shlex.join(arguments)]
-        return [subprocess.Popen(command, env=os.environ | {'SLURM_NODEID': str(node), 'SLURM_JOB_ID': number},
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
+        command = [ROOT / 'Launch_Runs.py', '--nodes=2', '--gpus_per_job=0', '--line', shlex.join(arguments)]
+        files = [tmp_path / f'{number}_{node}' for node in '01']
+        return [started(file, *command, SLURM_NODEID=node, SLURM_JOB_ID=number, **variables)
+                for file, node in zip(files, '01', strict=True)], files
 
     def codes_of(job):
-        ends = [process.communicate(timeout=1200) for process in job]
-        return [process.returncode for process in job], ends
+        return [process.wait(timeout=1200) for process in job[0]], [file.read_text() for file in job[1]]
 
     folder, first = folder_of(tmp_path), job()
     log = folder / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2, 600)
-    for process in first:
-        process.send_signal(signal.SIGTERM)
+    for process in first[0]:
+        process.terminate()
     codes, ends = codes_of(first)
     assert codes == [130, 130] and not run_records.is_finished(folder), ends
     codes, ends = codes_of(job())
     assert codes == [0, 0] and len(rows_of(folder)) == 13, ends
     codes, ends = codes_of(job())
-    assert codes == [0, 0] and 'had been finished before' in ends[0][0]
-    assert runs((2, [*arguments, '--group', 'whole']))[0] == [[0, 0]]
+    assert codes == [0, 0] and 'had been finished before' in ends[0]
+    assert runs(tmp_path, (2, [*arguments, '--group', 'whole']))[0] == [[0, 0]]
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [path.name for path in folder.parent.glob('quick*')] in (['quick_s1', 'quick_s1.log'],
                                                                     ['quick_s1.log', 'quick_s1'])

@@ -3,16 +3,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import wait_for
+from tests.helpers import ROOT, executed, executing, started, wait_for
 from tests.tuning.stub import TUNE
 
-ROOT = Path(__file__).parents[2]
 # takes the place of main.py; its process is noted while it runs, and it ends when it is asked to
 STUB = '''
 import os, pathlib, signal, sys, time
@@ -64,11 +61,9 @@ def drive(folder, name, arguments, seconds):
     """The exit codes of the script, stopped after so many seconds, by SIGINT and SIGTERM in turn."""
     (folder / 'main.py').write_text(STUB.replace('HANDLER', STOPS))
     signals = [[one, [signal.SIGINT, signal.SIGTERM][i % 2]] for i, one in enumerate(seconds)]
-    environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run([sys.executable, '-c', DRIVER, str(folder), name, json.dumps(arguments), json.dumps(signals)],
-                          env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    code, out, error = executed(folder, DRIVER, folder, name, json.dumps(arguments), json.dumps(signals))
+    assert code == 0, error
+    return out.split()
 
 
 @pytest.mark.parametrize('arguments', [['{script}', '--workers', '2'], ['--line', '{line}']], ids=['script', 'line'])
@@ -95,14 +90,13 @@ def test_while_runs_are_stopped_a_second_ctrl_c_ends_at_once(script, tmp_path):
     start = ('import sys; from pathlib import Path; import Launch_Runs; from launching import process; '
              'from utilities import stopping; process.MAIN = Path(sys.argv[1]); stopping.install(); '
              'sys.exit(Launch_Runs.main(sys.argv[2:]))')
-    launcher = subprocess.Popen([sys.executable, '-c', start, tmp_path / 'main.py', script([], [])],
-                                stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    launcher, _, errors = executing(tmp_path, start, tmp_path / 'main.py', script([], []))
     wait_for(lambda: list(tmp_path.glob('running_*')))
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.stderr.readline() == '\n' and 'press Ctrl-C again to end at once' in launcher.stderr.readline()
-    launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=30)                               # less than a run has to end by itself
-    assert launcher.returncode == -signal.SIGINT
+    os.kill(launcher.pid, signal.SIGINT)
+    wait_for(lambda: errors.read_text().count('\n') > 1)
+    assert errors.read_text().startswith('\n') and 'press Ctrl-C again to end at once' in errors.read_text()
+    os.kill(launcher.pid, signal.SIGINT)
+    assert launcher.wait(timeout=30) == -signal.SIGINT             # less than a run has to end by itself
     (tmp_path / 'end').touch()
     wait_for(lambda: not list(tmp_path.glob('running_*')))
 
@@ -110,7 +104,7 @@ def test_while_runs_are_stopped_a_second_ctrl_c_ends_at_once(script, tmp_path):
 def test_a_script_that_prints_its_commands_slowly_is_stopped(tmp_path):
     from launching.script import MARKER
     (tmp_path / 'runs.sh').write_text(f'#!/bin/bash\n{MARKER}\ntouch {tmp_path}/listing\nexec sleep 300\n')
-    launcher = subprocess.Popen([sys.executable, ROOT / 'Launch_Runs.py', tmp_path / 'runs.sh', '--dry_run'])
+    launcher = started(tmp_path / 'printed', ROOT / 'Launch_Runs.py', tmp_path / 'runs.sh', '--dry_run')
     wait_for((tmp_path / 'listing').exists)
-    launcher.send_signal(signal.SIGTERM)
+    launcher.terminate()
     assert launcher.wait(timeout=60) == 130

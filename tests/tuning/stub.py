@@ -6,17 +6,12 @@ with it as processes of their own.
 """
 import csv
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import optuna
 
 from launching import process
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers import executing
 
 # Takes the place of main.py where only the search is tested: the score of an epoch is a function of the flags.
 STUB = '''
@@ -50,7 +45,7 @@ from pathlib import Path
 import Hyperparameter_Search
 from tests.tuning import stub
 from tuning import folds, trials
-stub.with_stub(Path(sys.argv[1]))
+stub.with_stub(Path(sys.argv[1]), forked=False)
 trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
 sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
 '''
@@ -65,8 +60,11 @@ def search_flags(patterns, folder):
             '--loss', 'triplet', '--batch_mining', 'random']
 
 
-def with_stub(folder):
-    """Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them."""
+def with_stub(folder, forked=True):
+    """
+    Runs `folder`/main.py as main.py, and writes the flags of each run where the stub finds them. forked: whether runs
+    are forked; the stub itself is started sooner than a server that could fork it.
+    """
     original = process.start
 
     def start(run, more=()):
@@ -74,7 +72,7 @@ def with_stub(folder):
         file = run.parent / f'{run.savename}.json'
         if not file.exists():
             file.write_text(json.dumps(run.settings))
-        return original(run, more)
+        return original(run, more, forked=forked)
 
     process.MAIN, process.start = folder / 'main.py', start
 
@@ -94,7 +92,5 @@ def started(folder):
 
 
 def processes(folder, arguments, n=1):
-    """Starts searches with the stub as processes of their own."""
-    environment = os.environ | {'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
-    return [subprocess.Popen([sys.executable, '-c', DRIVER, str(folder), *arguments], cwd=ROOT, env=environment,
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(n)]
+    """Starts n searches with the stub as processes of their own: [(process, file of its output, of its errors)]."""
+    return [executing(folder, DRIVER, folder, *arguments) for _ in range(n)]

@@ -1,4 +1,5 @@
 """tuning/optimize.py: stopped, killed and silent workers lose no trial and repeat none."""
+import os
 import signal
 
 import pytest
@@ -71,9 +72,8 @@ def test_a_worker_that_was_silent_too_long_leaves_its_trial_to_another(flags, st
 def test_two_workers_share_a_study(flags, stub):
     folder = stub(pace=0.2)
     workers = processes(folder, [*flags, *TUNE, '--n_trials', '5'], 2)
-    for worker in workers:
-        out, error = worker.communicate(timeout=300)
-        assert worker.returncode == 0, out + error
+    for worker, out, errors in workers:
+        assert worker.wait(timeout=300) == 0, out.read_text() + errors.read_text()
     rows = table_of(folder)
     assert len(rows) == 5 and all(row['state'] == 'complete' for row in rows)
     assert len({row['lr'] for row in rows}) == 5
@@ -84,14 +84,13 @@ def test_two_workers_share_a_study(flags, stub):
 def test_a_stopped_search_goes_on_without_loss_or_repetition(how, flags, stub):
     folder = stub(pace=0.3)
     arguments = [*flags, *TUNE, '--n_trials', '3', '--n_epochs', '5']
-    first, = processes(folder, arguments)
+    (first, _, _), = processes(folder, arguments)
     log = folder / 'study/trials/folder/trial_0001_fold0_s1/log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
-    first.send_signal(how)
+    os.kill(first.pid, how)
     assert first.wait(timeout=60) == (-9 if how == signal.SIGKILL else 130)
-    second, = processes(folder, arguments)
-    out, error = second.communicate(timeout=300)
-    assert second.returncode == 0, out + error
+    (second, out, errors), = processes(folder, arguments)
+    assert second.wait(timeout=300) == 0, out.read_text() + errors.read_text()
     rows = table_of(folder)
     assert len(rows) == 3 and all(row['state'] == 'complete' for row in rows)
     assert len({row['lr'] for row in rows}) == len({row['trial'] for row in rows}) == 3

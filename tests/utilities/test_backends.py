@@ -1,24 +1,18 @@
 """W&B, TensorBoard and Comet, the real libraries in their offline modes: what they hold is log.csv."""
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
 
 import Result_Evaluations
 from reports import wandb_runs
-from tests.helpers import folder_of, rows_of
+from tests.helpers import ROOT, executed, folder_of, rows_of, started
 from utilities import backends, wandb_files
 from utilities.columns import at_backend
-
-ROOT = Path(__file__).parents[2]
 
 
 def numbers_of(folder):
@@ -98,11 +92,10 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
             'Checkpoint.save = killed\n'
             'main.main(sys.argv[1:])\n')
     flags = [*quick, '--log_online', '--n_epochs', '3']
-    done = subprocess.run([sys.executable, '-c', code, *flags], cwd=ROOT, env=os.environ, capture_output=True)
-    assert done.returncode == -signal.SIGKILL
+    assert executed(tmp_path, code, *flags)[0] == -signal.SIGKILL
     folder = folder_of(tmp_path)
     assert len(rows_of(folder)) == 3
-    assert subprocess.run([sys.executable, 'main.py', '--resume', folder], cwd=ROOT).returncode == 0
+    assert started(tmp_path / 'printed', ROOT / 'main.py', '--resume', folder).wait() == 0
     logged = wandb_of(folder)
     assert set(logged) == {0, 1, 2, 3} and all(len(entries) == 1 for entries in logged.values())
     rows = numbers_of(folder)

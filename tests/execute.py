@@ -1,0 +1,9 @@
+"""python execute.py ERRORS CODE ARGUMENTS ...: as python -c CODE ARGUMENTS ..., with its errors in the file ERRORS."""
+import os
+import sys
+from pathlib import Path
+
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+sys.path[0], sys.argv[:3] = str(Path(__file__).parents[1]), [sys.argv[2]]
+code, sys.argv[0] = sys.argv[0], '-c'
+exec(code)
