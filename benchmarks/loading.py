@@ -105,8 +105,8 @@ def passes(source, cache):
     for decode in ('exact', 'fast'):
         images = ours(source, '', '--decode', decode, '--augment_on_gpu')
         assert isinstance(images.transform, on_device.DevicePipeline)
-        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: [images.loaded((i, i))
-                                                                                   for i in range(len(images))]
+        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: images.loaded(
+            [(i, i) for i in range(len(images))])
     decoded = [Image.open(path).convert('RGB') for path in paths]
     crop = v1.RandomResizedCrop(SIZE)
     found['decoding alone, Pillow'] = lambda: [Image.open(path).load() for path in paths]
