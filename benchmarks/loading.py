@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 import datasets
 import parameters
 from benchmarks import Row
-from datasets import on_device, pipeline, transforms
+from datasets import on_device, pipeline
 from utilities.loading import Loader, network_input
 
 SIZE, BATCH = 224, 16
@@ -123,8 +123,8 @@ def parts(source, n_batches):
     found['crop and resizing alone, Pillow'] = lambda: [crop(image) for image in decoded]
     arrays = [np.array(image) for image in decoded]
     photos = [datasets.decoding.Photo(*pixels.shape[:2], lambda scale, pixels=pixels: pixels) for pixels in arrays]
-    fast = pipeline.Pipeline(transforms.base(SIZE)[0][:1], fast=True)
-    found['crop and resizing alone, torch'] = lambda: [fast.load(photo) for photo in photos]
+    fast = pipeline.Pipeline(ours(source, '').transform.transforms[:1], fast=True)
+    found['crop and resizing alone, torch'] = lambda: [fast.load(photo, None) for photo in photos]
     batch = next(iter(Loader(ours(source, ''), batch_size=BATCH)))[0]
     found['float32 in the main process'] = lambda: [network_input(batch, torch.device('cpu'))
                                                     for _ in range(n_batches)]
