@@ -1,22 +1,31 @@
 """
-Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread.
+Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread, at most LIMIT seconds;
+two run at once where there are two cores. A line on the standard error says when one ends and how long it took.
 
 python -m benchmarks [NAME ...]
 """
+import argparse
+import importlib
+import json
 import os
 import pkgutil
 import platform
+import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
-from multiprocessing import get_context
+from pathlib import Path
 
 import benchmarks
-from benchmarks.measure import rows_of, table
+from benchmarks import Row
+from benchmarks.measure import table
 
-NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith('_')]
+LIMIT = 240                                               # seconds of wall-clock time for one benchmark
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
+FOLDER = Path(benchmarks.__file__).parent
+NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)
+         if module.name != '__main__' and 'def short()' in (FOLDER / f'{module.name}.py').read_text(encoding='utf-8')]
 
 
 def cells(row):
@@ -25,20 +34,50 @@ def cells(row):
             'yes' if ratio <= row.target else 'no']
 
 
-def main(names):
-    if unknown := set(names) - set(NAMES):
-        sys.exit(f'benchmarks: {", ".join(sorted(unknown))}: unknown; choose from {", ".join(NAMES)}')
+def print_rows(name):
+    """Prints each Row of the short form of the benchmark `name` as a line of JSON, as soon as it is measured."""
+    for row in importlib.import_module(f'benchmarks.{name}').short():
+        print(json.dumps(row), flush=True)
+
+
+def run(name):
+    """(Rows of the benchmark `name`, seconds, how it ended); those measured so far if it fails or exceeds LIMIT."""
+    began, end = time.monotonic(), 'complete'
+    try:
+        done = subprocess.run([sys.executable, '-m', 'benchmarks', '--rows', name], cwd=FOLDER.parent, timeout=LIMIT,
+                              capture_output=True, text=True)
+        output = done.stdout
+        if done.returncode:
+            end = f'FAILED: {(done.stderr.strip().splitlines() or [done.returncode])[-1]}'
+    except subprocess.TimeoutExpired as error:
+        output, end = (error.stdout or b'').decode(), f'STOPPED after {LIMIT} s, INCOMPLETE'
+    lines = [line for line in output.splitlines(keepends=True) if line.startswith('["') and line.endswith('\n')]
+    return [Row(*json.loads(line)) for line in lines], time.monotonic() - began, end
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog='benchmarks', description='Short forms of the benchmarks, as one table.')
+    parser.add_argument('names', nargs='*', choices=[*NAMES, []], metavar='NAME',
+                        help=f'{", ".join(NAMES)}; all by default')
+    parser.add_argument('--rows', action='store_true', help='print the rows of one benchmark as JSON, measured here')
+    options = parser.parse_args(arguments)
+    if options.rows:
+        return print_rows(*options.names)
     os.environ['OMP_NUM_THREADS'] = '1'
-    began, rows = time.monotonic(), []
-    with ProcessPoolExecutor(1, get_context('spawn'), max_tasks_per_child=1) as pool:
-        for name, found in zip(names or NAMES, pool.map(rows_of, names or NAMES), strict=True):
-            rows += found
-            print(f'{name}: {len(found)} rows, {time.monotonic() - began:.0f} s since the start', file=sys.stderr)
+    names, found, began = options.names or NAMES, {}, time.monotonic()
+    with ThreadPoolExecutor(min(2, os.cpu_count())) as pool:
+        tasks = {pool.submit(run, name): name for name in names}
+        for task in as_completed(tasks):
+            rows, seconds, end = found[tasks[task]] = task.result()
+            print(f'[{len(found)}/{len(names)}] {tasks[task]}: {end}, {len(rows)} rows in {seconds:.0f} s; '
+                  f'{time.monotonic() - began:.0f} s since the start', file=sys.stderr, flush=True)
     print(f'{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, '
           + ', '.join(f'{name} {version(name)}' for name in PEERS)
           + '. Medians, in seconds of processor time where the job names no other unit.\n')
-    print(table(['job', 'ours', 'peer', 'ratio', 'target', 'met'], [cells(row) for row in rows]))
+    print(table(['job', 'ours', 'peer', 'ratio', 'target', 'met'],
+                [cells(row) for name in names for row in found[name][0]]))
+    return int(any(end != 'complete' for _, _, end in found.values()))
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

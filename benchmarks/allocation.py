@@ -20,7 +20,7 @@ ROUNDS, STEPS = 3, 5
 
 def loss():
     batch, labels = losses.random_batch(4096, 4, 128)
-    return losses.ours(losses.CASES['multisimilarity'], batch, labels, None)
+    return losses.ours(losses.CASES['multisimilarity'], batch, labels, None, len(batch) // 4)
 
 
 def network():

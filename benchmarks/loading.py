@@ -1,16 +1,18 @@
 """
 Images per second of one core, from the file to the batch, augmented by random crops and flips at 224 pixels, compared
-with a pipeline of Pillow and one of torchvision. All run in turn in one process with one thread.
+with a pipeline of Pillow and one of torchvision. All run in turn in one process with one thread, on the same crops.
 
 The pipelines to compare with give normalised float32 images. Ours gives uint8 images; the last line is what it costs to
 make them float32 on the CPU (network_input), which the device does.
 
 OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
+python -m benchmarks.loading --prefetch     waiting times by --kernels and by the batches that a worker prepares ahead
 """
 import argparse
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +28,8 @@ from torchvision.transforms import v2
 
 import datasets
 import parameters
-from datasets import on_device, pipeline, transforms
+from benchmarks import Row
+from datasets import on_device, pipeline
 from utilities.loading import Loader, network_input
 
 SIZE, BATCH = 224, 16
@@ -55,8 +58,13 @@ def write_drawings(folder, n_images):
         drawing.save(folder / f'{i:03d}.png')
 
 
+KINDS = {'photos of 500 x 375': (write_photos, 48, 1, 500), 'photos of 2,000 x 1,500': (write_photos, 8, 2, 1000),
+         'drawings of 105 x 105': (write_drawings, 48)}
+TARGETS = {'ours, --decode exact': 1.15, 'ours, --decode fast': 1.4, 'from the cache, exact': 2.5}  # times as fast
+
+
 class Files(torch.utils.data.Dataset):
-    """A data set of the usual kind: files, and a function that loads one."""
+    """A data set of the usual kind: files, and a function that loads one, here with the crop that belongs to a seed."""
 
     def __init__(self, paths, load):
         self.paths, self.load = paths, load
@@ -64,7 +72,9 @@ class Files(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.paths)
 
-    def __getitem__(self, index):
+    def __getitem__(self, item):
+        index, seed = item
+        torch.default_generator.manual_seed(seed)
         return self.load(self.paths[index]), 0, index
 
 
@@ -87,26 +97,25 @@ def ours(source, cache, *flags):
     return datasets.select(opt, SIZE).train
 
 
-def passes(source, cache):
-    """{name: function that loads all images once}, in batches but for the parts of a pipeline."""
+def pipelines(source, cache):
+    """{name: data set}"""
     paths = sorted(source.glob('images/*/*'))
-    sets = {'Pillow pipeline': Files(paths, pillow_pipeline()),
+    return {'Pillow pipeline': Files(paths, pillow_pipeline()),
             'torchvision pipeline': Files(paths, torchvision_pipeline()),
             'ours, --decode exact': ours(source, ''),
             'ours, --decode fast': ours(source, '', '--decode', 'fast'),
             'from the cache, exact': ours(source, cache),
             'from the cache, fast': ours(source, cache, '--decode', 'fast')}
-    batches = [[*range(start, min(start + BATCH, len(paths)))] for start in range(0, len(paths), BATCH)]
-    found = {}
-    for name, images in sets.items():
-        seeded = batches if isinstance(images, Files) else [[(i, 1000 * i) for i in batch] for batch in batches]
-        loader = Loader(images, batch_sampler=seeded)
-        found[name] = lambda loader=loader: [batch for batch in loader]
+
+
+def parts(source, n_batches):
+    """{name: function that does a part of what a pipeline does, with all images}"""
+    paths, found = sorted(source.glob('images/*/*')), {}
     for decode in ('exact', 'fast'):
         images = ours(source, '', '--decode', decode, '--augment_on_gpu')
         assert isinstance(images.transform, on_device.DevicePipeline)
-        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: [images.loaded((i, i))
-                                                                                   for i in range(len(images))]
+        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: images.loaded(
+            [(i, i) for i in range(len(images))])
     decoded = [Image.open(path).convert('RGB') for path in paths]
     crop = v1.RandomResizedCrop(SIZE)
     found['decoding alone, Pillow'] = lambda: [Image.open(path).load() for path in paths]
@@ -114,36 +123,99 @@ def passes(source, cache):
     found['crop and resizing alone, Pillow'] = lambda: [crop(image) for image in decoded]
     arrays = [np.array(image) for image in decoded]
     photos = [datasets.decoding.Photo(*pixels.shape[:2], lambda scale, pixels=pixels: pixels) for pixels in arrays]
-    fast = pipeline.Pipeline(transforms.base(SIZE)[0][:1], fast=True)
-    found['crop and resizing alone, torch'] = lambda: [fast.load(photo) for photo in photos]
-    batch = next(iter(Loader(sets['ours, --decode exact'], batch_size=BATCH)))[0]
-    found['float32 in the main process'] = lambda: [network_input(batch, torch.device('cpu')) for _ in batches]
-    return found, len(paths)
+    fast = pipeline.Pipeline(ours(source, '').transform.transforms[:1], fast=True)
+    found['crop and resizing alone, torch'] = lambda: [fast.load(photo, None) for photo in photos]
+    batch = next(iter(Loader(ours(source, ''), batch_size=BATCH)))[0]
+    found['float32 in the main process'] = lambda: [network_input(batch, torch.device('cpu'))
+                                                    for _ in range(n_batches)]
+    return found
+
+
+def measure(folder, kind, rounds, with_parts=False):
+    """{name: median processor time per image in seconds}. Each round has other crops, the same for all pipelines."""
+    source = Path(folder) / kind
+    (source / 'images' / 'class').mkdir(parents=True)
+    write, *arguments = KINDS[kind]
+    write(source / 'images' / 'class', *arguments)
+    sets, batches = pipelines(source, os.path.join(folder, 'cache')), []
+    n_images = len(sets['Pillow pipeline'])
+    functions = {name: partial(list, Loader(images, batch_sampler=batches)) for name, images in sets.items()}
+    if with_parts:
+        functions |= parts(source, -(-n_images // BATCH))
+    times = {name: [] for name in functions}
+    for number in range(rounds):
+        items = [(i, 1000 * i + number) for i in range(n_images)]
+        batches[:] = [items[start:start + BATCH] for start in range(0, n_images, BATCH)]
+        for name, function in functions.items():
+            began = time.process_time()
+            function()
+            times[name].append((time.process_time() - began) / n_images)
+    return {name: median(taken) for name, taken in times.items()}
+
+
+def faster_peer(seconds):
+    return min(seconds['Pillow pipeline'], seconds['torchvision pipeline'])
+
+
+def short():
+    """The pipelines of a run: the targets of the default, of --decode fast and of --image_cache."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in KINDS:
+            seconds = measure(folder, kind, 5)
+            for name, faster in TARGETS.items():
+                yield Row(f'loading {kind}, {name}; the faster usual pipeline', seconds[name], faster_peer(seconds),
+                          1 / faster)
+
+
+def prefetch_table(folder):
+    """
+    How long a loop waits for its batches, by --kernels and by prefetch_factor. It takes 40 batches of 16 photos, one in
+    six of 2,000 x 1,500 pixels and the others of 500 x 375, and sleeps after each for 1.25 times as long as workers
+    need for a batch on average. Prints wall-clock seconds per batch, medians of three interleaved passes.
+    """
+    large, small = (folder / 'images' / name for name in ('large', 'small'))
+    large.mkdir(parents=True)
+    small.mkdir()
+    write_photos(large, 8, 2, 1000)
+    write_photos(small, 40, 1, 500)
+    images, random = ours(folder, ''), np.random.default_rng(0)
+    batches = [[(i, 16 * number + i) for i in random.integers(len(images), size=16).tolist()] for number in range(40)]
+
+    def run(kernels, factor, pause):
+        waited = 0.0
+        loader = iter(Loader(images, batch_sampler=batches, num_workers=kernels, prefetch_factor=factor))
+        next(loader)
+        for _ in batches[1:]:
+            began = time.perf_counter()
+            next(loader)
+            waited += time.perf_counter() - began
+            time.sleep(pause)
+        return waited / (len(batches) - 1)
+
+    print(f'{"--kernels":>10}{"seconds per batch":>19}{"waited, prefetch_factor 2":>27}{"4":>8}{"8":>8}')
+    for kernels in (1, 2):
+        alone = median(run(kernels, 2, 0) for _ in range(3))
+        waited = [[run(kernels, factor, 1.25 * alone) for factor in (2, 4, 8)] for _ in range(3)]
+        two, four, eight = (median(column) for column in zip(*waited, strict=True))
+        print(f'{kernels:>10}{alone:>19.3f}{two:>27.3f}{four:>8.3f}{eight:>8.3f}', flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(prog='benchmarks.loading')
     parser.add_argument('--rounds', type=int, default=9, help='number of timed passes of each')
-    rounds = parser.parse_args().rounds
+    parser.add_argument('--prefetch', action='store_true', help='how long a training step waits for its batch instead')
+    options = parser.parse_args()
+    rounds = options.rounds
     torch.set_num_threads(1)
     print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}; processor time '
           f'per image, median of {rounds} interleaved passes')
     with tempfile.TemporaryDirectory() as folder:
-        for kind, write, arguments in (('photos of 500 x 375', write_photos, (48, 1, 500)),
-                                       ('photos of 2,000 x 1,500', write_photos, (8, 2, 1000)),
-                                       ('drawings of 105 x 105', write_drawings, (48,))):
-            source = Path(folder) / kind
-            (source / 'images' / 'class').mkdir(parents=True)
-            write(source / 'images' / 'class', *arguments)
-            functions, n_images = passes(source, os.path.join(folder, 'cache'))
-            times = {name: [] for name in functions}
-            for _ in range(rounds):
-                for name, function in functions.items():
-                    began = time.process_time()
-                    function()
-                    times[name].append((time.process_time() - began) / n_images)
-            medians = {name: median(taken) for name, taken in times.items()}
-            peer = min(medians['Pillow pipeline'], medians['torchvision pipeline'])
+        if options.prefetch:
+            return prefetch_table(Path(folder))
+        for kind in KINDS:
+            medians = measure(folder, kind, rounds, with_parts=True)
+            peer = faster_peer(medians)
             print(f'\n{kind:<40}{"ms":>8}{"images/s":>10}{"x the faster pipeline":>23}')
             for name, seconds in medians.items():
                 print(f'{name:<40}{seconds * 1e3:>8.2f}{1 / seconds:>10.0f}{peer / seconds:>23.2f}', flush=True)

@@ -1,6 +1,5 @@
 """Time and memory of competing functions on the CPU, and tables of them."""
 import gc
-import importlib
 import os
 import time
 from statistics import median
@@ -60,9 +59,3 @@ def table(heads, rows):
     return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
                                        for i, (cell, width) in enumerate(zip(line, widths, strict=True))) + ' |'
                      for line in lines)
-
-
-def rows_of(name):
-    """The Rows of the short form of the benchmark `name`; none if it has no short form."""
-    module = importlib.import_module(f'benchmarks.{name}')
-    return list(module.short()) if hasattr(module, 'short') else []

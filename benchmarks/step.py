@@ -21,6 +21,7 @@ import criteria
 import optimization
 import parameters
 import training_step
+from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
 from utilities import device, exchange, processes
@@ -145,6 +146,15 @@ def of_processes(n, flags):
 
 def line(name, seconds, ratio, n_images, memory):
     print(f'{name:<38}{seconds * 1e3:>10.1f}{ratio:>8.2f}{n_images / seconds:>12.0f}{memory:>12.0f}', flush=True)
+
+
+def short():
+    """A training step with a small network, against a bare loop."""
+    torch.set_num_threads(1)
+    case = Case(['--bs', '32'])
+    seconds = measure({'plain step': case.step, 'bare loop': case.bare})
+    yield Row('training step, 32 images of 32 pixels; bare loop', median(seconds['plain step']),
+              median(seconds['bare loop']), 1.1)
 
 
 def main(flags):

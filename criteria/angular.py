@@ -14,10 +14,15 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
-def logsumexp(exponents):
-    """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
-    largest, index = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, index, reduction='none')
+def log_terms(logits, pairs, target):
+    """
+    log(1 + Σ_j e^{l_ij − l_it}) of each row i: [B], where j are the `pairs` [B, B] of i but its `target` t, [B]. It is
+    the cross entropy of the logits l, [B, B], whose memory is overwritten.
+    """
+    # finite, since −inf would make the gradient of a row without pairs nan
+    with torch.no_grad():          # the gradient is zero there without it, since e^{logit} is
+        logits.masked_fill_(~pairs, torch.finfo(logits.dtype).min / 2)
+    return F.cross_entropy(logits, target, reduction='none')
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
@@ -27,18 +32,16 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    positive = batch.index_select(0, positives.view(torch.uint8).argmax(dim=1))   # any in rows that are no anchor
-    exponents = (4 * tangent2 * (batch + positive)) @ batch.T
-    push = logsumexp(exponents.masked_fill(~negatives, torch.finfo(batch.dtype).min / 2))
-    # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
-    return F.softplus(push - 2 * (1 + tangent2) * (batch * positive).sum(dim=1), threshold=40)
+    target = positives.view(torch.uint8).argmax(dim=1)                            # any in rows that are no anchor
+    positive = batch.index_select(0, target)
+    logits = (4 * tangent2 * (batch + positive)) @ batch.T
+    own = 2 * (1 + tangent2) * (batch * positive).sum(dim=1, keepdim=True)
+    return log_terms(logits.scatter(1, target[:, None], own), positives | negatives, target)
 
 
 def npair_terms(batch, positives, negatives):
     """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row: [B], of the batch as it is."""
-    products = batch @ batch.T
-    logits = products.masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
-    return F.cross_entropy(logits, positives.view(torch.uint8).argmax(dim=1), reduction='none')
+    return log_terms(batch @ batch.T, positives | negatives, positives.view(torch.uint8).argmax(dim=1))
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):

@@ -51,11 +51,14 @@ def npair_loss(batch, positives, negatives, l2=0.005):
         rows = is_anchor.nonzero()[:, 0] if batch.device.type == 'cpu' else []
         if 0 < 2 * len(rows) <= len(batch):
             anchors, others, pairs, target = used_part(batch, pairs, rows, target)
-        else:
+        elif len(rows) < len(batch):
             target = target.where(is_anchor > 0, -100)             # −100: cross_entropy leaves the row out
+        logits = anchors @ others.T
         # finite, since −inf would make the gradient of a row without pairs nan
-        logits = (anchors @ others.T).masked_fill_(~pairs, torch.finfo(batch.dtype).min / 2)
-        loss = F.cross_entropy(logits, target, reduction='sum') / is_anchor.sum().clamp(min=1)
+        with torch.no_grad():      # the gradient is zero there without it, since e^{logit} is
+            logits.masked_fill_(~pairs, torch.finfo(batch.dtype).min / 2)
+        loss = F.cross_entropy(logits, target, reduction='sum')
+        loss = loss / (max(len(rows), 1) if batch.device.type == 'cpu' else is_anchor.sum().clamp(min=1))
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
 

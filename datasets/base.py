@@ -1,5 +1,4 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
-import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from datasets import decoding
 from utilities.command_line import is_text
 from utilities.errors import UserError
 
+AHEAD = 8          # images that are opened before the first of them is decoded; only those that are no JPEG take memory
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.gif', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
 
@@ -118,19 +118,47 @@ class ImageSet(torch.utils.data.Dataset):
         return len(self.paths)
 
     def __getitem__(self, item):
-        return self.at(item, self.transform)
+        index, seed = as_pair(item)
+        image = seeded(seed, self.transform, self.read(self.paths[index]))
+        return image, int(self.labels[index]), int(index)
 
-    def loaded(self, item):
-        """The item as data workers hand it over: its image is what transform.load gives."""
-        return self.at(item, self.transform.load)
+    def loaded(self, items):
+        """
+        The items as data workers hand them over: their images are what transform.load gives.
 
-    def at(self, item, transform):
-        index, seed = item if isinstance(item, tuple) else (item, None)
-        image = self.read(self.paths[index])
-        with contextlib.nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-            if seed is not None:
-                torch.default_generator.manual_seed(seed)       # torch.manual_seed also seeds GPUs, which is slow
-            return transform(image), int(self.labels[index]), int(index)
+        Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
+        Decoding replaces what is in the processor's caches, so that alternating with it would take much longer.
+        """
+        items, loaded = [as_pair(item) for item in items], []
+        for start in range(0, len(items), AHEAD):
+            group = items[start:start + AHEAD]
+            photos = [self.read(self.paths[index]) for index, _ in group]
+            sampled = [seeded(seed, self.transform.sample, photo)
+                       for photo, (_, seed) in zip(photos, group, strict=True)]
+            for photo, chosen, (index, seed) in zip(photos, sampled, group, strict=True):
+                image = seeded(None if chosen else seed, self.transform.load, photo, chosen)
+                loaded.append((image, int(self.labels[index]), int(index)))
+        return loaded
+
+
+def as_pair(item):
+    """An item of an ImageSet, index or (index, seed) -> (index, seed or None)."""
+    return item if isinstance(item, tuple) else (item, None)
+
+
+def seeded(seed, function, *arguments):
+    """
+    The result of the function, with torch's generator of the CPU seeded, and restored afterwards; as it is with None.
+    """
+    if seed is None:
+        return function(*arguments)
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)                                 # torch.manual_seed also seeds GPUs, which is slow
+    try:
+        return function(*arguments)
+    finally:
+        generator.set_state(state)
 
 
 def image_files(folder):

@@ -38,21 +38,31 @@ class DevicePipeline:
         return self.pipeline.transforms
 
     def __call__(self, photo):
-        return v2.functional.to_dtype(self.finish(self.collate([self.load(photo)]))[0], torch.float32, scale=True)
+        images = self.finish(self.collate([self.load(photo, self.sample(photo))]))
+        return v2.functional.to_dtype(images[0], torch.float32, scale=True)
 
-    def load(self, photo):
+    def sample(self, photo):
+        """The arguments of the crop, and the last 14 numbers of the plan."""
+        height, width = photo.height, photo.width
         first, *others = self.transforms
         if isinstance(first, v2.Resize):
-            whole = self.pipeline.resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
-            whole = Pipeline.pixels(whole).numpy()
-            photo = Photo(*whole.shape[:2], lambda scale: whole)
+            height, width = size_after(first, photo)
             first, *others = others
-        chosen = first.make_params([blank(photo.height, photo.width)])
-        top, left, height, width = (chosen[name] for name in ('top', 'left', 'height', 'width'))
+        crop = first.make_params([blank(height, width)])
+        return [crop[name] for name in ('top', 'left', 'height', 'width')], sampled(others, first.size)
+
+    def load(self, photo, chosen):
+        """The photo with the result of `sample` -> (region, plan)."""
+        (top, left, height, width), numbers = chosen
+        first, second, *_ = self.transforms
+        if isinstance(first, v2.Resize):
+            whole = self.pipeline.resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
+            whole = np.array(Pipeline.pixels(whole))
+            photo, first = Photo(*whole.shape[:2], lambda scale: whole), second
         pixels, y, x = reduced(photo, first.size if self.pipeline.fast else (height, width), height, width)
         region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
         region = torch.from_numpy(region).expand(-1, -1, 3).contiguous()
-        return region, torch.tensor([*region.shape[:2], *sampled(others, first.size)])
+        return region, torch.tensor([*region.shape[:2], *numbers])
 
     def collate(self, loaded):
         regions, plans = zip(*loaded, strict=True)

@@ -22,11 +22,28 @@ class Pipeline:
     fast: bool = False
 
     def __call__(self, photo):
-        return v2.functional.to_dtype(self.load(photo).permute(2, 0, 1).contiguous(), torch.float32, scale=True)
+        image = self.collate([self.load(photo, self.sample(photo))])[0]
+        return v2.functional.to_dtype(image.contiguous(), torch.float32, scale=True)
 
-    def load(self, photo):
-        """The same as a uint8 tensor [H, W, 3], which has a quarter of the bytes that a data worker has to send."""
+    def sample(self, photo):
+        """
+        The random numbers for a photo that is not decoded yet: the arguments of a crop and whether to flip. None if
+        there are other transforms, whose random numbers are sampled when they are applied.
+        """
+        if [type(transform) for transform in self.transforms] != [v2.RandomResizedCrop, v2.RandomHorizontalFlip]:
+            return None
+        crop, flip = self.transforms
+        return crop.make_params([blank(photo.height, photo.width)]), torch.rand(1).item() < flip.p
+
+    def load(self, photo, chosen):
+        """
+        The photo with the result of `sample` -> uint8 [H, W, 3 or 1], a quarter of the bytes of the float image: an
+        array that cannot be written to, or a tensor.
+        """
         first, *others = self.transforms
+        if chosen:
+            crop, flip = chosen
+            return self.pixels(flipped(self.resized(photo, first.size, **crop), flip))
         if isinstance(first, v2.RandomResizedCrop):
             image = self.resized(photo, first.size, **first.make_params([blank(photo.height, photo.width)]))
         elif isinstance(first, v2.Resize):
@@ -39,7 +56,10 @@ class Pipeline:
 
     def collate(self, loaded):
         """A list of B results of `load` -> what a data worker sends, here the batch, uint8 [B, 3, H, W]."""
-        return torch.utils.data.default_collate(loaded).permute(0, 3, 1, 2)
+        batch = torch.empty(len(loaded), *loaded[0].shape[:2], 3, dtype=torch.uint8)
+        for image, pixels in zip(batch.numpy(), loaded, strict=True):
+            image[:] = pixels
+        return batch.permute(0, 3, 1, 2)
 
     def finish(self, batch):
         """The result of `collate` -> uint8 [B, 3, H, W]. Runs in the main process."""
@@ -52,10 +72,10 @@ class Pipeline:
 
     @staticmethod
     def pixels(image):
-        """A PIL image, or a tensor [3 or 1, H, W] -> uint8 tensor [H, W, 3]."""
+        """A PIL image, or a tensor [3 or 1, H, W] -> uint8 [H, W, 3 or 1], an array or a tensor."""
         if isinstance(image, Image.Image):
-            return torch.from_numpy(np.array(image).reshape(image.height, image.width, -1)).expand(-1, -1, 3)
-        return image.permute(1, 2, 0).expand(-1, -1, 3)
+            return np.asarray(image).reshape(image.height, image.width, -1)
+        return image.permute(1, 2, 0)
 
 
 def blank(height, width):
@@ -63,9 +83,25 @@ def blank(height, width):
     return torch.empty(1, height, width, device='meta')
 
 
-def as_pillow(pixels):
-    """uint8 array [H, W, 3 or 1] -> a PIL image in RGB or L."""
-    return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
+def flipped(image, flip):
+    if not flip:
+        return image
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if isinstance(image, Image.Image) else image.flip(2)
+
+
+def as_pillow(pixels, top=0, left=0, height=None, width=None):
+    """
+    A region of a contiguous uint8 array [H, W, 3 or 1], by default all of it, as a PIL image in RGB or L.
+
+    The pixels are copied once; Image.fromarray would copy those of a region twice.
+    """
+    n_rows, n_columns, n_channels = pixels.shape
+    height, width, stride = height or n_rows, width or n_columns, n_columns * n_channels
+    start, stop = top * n_columns + left, (top + height - 1) * n_columns + left + width
+    mode = 'RGB' if n_channels == 3 else 'L'
+    image = Image.new(mode, (width, height), None)                      # None: its pixels are not initialised
+    image.frombytes(pixels.reshape(-1)[start * n_channels:stop * n_channels], 'raw', mode, stride, 1)
+    return image
 
 
 def resized_by_pillow(photo, size, top, left, height, width, interpolation='bilinear'):
@@ -73,7 +109,7 @@ def resized_by_pillow(photo, size, top, left, height, width, interpolation='bili
     The region of the photo of `height` x `width` pixels at (top, left), resized to `size`, (height, width).
     interpolation: bilinear or bicubic.
     """
-    region = as_pillow(np.asarray(photo)[top:top + height, left:left + width])
+    region = as_pillow(np.asarray(photo), top, left, height, width)
     return region.resize((size[1], size[0]), Image.Resampling[interpolation.upper()])
 
 

@@ -49,8 +49,8 @@ class Loaded(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.images)
 
-    def __getitem__(self, item):
-        return self.images.loaded(item)
+    def __getitems__(self, items):
+        return self.images.loaded(items)
 
 
 @dataclass

@@ -106,6 +106,41 @@ def test_randaugment_shifts_white_into_characters(opt):
     assert training.transforms[-1].fill == 255
 
 
+@pytest.mark.parametrize('has_torchvision', [True, False])
+@pytest.mark.parametrize('name', ['base', 'adv', 'red'])
+def test_batches_of_images_of_every_size_and_kind_are_exact(name, has_torchvision, tmp_path, opt, monkeypatch):
+    """More images than are opened at once, of 1 to 400 pixels; the same image again with another seed."""
+    if not has_torchvision:
+        monkeypatch.setattr(decoding, 'jpeg_decoder', lambda: None)
+    random, kinds = np.random.default_rng(0), [*KINDS.values(), {'quality': 30}, None]
+    sizes = [(1, 1), (1, 300), (400, 1), (2, 3), (7, 9), (8, 8), (16, 17), *random.integers(10, 400, (16, 2)).tolist()]
+    paths = [tmp_path / f'{i:02d}.jpg' for i in range(2 * len(sizes))]
+    for i, path in enumerate(paths):
+        image = Image.fromarray(smooth(*sizes[i // 2], seed=i))
+        if i % 5 == 0:
+            image = image.convert('L')
+        if kinds[i % 7] is None:
+            image.save(path.with_suffix('.png'))
+            paths[i] = path.with_suffix('.png')
+        else:
+            image.save(path, **kinds[i % 7])
+    images = base.ImageSet(base.ImageTable(paths, ['a'] * len(paths)), range(len(paths)),
+                           transforms.select(opt(augmentation=name), 32)[0])
+    items = [(i, 3 * i + 1) for i in range(len(paths))] + [(4, 5)]
+    loaded, labels, indices = zip(*images.loaded(items), strict=True)
+    assert len(items) > 2 * base.AHEAD and indices == (*range(len(paths)), 4)
+    reference = v2.Compose([*transforms.AUGMENTATIONS[name](32)[0], v2.ToImage()])
+    state = torch.get_rng_state()
+    for (index, seed), found in zip(items, images.transform.collate(loaded), strict=True):
+        torch.manual_seed(seed)
+        assert torch.equal(found, reference(as_before(paths[index]))), paths[index]
+    torch.set_rng_state(state)
+    unseeded = images.transform.collate([image for image, _, _ in images.loaded(range(20))])
+    torch.set_rng_state(state)
+    for path, found in zip(paths[:20], unseeded, strict=True):
+        assert torch.equal(found, reference(as_before(path))), path
+
+
 @pytest.mark.parametrize('name', ['base', 'mlrc', 'none'])
 def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
     pipelines = [transforms.select(opt(augmentation=name, decode=decode, interpolation=interpolation), 128)
@@ -212,7 +247,7 @@ def on_both(name, opt, photo, n_images, size=48, **flags):
         torch.manual_seed(seed)
         plain.append(ours(photo))
         torch.manual_seed(seed)
-        loaded.append(moved.load(photo))
+        loaded.append(moved.load(photo, moved.sample(photo)))
     images = moved.finish(moved.collate(loaded))
     assert images.dtype == torch.uint8
     return torch.stack(plain), images / 255
@@ -268,7 +303,7 @@ def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
     photo = decoding.open_photo(tmp_path / 'ramp.png')
     moved = on_device.DevicePipeline(transforms.select(opt(augmentation='adv'), 16)[0], torch.device('cpu'))
     torch.manual_seed(0)
-    images = moved.finish(moved.collate([moved.load(photo) for _ in range(1500)])).float()
+    images = moved.finish(moved.collate([moved.load(photo, moved.sample(photo)) for _ in range(1500)])).float()
     flipped = (images[..., 0] > images[..., -1])[:, 0, 0].float().mean()
     greys = (images[:, 0] == images[:, 2]).all(dim=(1, 2)).float().mean()
     assert abs(flipped - .5) < .05 and abs(greys - .2) < .04
