@@ -9,7 +9,6 @@ from PIL import Image
 import Retrieve_Images
 from datasets import folder
 from retrieval import review, suspects
-from tests.conftest import draw_classes
 
 
 def clusters(n_classes=10, n_images=20, dim=32, seed=0):
@@ -100,7 +99,12 @@ def rows_of(file):
 
 
 def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
-    photos = draw_classes(tmp_path / 'photos', 8, 8)
+    photos, random = tmp_path / 'photos', np.random.default_rng(0)
+    for c, colour in enumerate(random.uniform(40, 215, (8, 3))):
+        (photos / f'class_{c:02d}').mkdir(parents=True)
+        for i in range(8):
+            pixels = colour + random.normal(0, 6, 3) + random.normal(0, 4, (24, 24, 3))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(photos / f'class_{c:02d}' / f'{i}.png')
     moved = photos / 'class_00' / 'moved.png'
     (photos / 'class_05' / '2.png').rename(moved)
     out = tmp_path / 'found.csv'
