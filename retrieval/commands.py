@@ -128,7 +128,7 @@ def draw(file, queries, nearest, distances, transform):
 def tile(path, transform, text, colour):
     """(pixels [S, S, 3], colour of the frame, text) of a photo; white where the file is gone or broken."""
     try:
-        pixels = transform.pipeline.load(decoding.open_photo(path)).numpy()
+        image = transform.pipeline(decoding.open_photo(path))
     except UserError:
         return np.full((1, 1, 3), 255, np.uint8), colour, f'{text} (not found)'
-    return pixels, colour, text
+    return (image * 255).round().byte().permute(1, 2, 0).numpy(), colour, text

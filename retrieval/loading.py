@@ -119,7 +119,7 @@ class Photos(torch.utils.data.Dataset):
             return index, None, f'{shown(image)}: names of images cannot hold bytes that are not UTF-8; rename it'
         try:
             photo = prepared(image) if hasattr(image, 'getexif') else decoding.open_photo(image)
-            return index, self.pipeline.load(photo), None
+            return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
         except UserError as error:
             return index, None, f'{image}: not a readable image ({decoding.reason_of(error.__context__)})'
 

@@ -66,7 +66,7 @@ def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, 
     network, transform = retrieval.load(checkpoint, 'cpu')
     table = datasets.folder.class_folders(patterns / 'images')
     images = datasets.ImageSet(table, range(len(table.paths)), transform.pipeline)
-    batch = torch.stack([transform.pipeline.load(images.read(path)) for path in images.paths]).permute(0, 3, 1, 2)
+    batch = images.transform.collate([image for image, _, _ in images.loaded(range(len(images)))])
     with torch.inference_mode():
         wanted = network(network_input(batch, torch.device('cpu')))
         program = runner(file)
@@ -88,7 +88,7 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
         _, transform = retrieval.load(folder)
         images = datasets.ImageSet(datasets.base.ImageTable([*file['paths']], [*file['class_names']]), range(5),
                                    transform.pipeline)
-        batch = torch.stack([transform.pipeline.load(images.read(path)) for path in images.paths]).permute(0, 3, 1, 2)
+        batch = images.transform.collate([image for image, _, _ in images.loaded(range(len(images)))])
         found[str(flags)] = runner(tmp_path / 'network.pt2')(batch.contiguous()).numpy()
         np.testing.assert_allclose(found[str(flags)], file['embeddings'][:5], atol=1e-5)
     assert np.abs(found['[]'] - found["['--eval_ema']"]).max() > 1e-3
