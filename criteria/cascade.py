@@ -36,6 +36,15 @@ def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
     return (largest_of(distances, positives, n_positives), largest_of(-distances, negatives, n_negatives))
 
 
+def hardest(batch, tuples, fraction, mined):
+    """Of `tuples`, triplets or masks of pairs, the hardest ones; as many as the fraction of those in `mined`."""
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        if isinstance(mined, tuple):
+            return hardest_pairs(batch, *tuples, *[fraction * mask.count_nonzero() for mask in mined])
+        return hardest_triplets(batch, tuples, math.ceil(fraction * len(mined)))
+
+
 def largest_of(values, mask, n):
     """A part of the mask: its n largest values."""
     ranks = values.masked_fill(~mask, -torch.inf).flatten().argsort(descending=True, stable=True).argsort()
@@ -72,16 +81,9 @@ class Cascade(torch.nn.Module):
                 f'level_{number}_{name}': scalar for name, scalar in getattr(level, 'log', {}).items()}
         return sum(values)
 
-    @torch.no_grad()
     def selected(self, parts, mined):
         """The tuples of each level, a list of K."""
         found = [mined]
         for batch, fraction in zip(parts, self.fractions, strict=False):
-            batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-            with torch.autocast(batch.device.type, enabled=False):
-                if isinstance(mined, tuple):
-                    numbers = [fraction * mask.count_nonzero() for mask in mined]
-                    found.append(hardest_pairs(batch, *found[-1], *numbers))
-                else:
-                    found.append(hardest_triplets(batch, found[-1], math.ceil(fraction * len(mined))))
+            found.append(hardest(batch.detach(), found[-1], fraction, mined))
         return found
