@@ -118,9 +118,8 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
     try:
         server = waitress.create_server(app, host=host, port=port, threads=8,   # a browser asks 6 times at once
                                         max_request_body_size=4 * MAX_MB * 2 ** 20)
-    except OSError as error:
-        raise UserError(f'--host {host} --port {port}: nothing can listen there ({error.strerror or error}); give '
-                        'another port') from None
+    except (OSError, ValueError) as error:                 # ValueError: there is no such host
+        raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
     print(f'{len(index.paths):,} images: http://{host}:{server.effective_port} (Ctrl-C ends)', flush=True)
     threading.Thread(target=server.run, daemon=True).start()
     while True:

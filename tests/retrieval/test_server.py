@@ -115,6 +115,8 @@ def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, mon
     with pytest.raises(UserError, match=f'--port {taken.effective_port}: nothing can listen there'):
         server.serve(index, MeanColour(), transform, port=taken.effective_port)
     taken.close()
+    with pytest.raises(UserError, match='--host nowhere.invalid'):
+        server.serve(index, MeanColour(), transform, host='nowhere.invalid')
     monkeypatch.setitem(sys.modules, 'waitress', None)
     with pytest.raises(UserError, match='pip install flask waitress'):
         server.serve(index, MeanColour(), transform)
