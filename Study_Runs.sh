@@ -12,7 +12,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 data=${DATA:-Datasets}
-sections=${SECTIONS:-losses miners samplers regularisers parts photos}
+sections=${SECTIONS:-losses miners samplers regularisers methods parts photos}
 read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
 in_study() { [[ " $sections " == *" $1 "* ]]; }
@@ -104,6 +104,21 @@ if in_study regularisers; then
     omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
 fi
 
+# Training methods around a loss: a classifier, several views, a teacher, cascaded embeddings, adversarial negatives.
+if in_study methods; then
+    omniglot MS                   --loss multisimilarity
+    omniglot MS_classifier        --loss multisimilarity+linear_classifier --loss_linear_classifier_lr 0.01
+    omniglot MS_distill_ema       --loss multisimilarity --ema 0.98 --distill ema
+    omniglot NTXent               --loss ntxent
+    omniglot NTXent_views         --loss ntxent --views 2
+    omniglot NTXent_unsupervised  --loss ntxent --views 2 --unsupervised --samples_per_class 1
+    omniglot SupCon               --loss supcon
+    omniglot SupCon_views         --loss supcon --views 2
+    omniglot triplet_distance     --loss triplet --batch_mining distance
+    omniglot triplet_cascade      --loss triplet --batch_mining distance --cascade 2 --cascade_fractions 0.5
+    omniglot triplet_DAML         --loss triplet --batch_mining distance --daml
+fi
+
 # Parts of the network and of the optimisation, each changed alone.
 if in_study parts; then
     for run in omniglot grocery; do
@@ -131,7 +146,7 @@ if in_study parts; then
 fi
 
 if in_study miners; then
-    for miner in random semihard softhard hard easyhard distance rho_distance multisimilarity npair parametric \
+    for miner in random all semihard softhard hard easyhard distance rho_distance multisimilarity npair lifted parametric \
             intra_random random_distance; do
         for loss in triplet margin; do
             omniglot ${loss}_$miner --loss $loss --batch_mining $miner
