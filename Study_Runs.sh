@@ -3,7 +3,7 @@
 # The study: losses, miners, samplers, regularisers and parts of the network on data that anyone can download, small
 # enough for a CPU. All runs of a data set train with the same number of iterations. Learning rates suit networks that
 # are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
-# 0.01 for all losses. Nothing else is tuned. See docs/results.md.
+# 0.01 for all losses. Nothing else is tuned. See docs/run_scripts.md.
 #
 #   ./Study_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 #   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' ./Study_Runs.sh
@@ -146,8 +146,8 @@ if in_study parts; then
 fi
 
 if in_study miners; then
-    for miner in random all semihard softhard hard easyhard distance rho_distance multisimilarity npair lifted parametric \
-            intra_random random_distance; do
+    for miner in random all semihard softhard hard easyhard distance rho_distance multisimilarity npair lifted \
+            parametric intra_random random_distance; do
         for loss in triplet margin; do
             omniglot ${loss}_$miner --loss $loss --batch_mining $miner
         done
