@@ -443,8 +443,8 @@ def loss_parameters(parser):
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
         help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
     add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2],
-        help='--cascade: one fraction for each number in --cascade: how many of the pairs or triplets of the first '
-             'embedding this further embedding is trained with; these are the hardest in the embedding before it')
+        help='for each number in --cascade, the fraction of the pairs or triplets of the first embedding that the '
+             'further embedding is trained with; these are the hardest ones in the embedding before it')
     switch(group, '--daml',
            help='deep adversarial metric learning (Duan et al.) for any loss that takes a miner of triplets: a '
                 'generator makes a hard negative for each triplet')
