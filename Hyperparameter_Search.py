@@ -31,7 +31,7 @@ def build():
     add('--reproductions', metavar='N', type=command_line.COUNT, default=0,
         help='number of new seeds with which the best setting is trained on all folds at the end')
     add('--status', action='store_true',
-        help='only print how far the search in --study_path is; no other flags are needed')
+        help='print the progress of the search in --study_path, and do nothing else; no other flags are needed')
     add('--keep_checkpoints', action='store_true',
         help='keep the checkpoints of all trials; by default only those of the best one are kept')
     slots.add_flags(parser)

@@ -9,7 +9,7 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
-demo: .venv/installed           ## train on the embedded data set for one to two minutes, and show what was learned
+demo: .venv/installed           ## train on letters rendered from fonts for one to two minutes, and show the results
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
 	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 8 --no_train_metrics --group demo
 
@@ -24,7 +24,7 @@ quick: .venv/installed-dev      ## ruff, and the tests that a change needs most 
 docs: .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
 	$(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
 
-regress: .venv/installed        ## train three methods for some minutes, and compare them with those of an earlier version of the code
+regress: .venv/installed        ## train three methods for some minutes, and compare their metrics with those of an earlier version of the code
 	mkdir -p Training_Results
 	SECTIONS=regress SEEDS='0 1 2' ./Study_Runs.sh --list --save_path Training_Results/regress > Training_Results/regress.sh
 	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2

@@ -6,8 +6,8 @@ from utilities import command_line, errors, stopping
 
 def add_photos(parser, nargs='+'):
     parser.add_argument('photos', nargs=nargs, metavar='PHOTOS',
-                        help='image files; folders, searched with their folders; .csv files with a column path; .txt '
-                             'files with one path in each line')
+                        help='image files; folders, with all folders below them; .csv files with a column path; .txt '
+                             'files with one path per line')
 
 
 def add_machine(parser):
@@ -26,7 +26,8 @@ def add_suspects(parser):
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')
     parser.add_argument('--out', metavar='FILE', default='suspects.csv',
-                        help='CSV file for all suspects; the first ones are drawn in a file of the same name, .png')
+                        help='CSV file of all suspects; the first of each kind are drawn in a .png file of the same '
+                             'name')
 
 
 def add_server(parser):
@@ -45,7 +46,7 @@ def build():
                                              'trained network. COMMAND --help explains the flags of a command.')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     texts = (
-        ('index', 'embed images and make an index of them; the same command continues after a stop'),
+        ('index', 'embed images and make an index of them; after a stop, the same command continues'),
         ('query', 'print the images of an index that are nearest to photos'),
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
@@ -59,8 +60,8 @@ def build():
     index.add_argument('--out', required=True, metavar='INDEX', help='folder of the index')
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
                        help='fraction of the exact ten nearest images that an approximate search (an inverted file) '
-                            'must find to be used, measured on 500 images of the index. Search is exact with less than '
-                            '200,000 images, with --recall 1, and where the approximate one would hardly be faster')
+                            'must find, measured with 500 images of the index as queries; the search is exact for less '
+                            'than 200,000 images, with --recall 1, and if the approximate one would hardly be faster')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):
@@ -69,12 +70,12 @@ def build():
     query.add_argument('--json', metavar='FILE', help='also write the nearest images and their distances to this file')
     query.add_argument('--picture', metavar='FILE',
                        help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
-    remove.add_argument('--missing', action='store_true', help='remove the images whose files do not exist any more')
+    remove.add_argument('--missing', action='store_true', help='remove the images whose files no longer exist')
     add_suspects(suspects)
     add_server(serve)
     for command in (query, add, serve):
-        command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index, if it was '
-                                                          'moved since')
+        command.add_argument('--run', metavar='RUN', help='the run folder or checkpoint that made the index; needed '
+                                                          'only if it has been moved')
     for command in (index, query, add):
         add_machine(command)
     return parser

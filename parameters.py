@@ -82,11 +82,12 @@ def run_parameters(parser):
                        help='do not train; save the --pictures of a trained network in a folder')
     group.add_argument('--export', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FILE'),
                        help='do not train; write a trained network to a file for other programs, .pt2 (torch.export) '
-                            'or .onnx: from uint8 images after resizing and crop to embeddings')
+                            'or .onnx, which turns uint8 images, resized and cropped, into embeddings')
     group.add_argument('--check_overlap', metavar='RUN_FOLDER_OR_DATA_SET',
-                       help='do not train; list pairs of images of different splits that are copies of one file, or '
-                            'whose features are more similar than --overlap_threshold, in a file overlap.csv: of a run '
-                            'folder, by its trained network; of a --dataset, by the network of the other flags')
+                       help='do not train; write to overlap.csv the pairs of images of different splits that are '
+                            'copies of one file, or whose features have a cosine similarity of at least '
+                            '--overlap_threshold; the features are computed by the trained network of a run folder, '
+                            'or, for the name of a --dataset, by the network of the other flags')
     group.add_argument('--seed', type=COUNT, default=1, help='seed of all random numbers of the run')
     switch(group, '--deterministic',
            help='make the arithmetic repeatable on a GPU too, which is slower; on the CPU it is always repeatable')
@@ -200,10 +201,11 @@ def network_parameters(parser):
                             'for --pool avg_max')
     group.add_argument('--embed_dim', type=POSITIVE_INT, default=128, help='dimension of the embeddings')
     group.add_argument('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
-                       help='numbers of blocks of the backbone, counted as by --freeze, after which there are further '
-                            'embeddings (Yuan et al.); the embedding of the network consists of these and the last '
-                            'one, which share --embed_dim equally; each is trained with the pairs or triplets that '
-                            'the one before it finds hard; by default there is only the last embedding')
+                       help='numbers of blocks of the backbone, counted as by --freeze, after which further embeddings '
+                            'are computed (Yuan et al.); the network returns the concatenation of these and of the '
+                            'last embedding, each with an equal part of --embed_dim; each is trained with the pairs or '
+                            'triplets that are hardest in the embedding before it; by default there is only the last '
+                            'embedding')
     group.add_argument('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
                        help='widths of hidden layers between the backbone and the embedding; by default there are none')
     group.add_argument('--pool', choices=pooling.POOLINGS,
@@ -441,8 +443,8 @@ def loss_parameters(parser):
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
         help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
     add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2],
-        help='--cascade: fractions of the pairs or triplets of the first embedding that each further embedding is '
-             'trained with, the hardest ones for the embedding before it; one fraction for each number in --cascade')
+        help='for each number in --cascade, the fraction of the pairs or triplets of the first embedding that the '
+             'further embedding is trained with; these are the hardest ones in the embedding before it')
     switch(group, '--daml',
            help='deep adversarial metric learning (Duan et al.) for any loss that takes a miner of triplets: a '
                 'generator makes a hard negative for each triplet')
@@ -457,7 +459,7 @@ def loss_parameters(parser):
         help='--daml: weight of the term that makes synthetic negatives violate the margin, in the objective of the '
              'generator (lambda_2 in the paper)')
     add('--daml_margin', type=REAL, default=0.2,
-        help='--daml: margin of this term, in squared distance of the embeddings')
+        help='--daml: margin in the term of --daml_adv_weight, a squared distance of embeddings')
     add('--daml_layers', nargs='*', type=POSITIVE_INT, default=[512, 512],
         help='--daml: widths of the hidden layers of the generator')
     add('--daml_lr', type=REAL, default=-1.0,
@@ -471,9 +473,9 @@ def loss_parameters(parser):
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, help='number of batches before the memory bank is used')
     add('--distill', metavar='RUN_FOLDER|ema',
-        help='teacher, a network whose similarities between the images of a batch are distilled into the trained '
-             'network (S2SD), in addition to the loss: the last network of a run folder, or that of a checkpoint file, '
-             'which stays fixed; or ema, the moving average of the weights (--ema); by default there is no teacher')
+        help='teacher, whose similarities between the images of a batch are distilled into the trained network, in '
+             'addition to the loss (S2SD): a run folder, whose last network is used, or a checkpoint file; both stay '
+             'fixed; or ema, the moving average of the weights (--ema); by default there is no teacher')
     add('--distill_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation; 0 means no teacher')
     add('--distill_T', type=POSITIVE, default=1.0,
         help='temperature of the distillation; cosine similarities are divided by it')
@@ -767,8 +769,9 @@ def evaluation_parameters(parser):
     switch(group, '--knn_approx',
            help='rank by an approximate nearest neighbour search, if exact ranking takes too long')
     group.add_argument('--overlap_threshold', type=FRACTION, default=0.8,
-                       help='for --check_overlap: cosine similarity of the pooled features, minus their mean, from '
-                            'which on two images are near-duplicates; the default comes from a measurement on photos')
+                       help='for --check_overlap: smallest cosine similarity at which two images are near-duplicates, '
+                            'of their pooled features minus the mean of all features; the default was measured on '
+                            'photos (docs/data.md)')
     switch(group, '--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch(group, '--eval_ema',
            help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')

@@ -22,7 +22,7 @@ from utilities.randomness import seed_everything
 
 @dataclass
 class Checksum:
-    """Of the network that `place` contains. As a part of a run with a state, it makes a resumed run refuse another."""
+    """The checksum of the network in `place`. It is saved in checkpoints, so that a resumed run refuses another."""
     place: str
     value: str
 
@@ -171,7 +171,7 @@ def load_teacher(opt, size):
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
     own.device = opt.device
-    with torch.random.fork_rng(devices=[]):                       # its first weights are random
+    with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = network_of(own, backbone_of(own))
     load_weights(own, f'--distill {opt.distill}', states, network)
     if network.input_size != size:
@@ -182,18 +182,19 @@ def load_teacher(opt, size):
 
 
 def has_checkpoint(opt):
-    """Whether the run of --resume has a checkpoint, so that its weights need not be found in another way."""
+    """Whether the run of --resume has a checkpoint, so that no other weights are needed."""
     return bool(opt.resume) and (Path(opt.resume) / checkpoint.LAST).exists()
 
 
 def keep_features(opt, parts):
     """
-    With --freeze backbone: the images of each split are given to the backbone only once in the run, those of the
-    training split if there is no augmentation. To be called when the weights are those of the run. Says what it does.
+    With --freeze backbone: the backbone computes the features of the evaluated images only once in the run, and also
+    those of the training images if they are not augmented. To be called after the run's weights are loaded. Prints what
+    is kept.
 
-    Nothing is kept where the results could change: with mixed precision, compilation, several processes, a trained
-    pooling or adapters, a criterion of feature maps or a teacher of another run; nor are features that depend on the
-    rest of their batch.
+    Nothing is kept with mixed precision, compilation, several processes, a trained pooling or adapters, since results
+    could change; and no features of training images with a criterion of feature maps, with a teacher of another run, or
+    if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1

@@ -14,7 +14,7 @@ from utilities.errors import UserError
 
 class InnerLevels(torch.nn.Module):
     """
-    The embedding layers of the blocks --cascade. Each forward pass of the backbone leaves the pooled output of these
+    The embedding layers after the blocks of --cascade. A forward pass of the backbone stores the pooled output of these
     blocks in `features`, {name of the block: [B, C]}; calling the module embeds them.
 
     Raises UserError if the backbone has no such block, or if the output of the block is neither maps nor tokens.
@@ -45,7 +45,7 @@ class InnerLevels(torch.nn.Module):
 
 
 def of_level(opt):
-    """The namespace with the --embed_dim of one of the K levels, which is its K-th part."""
+    """The namespace of one of the K levels: --embed_dim is divided by K."""
     return argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // (len(opt.cascade) + 1), 'cascade': []})
 
 

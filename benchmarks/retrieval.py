@@ -1,7 +1,7 @@
 """
-Time and memory of an index of a million images, with synthetic embeddings: classes of about ten images, so far from
-their centres that the recall at 1 is about 0.6, and principal components whose standard deviations fall as those of a
-trained network do. Processor time, one thread; memory is what the process uses in addition.
+Time and memory of an index of a million images, with synthetic embeddings: classes of about ten images, spread so that
+the recall at 1 is about 0.6; the standard deviations of the principal components decrease like those of a trained
+network. Processor time, one thread; memory is what the process uses in addition.
 
 OMP_NUM_THREADS=1 python -m benchmarks.retrieval [--images 1000000] [--dim 128] [--recall_at_1 0.6]
 """

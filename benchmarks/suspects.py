@@ -1,7 +1,7 @@
 """
-How many wrong labels `Retrieve_Images.py suspects` finds: precision and recall of its suspects of the kind label, where
-a fraction of the images has got the label of another class, sampled at random. The labels do not influence the
-embeddings. Suspects whose labels were not changed count as errors, also where they were wrong before.
+How many wrong labels `Retrieve_Images.py suspects` finds: precision and recall of its suspects of the kind label, after
+a fraction of the images, sampled at random, has been given the label of another class. The labels do not influence the
+embeddings. Suspects whose labels were not changed count as errors, even if these labels were wrong before.
 
 python -m benchmarks.suspects PHOTOS_OR_RUN [--run RUN] [--fractions 0.01 0.05 0.1] [--seeds 3] [flags of main.py]
 """
@@ -15,7 +15,7 @@ from retrieval import review, suspects
 
 
 def shuffled(labels, fraction, random):
-    """Labels of which that fraction has become another class's, and the indices of those: [N], [n]."""
+    """The labels [N], a fraction of them replaced by those of other classes, and the indices [n] of these."""
     labels, n_classes = labels.copy(), labels.max() + 1
     wrong = random.permutation(len(labels))[:round(fraction * len(labels))]
     labels[wrong] = (labels[wrong] + random.integers(1, n_classes, len(wrong))) % n_classes
@@ -23,7 +23,7 @@ def shuffled(labels, fraction, random):
 
 
 def measured(embeddings, labels, fraction, seed):
-    """Number of suspects, their precision and recall, and the fraction of the found whose own label is suggested."""
+    """Number of suspects, their precision and recall, and the fraction of found images whose own label is suggested."""
     given, wrong = shuffled(labels, fraction, np.random.default_rng(seed))
     found = [suspect for suspect in suspects.find(embeddings, given) if suspect.kind == 'label']
     hits = np.array([suspect.image in set(wrong.tolist()) for suspect in found])

@@ -25,8 +25,8 @@ def hardest_triplets(batch, triplets, n):
 def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
     """
     The positive pairs with the largest distances and the negative pairs with the smallest in the embeddings batch
-    [B, D]: two masks [B, B], parts of the masks `positives` and `negatives`. The numbers of pairs may be fractional and
-    are rounded up; as tensors they cause no wait for the device.
+    [B, D]: two masks [B, B], subsets of the masks `positives` and `negatives`. The numbers of pairs may be fractional
+    and are rounded up; they may be tensors, which avoids a wait for the device.
 
     >>> same = torch.tensor([[0, 0, 1]]) == torch.tensor([[0], [0], [1]])
     >>> hardest_pairs(torch.tensor([[0.], [1.], [3.]]), same, ~same, 5, 2)[1].nonzero().tolist()
@@ -46,19 +46,19 @@ def hardest(batch, tuples, fraction, mined):
 
 
 def largest_of(values, mask, n):
-    """A part of the mask: its n largest values."""
+    """The subset of the mask [B, B] with the n largest values."""
     ranks = values.masked_fill(~mask, -torch.inf).flatten().argsort(descending=True, stable=True).argsort()
     return mask & (ranks.view_as(mask) < n)
 
 
 class Cascade(torch.nn.Module):
     """
-    The sum of the losses of the K levels of an embedding. The first level has all tuples of the miner. Level k has the
-    fraction h_k of them that the embedding of level k − 1 finds hardest among its own tuples.
+    The sum of the losses of the K levels of an embedding. The first level is trained with all tuples of the miner, T of
+    them. Level k is trained with the h_k T tuples of level k − 1 that are hardest in the embedding of level k − 1.
 
     Args:
         levels:    the losses of the levels, from the first; each takes its tuples from its miner in `given`.
-        given:     the miners of the levels, objects that return their attribute `tuples`, which is set here.
+        given:     the miners of the levels, objects that return their attribute `tuples`, which forward() sets.
         miner:     (embeddings [B, D / K] of the first level, labels [B]) -> triplets [T, 3], which hardest_triplets
                    selects from, or masks of positive and negative pairs, two [B, B], which hardest_pairs selects from.
         fractions: h_2 to h_K, not increasing.

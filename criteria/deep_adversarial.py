@@ -43,7 +43,7 @@ class DeepAdversarial(torch.nn.Module):
 
     Args:
         criterion:   a loss of triplets, which takes them from `given`.
-        given:       its miner, an object that returns its attribute `tuples`, which is set here.
+        given:       its miner, an object that returns its attribute `tuples`, which forward() sets.
         miner:       (batch [B, D], labels [B]) -> triplets [T, 3].
         n_features:  F, number of pooled features.
         normalize:   whether the network normalises its embeddings, so that synthetic ones are normalised too.
@@ -54,7 +54,7 @@ class DeepAdversarial(torch.nn.Module):
         adv_weight:  λ₂.
         margin:      α, a squared distance of embeddings.
         real_weight: w.
-        delay:       number of batches in which only the mined triplets, with weight 1, and the generator are used.
+        delay:       number of batches before synthetic negatives are used; until then, w is 1 and λ is 0.
     """
 
     def __init__(self, criterion, given, miner, n_features, normalize=True, widths=(512, 512), lr=1e-5, weight=1.0,

@@ -73,8 +73,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
 @torch.inference_mode()
 def independent_of_batch(opt, model, images):
     """
-    Whether the kept features of an ImageSet are, to the last bit, those that the network gives in batches as a training
-    step has them. Two are compared: the last images in reversed order, and images from the whole set.
+    Whether the kept features of an ImageSet are, to the last bit, those that the network computes in training batches.
+    Two batches are compared: the last images in reversed order, and images from the whole set.
     """
     model.eval()
     n_pieces = -(-opt.bs // (opt.micro_bs or opt.bs))

@@ -18,7 +18,7 @@ from utilities.files import write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
 
 CHUNK = 1 << 22              # similarities at a time and per thread: 16 MB
-MOST = 100_000               # pairs that are listed: copies, and then those with the highest similarity
+MOST = 100_000               # pairs that are listed: first copies, then those with the highest similarities
 SHOWN = 24                   # pairs in the picture
 
 
@@ -81,7 +81,7 @@ def directions(points):
 
 
 def fingerprints(images):
-    """{split: ImageSet} -> {split: [N] of each file: a hash of its content, or None where no other has its size}."""
+    """{split: ImageSet} -> {split: [N] of each file: a hash of its content, or None if no other has its size}."""
     sizes = {split: [Path(path).stat().st_size for path in part.paths] for split, part in images.items()}
     n_files, found = Counter(itertools.chain(*sizes.values())), {}
     for split, part in images.items():
@@ -95,9 +95,9 @@ def overlap(one, other, contents_one, contents_other, threshold, description=Non
     """
     one, other: [N, D] and [M, D] float32 of norm 1, of two splits. contents: [N] and [M], as from fingerprints().
 
-    Returns a list of pairs (i, j, similarity, whether their files are the same), up to MOST of these and up to MOST
-    others of the highest similarity; and {'copies', 'near_duplicates': the numbers of pairs of same files, and of
-    others whose similarity reaches the threshold, 'images': how many images of each split are in such a pair}.
+    Returns a list of pairs (i, j, similarity, whether they are copies of one file): up to MOST copies, and of the other
+    pairs whose similarity reaches the threshold the up to MOST most similar ones; and {'copies', 'near_duplicates': the
+    numbers of all pairs of both kinds, 'images': how many images of each split are in such a pair}.
     """
     known = {}
     for j, content in enumerate(contents_other):
@@ -156,7 +156,7 @@ def table(found, threshold):
 
 @styled
 def draw(images, pairs, file, n_columns=4, gap=0.08):
-    """Saves the images of pairs (split, i, split, j, similarity, same) side by side. Lengths in images' sides."""
+    """Saves the images of pairs (split, i, split, j, similarity, same) side by side. Lengths: 1 is an image's side."""
     n_rows = -(-len(pairs) // n_columns)
     width, height = 2 + 3 * gap, 1 + 5 * gap
     scale = 2 * COLUMN / (n_columns * width)

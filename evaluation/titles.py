@@ -1,16 +1,16 @@
-"""What tables and figures call metrics, and which of them they print in percent."""
+"""The titles of metrics in tables and figures, and which metrics are printed in percent."""
 from evaluation.metrics import parse
 from utilities import columns
 from utilities.errors import UserError
 
-# a metric, or the part of it up to the @, which the rest then follows; others are printed under their own names
+# title by metric, or by its name up to the @, where the rest is appended; others are printed under their own names
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
     'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }
-DIFFERENCE = 'difference_'           # with which the columns of differences to a baseline begin
+DIFFERENCE = 'difference_'           # prefix of the columns of differences to a baseline
 
 
 def metric(name):
@@ -35,7 +35,7 @@ def metric(name):
 
 def is_fraction(name):
     """
-    Whether a column holds fractions of 1 of which more is better; these are printed in percent.
+    Whether a column holds fractions where higher is better; these are printed in percent.
 
     >>> is_fraction('test_parent_nmi'), is_fraction('test_dists@intra'), is_fraction('epoch')
     (True, False, False)
@@ -49,7 +49,7 @@ def is_fraction(name):
 
 def unit(name):
     """
-    The factor of a column in figures: 100 for what is printed in percent, else 1.
+    The factor of a column in figures: 100 if it is printed in percent, else 1.
 
     >>> unit('test_nmi'), unit('test_dists@intra')
     (100, 1)
@@ -69,7 +69,7 @@ def axis(name):
 
 def shared_axis(members):
     """
-    The label of an axis on which several Columns are plotted, of one metric with other arguments or splits.
+    The label of an axis on which several Columns are plotted: one metric with different arguments or splits.
 
     >>> shared_axis([columns.parse('test_e_recall@1'), columns.parse('train_e_recall@1')])
     'R@1 (%)'

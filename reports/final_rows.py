@@ -1,6 +1,6 @@
 """
-A CSV file with a line per run: the metrics of one epoch, the command, the commit and the versions of the packages. It
-holds a whole study in kilobytes. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
+A CSV file with a line per run: the metrics of one epoch, the command, the commit and the versions of the packages; a
+whole study takes kilobytes. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
 """
 import json
 import math
@@ -60,8 +60,8 @@ def read(file):
 def compare(old, new, metrics, digits=1):
     """
     The differences between two files that write() wrote, as a Markdown table: a line per data set, group and metric
-    that both have. Where both have the same seeds, the difference is tested by significance.paired_test, otherwise by
-    Welch's t-test, both corrected by Holm's method; a difference with p below 0.05 is bold.
+    in both files. If both have the same seeds, the difference is tested by significance.paired_test, otherwise by
+    Welch's t-test; p-values are corrected by Holm's method, and a difference with p below 0.05 is bold.
 
     metrics: as for --metrics. Raises UserError where the files have no group in common.
     """
@@ -102,7 +102,7 @@ def by_group(runs):
 
 
 def aligned(one, other):
-    """The values of two {seed: value}, in the order of the seeds where both have the same, and whether they have."""
+    """The values of two {seed: value}, in the order of the seeds if both have the same seeds, and whether they do."""
     seeds = sorted(one)
     if seeds == sorted(other):
         return [one[seed] for seed in seeds], [other[seed] for seed in seeds], True
@@ -110,7 +110,7 @@ def aligned(one, other):
 
 
 def test(old, new):
-    """Two-sided p of the hypothesis that two {seed: value} have the same mean; nan where a seed is not enough."""
+    """Two-sided p of the hypothesis that two {seed: value} have the same mean; nan if there are too few seeds."""
     one, other, are_paired = aligned(old, new)
     return significance.paired_test(other, one)[0] if are_paired else significance.welch_test(other, one)
 

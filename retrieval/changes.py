@@ -1,4 +1,4 @@
-"""Makes an index, and adds images to it or removes them. It is a whole index at any moment, whenever it is killed."""
+"""Makes an index, and adds images to it or removes them. A kill at any moment leaves a complete index."""
 import contextlib
 import json
 import os
@@ -21,11 +21,11 @@ UNREADABLE = 'unreadable.txt'
 
 def create(folder, network, recall=0.95):
     """
-    Makes an index for the embeddings of `network`, if it is not there yet. Raises UserError where the folder is
+    Makes an index for the embeddings of `network`, if it does not exist yet. Raises UserError if the folder is
     something else, or an index made by another network.
 
-    recall: of images from search.LARGE on, the fraction of the exact ten nearest that an approximate search has to find
-            to be used; with 1, search is exact. Another one than before counts from the next add() on.
+    recall: for search.LARGE images or more, the fraction of the exact ten nearest that an approximate search must find;
+            with 1, search is exact. A change of an existing index takes effect in the next add().
     """
     folder = Path(folder)
     if (folder / store.NAME).exists():
@@ -44,7 +44,7 @@ def create(folder, network, recall=0.95):
 def add(folder, network, transform, paths, bs=112, kernels=0):
     """
     Embeds the images `paths` that are not in the index yet, or whose size or time of modification has changed since,
-    and adds them. What was embedded up to SECONDS before a kill is kept, and the same call continues.
+    and adds them. A kill loses at most the last SECONDS of embedding, and the same call continues.
 
     Returns the index, and {path: reason} of the images that cannot be read, which are listed in UNREADABLE.
     """
@@ -136,7 +136,7 @@ def remove(folder, places=(), missing=False):
 
 
 def keep(index, kept):
-    """Removes the images but those of `kept`, [N] bool, from the files of the index."""
+    """Removes all images except those of `kept`, [N] bool, from the files of the index."""
     kept = np.array(kept)
     lines = ''.join(json.dumps(photo) + '\n' for photo, keep in zip(index.photos, kept, strict=True) if keep).encode()
     rows = {'embeddings': as_bytes(index.embeddings[kept]), 'photos': lines}
@@ -146,7 +146,7 @@ def keep(index, kept):
 
 
 def refit(index):
-    """Chooses the search of a large index, where that was not done yet or the index has grown by GROWTH since."""
+    """Chooses the search of a large index, if that was not done yet or the index has grown by GROWTH since."""
     if len(index) < max(search.LARGE, GROWTH * index.content['search']['n_images']):
         return
     how, centroids, cells = search.train(index.embeddings, index.content['recall'])

@@ -14,12 +14,12 @@ from utilities.errors import UserError
 from utilities.files import require_folder, write_text
 from utilities.loading import workers
 
-NAMED = 3                    # of the images that cannot be read or found, the number that is printed
+NAMED = 3                    # number of images that cannot be read or found whose names are printed
 N_ROWS, N_COLUMNS = 12, 10   # of --picture: queries, and their nearest images
 
 
 def index(opt):
-    """Makes an index of photos, or goes on with one that was not finished."""
+    """Makes an index of photos, or continues one that was not finished."""
     paths = photos.find(opt.photos)
     network, transform = loading.load(opt.run, opt.device)
     changes.create(opt.out, network, opt.recall)
@@ -99,7 +99,7 @@ def note_search():
 
 
 def name_some(what, names, n_all, more=''):
-    """Prints how many of `n_all` images `what` is said of, and some of their names."""
+    """Prints `what` as a heading, the number of `names` out of `n_all` images, and the first NAMED names."""
     if names:
         print(f'{what}: {len(names):,} of {n_all:,} images{more}', *names[:NAMED], *['...'][:len(names) > NAMED],
               sep='\n  ', file=sys.stderr)

@@ -10,16 +10,16 @@ from retrieval import search, store
 from retrieval.loading import load
 from utilities.errors import UserError
 
-QUERIES = 1024               # that are compared with the index at a time
+QUERIES = 1024               # queries that are compared with the index at a time
 
 
 class Index:
     """
-    An index folder, open for queries. What is added to it or removed from it later is not seen.
+    An index folder, open for queries. Later additions and removals are not seen.
 
     Args:
-        folder: what changes.add has filled.
-        device: where exact search computes, a torch.device or its name.
+        folder: an index folder that changes.create has made.
+        device: the device of exact search, a torch.device or its name.
 
     paths:      list of N absolute paths.
     embeddings: [N, D] float32 array, mapped into memory.
@@ -62,8 +62,8 @@ class Index:
 
     def load_network(self, run=None, device='auto'):
         """
-        The (network, transform) that made the index, as loading.load gives them. run: where the run folder is now, if
-        it was moved. Raises UserError where it has other weights or settings than those that made the index.
+        The (network, transform) that made the index, as loading.load returns them. run: the path of the run folder, if
+        it was moved. Raises UserError if its weights or settings are not those that made the index.
         """
         network, transform = load(run or self.run, device)
         self.require(network)
@@ -91,7 +91,7 @@ class Index:
 
     @functools.cached_property
     def gallery(self):
-        """The embeddings where exact search reads them."""
+        """The embeddings, on the device of exact search."""
         return self.embeddings if self.device.type == 'cpu' else torch.tensor(self.embeddings, device=self.device)
 
     def nearest(self, embeddings, k=10):
@@ -101,7 +101,7 @@ class Index:
         embeddings: [Q, D] array or tensor.
 
         Returns rows [Q, k] int64, indices into `paths` and `embeddings`, and their Euclidean distances [Q, k] float32;
-        in an index of less than k images, all of them. Raises UserError for queries of other dimensions.
+        all images, if the index has less than k. Raises UserError for queries of another dimension.
         """
         queries = np.ascontiguousarray(torch.as_tensor(embeddings).cpu().numpy(), np.float32)
         if not len(self):

@@ -26,8 +26,8 @@ SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'input_si
 
 class Network(torch.nn.Module):
     """
-    Images [B, 3, S, S], float32 RGB in [0, 1] -> embeddings [B, D], float32, as main.py --evaluate ranks them, save
-    for --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of norm 1.
+    Images [B, 3, S, S], float32 RGB in [0, 1] -> embeddings [B, D], float32, as main.py --evaluate ranks them, but
+    without --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of norm 1.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
@@ -65,8 +65,8 @@ def checksum_of(model, settings):
 @dataclass
 class Transform:
     """
-    A PIL image of any mode and size -> float32 RGB [3, S, S] in [0, 1]: rotated upright as EXIF says, on white where it
-    is transparent, resized and cropped as in evaluation. pipeline: the same for photos that are decoded already.
+    A PIL image of any mode and size -> float32 RGB [3, S, S] in [0, 1]: rotated as its EXIF data say, transparent parts
+    on white, resized and cropped as in evaluation. pipeline: the same for photos that are already decoded.
     """
     pipeline: Pipeline
 
@@ -98,7 +98,7 @@ def load(run, device='auto'):
 
 
 def restore(opt, run):
-    """As load(), with the flags of the namespace."""
+    """As load(), with the flags of the namespace `opt`."""
     with preserved():
         model = parts.restore_network(opt, run)
     return Network(opt, model, run), Transform(datasets.pipelines(opt, model.input_size)[1])
@@ -106,7 +106,7 @@ def restore(opt, run):
 
 @dataclass
 class Photos(torch.utils.data.Dataset):
-    """Paths, or PIL images; the item at `index` is (index, pixels uint8 [S, S, 3] or None, why there are none)."""
+    """Paths or PIL images; items are (index, pixels uint8 [S, S, 3], None), or (index, None, why it cannot be read)."""
     images: list
     pipeline: Pipeline
 

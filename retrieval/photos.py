@@ -16,7 +16,7 @@ def find(places):
     - a .txt file: one path in each line, relative to the folder of the file;
     - an image file.
 
-    Listed files need not exist. Raises UserError where a place does not exist, or names no image.
+    The files in a list need not exist. Raises UserError if a member of `places` does not exist, or names no image.
     """
     found = {}
     for place in map(Path, places):

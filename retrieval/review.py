@@ -1,4 +1,4 @@
-"""Retrieve_Images.py suspects: embeds labelled photos, and writes what suspects.find says of them."""
+"""Retrieve_Images.py suspects: embeds labelled photos, and writes the suspects among them to files."""
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,8 @@ def review(photos, run, flags, out):
 
     photos: a folder with a folder of images per class; a CSV file with columns path and label; or a run folder or
             checkpoint, for the data set of the run.
-    run:    whose network embeds the photos; None for that of `photos`, or for the pretrained backbone of --arch.
+    run:    the run folder or checkpoint whose network embeds the photos; if None, `photos` if that is a run, otherwise
+            the pretrained backbone of --arch.
     flags:  more flags of main.py.
     """
     require_folder(out, '--out')

@@ -3,12 +3,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-# how an index is searched: n_cells of an inverted file, 0 for exact search; n_images that there were when it was chosen
+# how an index is searched: n_cells of an inverted file, 0 for exact search; n_images when this was chosen
 EXACT = {'n_cells': 0, 'n_visited': 0, 'recall': 1.0, 'n_images': 0}
 LARGE = 200_000              # number of images from which on an inverted file is tried
-N_QUERIES = 500              # that measure its recall
-N_NEAREST = 10               # of each query, which it should find
-PER_CELL = 64                # images of each cell that the cells are fitted to
+N_QUERIES = 500              # queries that measure its recall
+N_NEAREST = 10               # images that each query should find
+PER_CELL = 64                # images per cell that k-means is fitted to
 N_ITERATIONS = 10            # of k-means
 MORE = 16                    # rows beyond the k nearest whose distances are computed again, without rounding errors
 ROWS = 1 << 16               # of the gallery that torch compares at a time
@@ -47,8 +47,8 @@ def exact(gallery, queries, k, device='cpu'):
 
 def measured(gallery, queries, rows, k):
     """
-    The k nearest of some candidate rows [Q, R] of the gallery, from the differences in float64, ties by row: rows [Q,
-    k] and Euclidean distances [Q, k] float32.
+    The k nearest of the candidate rows [Q, R] of the gallery: rows [Q, k] and Euclidean distances [Q, k] float32, which
+    are computed from differences in float64. Equal distances are ordered by row.
     """
     distances = np.stack([np.linalg.norm(gallery[some].astype(float) - query, axis=1)
                           for some, query in zip(rows, queries, strict=True)])
@@ -67,8 +67,9 @@ def train(gallery, least):
     gallery [N, D] into √N cells, and a query is compared with the images of the nearest cells only.
 
     Returns {'n_cells', 'n_visited', 'recall', 'n_images'}, centroids [C, D] and cells [N]. n_visited is the smallest
-    power of two at which `recall`, the fraction of the exact ten nearest that is found, is `least` or more. Where that
-    takes more than a quarter of the cells, exact search is hardly slower: EXACT and no arrays, as without faiss.
+    power of two at which `recall`, the fraction of the exact ten nearest that is found, is `least` or more. If that
+    takes more than a quarter of the cells, exact search is hardly slower; then, and without faiss, EXACT is returned,
+    and None in place of the arrays.
     """
     faiss, without = faiss_or_none(), (EXACT | {'n_images': len(gallery)}, None, None)
     if faiss is None or least == 1:

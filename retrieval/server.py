@@ -1,4 +1,4 @@
-"""Retrieve_Images.py serve: a page on which one drops a photo, sees its nearest images, and goes on from them."""
+"""Retrieve_Images.py serve: a page that shows the images of an index nearest to a photo, or to one of these images."""
 import io
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ from utilities.errors import UserError
 PAGE = Path(__file__).with_name('page.html')
 MAX_MB = 30                  # of an uploaded photo
 SIDE = 480                   # pixels of the longer side of an image on the page
-N_STARTS = 24                # images of the index on the page before there is a query
+N_STARTS = 24                # images of the index that the page shows before the first query
 HEADERS = {
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
     'X-Content-Type-Options': 'nosniff',
@@ -25,11 +25,11 @@ LOCAL = ('127.0.0.1', 'localhost', '[::1]')
 
 def application(index, network, transform, k=24, hosts=LOCAL):
     """
-    The WSGI application of an open Index. The images of the index are asked for by their row, so that no other file can
-    be read, and are sent as JPEG. An uploaded photo is never stored.
+    The WSGI application of an open Index. Images of the index are requested by their row, so that no other file can be
+    read, and are sent as JPEG. An uploaded photo is never stored.
 
-    hosts: the names by which the page may be called, since otherwise a page elsewhere could read this one under a
-           domain name of its own that leads to this machine (DNS rebinding); None allows any.
+    hosts: the host names that a request may be addressed to; None allows any. Without this check, a page of another
+           server could read this one through a domain name that it resolves to this machine (DNS rebinding).
     """
     import flask
     app, lock = flask.Flask(__name__, static_folder=None), threading.Lock()
@@ -106,8 +106,8 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
     """
-    Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 is reached from this machine only. port: 0
-    takes any free one. Raises UserError where a package is missing, or nothing can listen there.
+    Serves the page until Ctrl-C. host: the address to listen on; 127.0.0.1 can be reached from this machine only. port:
+    0 means any free one. Raises UserError if a package is missing, or the address or port cannot be used.
     """
     try:
         import flask  # noqa: F401

@@ -5,8 +5,8 @@ The files of an index folder. index.json names the others, with the number of by
     photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
     centroids, cells   float32 [C, D] and int32 [N], of an inverted file (search.py), where there is one
 
-Rows are added behind the recorded ends of the files; the next write overwrites what a killed process left there. All
-other changes write new files. index.json is then replaced atomically: at any moment the folder is a whole index.
+Rows are appended at the recorded ends of the files; if a killed process left more there, it is overwritten. All other
+changes write new files. index.json is replaced last, atomically, so that the folder is a complete index at any moment.
 """
 import json
 import os
@@ -38,7 +38,7 @@ def create(folder, network, recall):
 
 
 def read(folder):
-    """The content of index.json. Raises UserError where there is none, or one of another version."""
+    """The content of index.json. Raises UserError if there is none, or one of another version."""
     file = Path(folder) / NAME
     try:
         content = json.loads(file.read_text(encoding='utf-8'))
@@ -64,7 +64,7 @@ def write(folder, content):
 def append(folder, content, n_images, **rows):
     """
     Adds the rows of `n_images` images to the files, {kind: bytes or uint8 array}. content: that of index.json, possibly
-    with changes. Returns it as it is written.
+    with changes. Returns the content that is written.
     """
     files = dict(content['files'])
     for kind, data in rows.items():
@@ -81,7 +81,7 @@ def append(folder, content, n_images, **rows):
 
 
 def replace(folder, content, n_images, **rows):
-    """As append, for new files of these kinds in the place of the old ones; files of other kinds stay."""
+    """As append(), but with new files of these kinds instead of the old ones; files of other kinds stay."""
     kept = {kind: file for kind, file in content['files'].items() if kind not in rows}
     return append(folder, content | {'files': kept, 'n_images': 0, 'generation': content['generation'] + 1}, n_images,
                   **rows)

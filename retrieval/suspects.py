@@ -4,8 +4,9 @@ classes that are probably one, and outliers.
 
 - label: the ratio of the mean distances to the nearest images of the image's own class and of all other classes, which
   is the nonconformity of Proedrou et al., Transductive confidence machines for pattern recognition, ECML 2002, Eq. 3.
-- class: the fraction of the neighbours in two classes that lie in the other of the two, over the fraction expected of
-  one class that was cut at random. Schilling, Multivariate two-sample tests based on nearest neighbors, JASA 1986.
+- class: of the neighbours within two classes, the fraction that is of the other class than the image, divided by the
+  fraction expected if one class had been divided into these two at random. Schilling, Multivariate two-sample tests
+  based on nearest neighbors, JASA 1986.
 - outlier: the distance to the nearest images, as in Ramaswamy et al., Efficient algorithms for mining outliers from
   large data sets, SIGMOD 2000.
 
@@ -23,25 +24,25 @@ from evaluation.neighbours import Search, chunks
 from utilities import stopping
 
 KINDS = ('label', 'duplicate', 'class', 'outlier')
-N_NEAREST = 10               # neighbours of an image within its class, and as many outside of it
-N_MEAN = 3                   # of these, how many the mean distances are taken of
-N_VOTES = 5                  # how many suggest another label
+N_NEAREST = 10               # neighbours of an image within its class, and equally many outside of it
+N_MEAN = 3                   # nearest of these, over which distances are averaged
+N_VOTES = 5                  # nearest images of other classes that vote for the suggested label
 LABEL_Z = 2.5                # the modified z-scores above which an image is suspect
 OUTLIER_Z = 3.5
-DUPLICATE = 0.6              # the distance of near-duplicates, over the median distance to the nearest image
-MIXED = 0.8                  # the score from which two classes are probably one
+DUPLICATE = 0.6              # largest distance of near-duplicates, divided by the median distance to the nearest image
+MIXED = 0.8                  # the score above which two classes are probably one
 
 
 @dataclass
 class Suspect:
     """
     kind:      one of KINDS.
-    image:     the index of the image; of a class, an image of it.
-    suggested: the label that its neighbours suggest; of a duplicate, the label of the other image; of a class, the
+    image:     the index of the image; for a class, of one of its images.
+    suggested: the label that its neighbours suggest; for a duplicate, the label of the other image; for a class, the
                other class; None for an outlier.
-    score:     the higher, the more suspicious; to be compared within its kind.
-    neighbour: the index of the nearest image of the suggested label, of the other duplicate, or, of an outlier, of the
-               nearest image.
+    score:     the higher, the more suspicious; comparable within a kind only.
+    neighbour: the index of the nearest image with the suggested label; for a duplicate, of the other image; for an
+               outlier, of the nearest image.
     """
     kind: str
     image: int
@@ -79,7 +80,7 @@ def find(embeddings, labels):
         embeddings: [N, D] float32 tensor.
         labels:     [N] int64 array, from 0.
 
-    Returns: a list of Suspects, in the order of KINDS. Memory grows with N (D + 40), besides 70 MB.
+    Returns: a list of Suspects, in the order of KINDS. Memory is 70 MB plus a part in proportion to N (D + 40).
     """
     if len(labels) < 2:
         return []
@@ -107,7 +108,7 @@ def z_scores(values):
     if not finite.any():
         return np.full(len(values), -np.inf)
     centred = values - np.median(values[finite])
-    deviation = 1.4826 * np.median(np.abs(centred[finite]))              # of a normal distribution, its standard one
+    deviation = 1.4826 * np.median(np.abs(centred[finite]))              # the standard deviation, if values are normal
     return np.divide(centred, deviation, out=np.full(len(values), -np.inf), where=finite & (deviation > 0))
 
 
@@ -129,7 +130,7 @@ def wrong_labels(own, rows, distances, labels_of):
 
 
 def duplicates(nearest_of_all, rows, distances, labels_of):
-    """Pairs of two classes; the score is the median distance to the nearest image over the distance of the pair."""
+    """Pairs of two classes; the score is the median distance to the nearest image, divided by that of the pair."""
     typical, seen = np.median(nearest_of_all[:, 0]), set()
     for image, column in np.argwhere(distances < DUPLICATE * typical):
         other = int(rows[image, column])

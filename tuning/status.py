@@ -1,4 +1,4 @@
-"""How far a search is, read from its study and the records of its runs."""
+"""The progress of a search, read from its study and the records of its runs."""
 import collections
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from utilities.errors import UserError
 
 def show(opt):
     """
-    Prints how far the study of --study_path is; on a terminal, again every two seconds while a trial is under way.
+    Prints the progress of the study of --study_path; on a terminal, again every two seconds while a trial is under way.
     Nothing is written. opt: the flags of Hyperparameter_Search.py. Raises UserError where there is no study.
     """
     study = stored(opt)

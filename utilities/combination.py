@@ -72,7 +72,7 @@ def lists_of(positives, negatives, name):
 
 
 class Given:
-    """A miner that returns `tuples`, triplets or masks, which a criterion around others sets before it calls them."""
+    """A miner that returns its attribute `tuples`, triplets or masks, which an outer criterion sets for each call."""
     tuples = None
 
     def __call__(self, batch, labels):

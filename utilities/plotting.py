@@ -1,4 +1,4 @@
-"""The style of all figures: as wide as a paper's column, readable in grey, in colours for colour-blind readers too."""
+"""The style of all figures: a paper's column wide, readable in greyscale and by colour-blind readers."""
 import functools
 from pathlib import Path
 
@@ -18,11 +18,11 @@ STYLE = {'font.size': 7, 'axes.prop_cycle': f'cycler(color={list(COLOURS)})',
          'axes.axisbelow': True, 'axes.titlesize': 'medium', 'grid.alpha': 0.3, 'grid.linewidth': 0.5,
          'lines.linewidth': 0.9, 'lines.markersize': 3, 'figure.constrained_layout.use': True, 'figure.dpi': 300,
          'savefig.dpi': 300, 'legend.frameon': False, 'pdf.fonttype': 42,
-         'svg.hashsalt': 'evaluation'}                     # the same picture is the same file
+         'svg.hashsalt': 'evaluation'}                     # equal pictures are equal files
 
 
 def styled(draw):
-    """A decorator: `draw` makes its figure, and writes it, in this style."""
+    """A decorator: `draw` makes and writes its figures in this style."""
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
         import matplotlib
@@ -39,11 +39,11 @@ def new_figure(width=COLUMN, height=0.7 * COLUMN):
 
 def panel(rows, frame=0.035, gap=0.1):
     """
-    A figure of rows of framed square images, the first of each row set apart.
+    A figure of rows of framed square images; a gap follows the first image of each row.
 
     rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
-    frame, gap: widths, in images' sides. A frame of the colour WRONG also has a cross, for readers who do not see the
-    colours.
+    frame, gap: widths, in units of an image's side. A frame of the colour WRONG also has a cross, for readers who do
+    not see the colours.
     """
     from matplotlib.patches import Rectangle
     n_columns, has_texts = max(len(tiles) for _, tiles in rows), any(tile[2] for _, tiles in rows for tile in tiles)
@@ -95,5 +95,5 @@ def write(figure, file):
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()                                          # once; savefig draws twice where it has a layout to find
+    canvas.draw()                                          # once; savefig draws twice if it has to find a layout
     Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3]).save(file, dpi=(figure.dpi, figure.dpi))
