@@ -88,6 +88,8 @@ def test_the_commands_of_the_docs_parse(page):
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r'\]\(([^)#]+)[^)]*\)', page.read_text()):
         assert target.startswith('http') or (page.parent / target).exists(), target
+        inside = page.parent == ROOT or (page.parent / target).resolve().is_relative_to(page.parent)
+        assert target.startswith('http') or inside, f'{target} is not a page of the site'
 
 
 @pytest.mark.parametrize('script', sorted(ROOT.glob('*_Runs.sh')), ids=lambda script: script.name)
