@@ -12,7 +12,7 @@ import main
 import parameters
 import parts
 from criteria.distillation import Distilled, distillation_loss
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
 from utilities import checkpoint
 from utilities.loading import TrainingLoader, network_input
 
@@ -182,7 +182,7 @@ def test_a_distilled_network_is_evaluated_without_its_teacher(teacher, quick, ru
     shutil.rmtree(teacher)
     capsys.readouterr()
     assert run('--evaluate', folder_of(tmp_path)) == 0
-    printed = dict(line.split(': ') for line in capsys.readouterr().out.splitlines() if line.startswith('test_e'))
+    printed = printed_metrics(capsys.readouterr().out)
     assert printed['test_e_recall@1'] == rows_of(folder_of(tmp_path))[-1]['test_e_recall@1']
 
 

@@ -16,7 +16,7 @@ import optimization
 import parts
 from tests.conftest import draw_classes
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint, run_folder
+from utilities import checkpoint, plotting, run_folder
 
 
 def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
@@ -44,7 +44,8 @@ def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
     plots = {path.stem for path in (folder / 'plots').iterdir()}
     assert plots >= {'loss', 'e_recall', 'map_at_r', 'nmi', 'dists', 'rho_spectrum'}
     panel = np.asarray(Image.open(folder / 'retrieval_test.png'))
-    assert (panel == [44, 160, 44]).all(axis=2).any()                     # something right was retrieved
+    right = [int(plotting.RIGHT[place:place + 2], 16) for place in (1, 3, 5)]
+    assert (panel == right).all(axis=2).any()                             # something right was retrieved
     out = capsys.readouterr().out
     assert f'run folder: {folder}' in out and 'retrieval_test.png' in out and 'epoch   2  loss' in out
     assert run(*quick) == 0 and folder_of(tmp_path, 'quick_s1_1').exists()        # never overwritten

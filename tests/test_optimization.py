@@ -195,8 +195,8 @@ def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, mon
     assert run(*arguments, '--group', 'whole') == 0
     record = main.record
 
-    def stopping(records, state, epoch, *more):
-        record(records, state, epoch, *more)
+    def stopping(records, built, state, epoch, *more):
+        record(records, built, state, epoch, *more)
         if epoch == 1:
             raise KeyboardInterrupt
 
