@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 import Result_Evaluations
+from reports import tables
 from tests.reports.printed import cells, column_of, expected
 
 
@@ -218,3 +219,23 @@ def test_the_command_line(make, tmp_path):
     done = subprocess.run([sys.executable, 'Result_Evaluations.py', '--runs', tmp_path / 'runs'], capture_output=True,
                           text=True, cwd=Result_Evaluations.__file__.rpartition('/')[0])
     assert done.returncode == 0 and re.search(r'\| A \| \d+\.\d \| \d+\.\d \|', done.stdout), done.stderr
+
+
+@pytest.mark.parametrize('n_datasets, n_metrics, environment', [
+    (1, 2, 'table'), (1, 3, 'table*'), (2, 3, 'table*'), (3, 5, 'table*')])
+def test_tables_fit_a_page_of_two_columns(n_datasets, n_metrics, environment, tmp_path):
+    names = [f'test_{name}' for name in ('e_recall@1', 'map_at_r', 'nmi', 'f1', 'mAP')][:n_metrics]
+    datasets = ['cub200', 'cars196', 'online_products'][:n_datasets]
+    table = {method: {(dataset, name): tables.Cell(.8, .01, 3, 3, '82.4 ± 0.1', best=method == 'MS')
+                      for dataset in datasets for name in names} for method in ('Contrastive_Distance', 'MS')}
+    latex = tables.latex(table, datasets, names, 'Mean ± standard deviation (n − 1).')
+    assert rf'\begin{{{environment}}}' in latex and (r'\resizebox' in latex) == (n_datasets * n_metrics > 9)
+    if shutil.which('pdflatex') is None:
+        pytest.skip('pdflatex is not installed')
+    (tmp_path / 'd.tex').write_text(
+        '\\documentclass[twocolumn]{article}\n\\usepackage{booktabs,graphicx}\n\\setlength{\\textwidth}{487pt}\n'
+        '\\setlength{\\columnsep}{18pt}\n\\begin{document}\n' + latex + '\\end{document}\n')
+    done = subprocess.run(['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 'd.tex'], cwd=tmp_path,
+                          capture_output=True, text=True, errors='replace')
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert 'Overfull' not in done.stdout
