@@ -175,6 +175,6 @@ fi
 # Three methods in a few minutes, on letters that need no data: what make regress compares between versions of the code.
 if in_study regress; then
     glyphs MS                     --loss multisimilarity
-    glyphs ProxyAnchor            --loss proxyanchor     --loss_proxyanchor_lrmulti 10
+    glyphs NTXent                 --loss ntxent
     glyphs triplet_distance       --loss triplet         --batch_mining distance
 fi
