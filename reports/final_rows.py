@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from evaluation import titles
-from reports import naming, selection, significance, tables
+from reports import differences, naming, selection, significance, tables
 from utilities import columns, run_folder, run_records
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
@@ -66,7 +66,7 @@ def compare(old, new, metrics, digits=1):
     metrics: as for --metrics. Raises UserError where the files have no group in common.
     """
     names = [columns.asked_for(metric) for metric in metrics]
-    before, after = ({key: runs for key, runs in by_group(read(file)).items()} for file in (old, new))
+    before, after = by_group(read(old)), by_group(read(new))
     found = []
     for key in [key for key in before if key in after]:
         for name in names:
@@ -79,9 +79,7 @@ def compare(old, new, metrics, digits=1):
     lines = ['| data set | method | metric | old | new | difference | p |', '|---|---|---|---|---|---|---|']
     for (dataset, group, name, one, other), p in zip(found, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
-        mean, half = difference(one, other)
-        change = f'{tables.signed(mean, name, digits)}' + (
-            '' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
+        change = differences.text_of(*difference(one, other), name, digits)
         cells = [naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
                  f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}']
         lines.append(f'| {" | ".join(cells)} |')

@@ -58,8 +58,7 @@ def query(opt):
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)
-    network, transform = Index(opt.index).load_network(opt.run, opt.device)
-    note_search()
+    searched, network, transform = opened(opt)
     queries, embeddings, reasons = [], [], []
     for rows, found, broken in loading.embedded(network, transform, paths, opt.bs, min(workers(opt), len(paths) - 1)):
         queries += [paths[row] for row in rows]
@@ -68,7 +67,7 @@ def query(opt):
     if not queries:
         raise UserError(reasons[0])
     name_some('Left out, since they cannot be read', reasons, len(paths))
-    nearest, distances = Index(opt.index, network.device).query(np.concatenate(embeddings), opt.k)
+    nearest, distances = searched.query(np.concatenate(embeddings), opt.k)
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
     for photo, found, far in zip(queries, nearest, distances, strict=True):
         print(f'{photo}\n  rank  distance  nearest')
@@ -87,9 +86,16 @@ def suspects(opt):
 
 
 def serve(opt):
-    network, transform = Index(opt.index).load_network(opt.run, opt.device)
+    server.serve(*opened(opt), opt.k, opt.host, opt.port)
+
+
+def opened(opt):
+    """The index, which is searched on the device of its network, the network and its transform."""
+    searched = Index(opt.index)
+    network, transform = searched.load_network(opt.run, opt.device)
+    searched.device = network.device
     note_search()
-    server.serve(Index(opt.index, network.device), network, transform, opt.k, opt.host, opt.port)
+    return searched, network, transform
 
 
 def note_search():

@@ -19,9 +19,9 @@ from utilities.loading import Loader, network_input
 from utilities.randomness import preserved
 
 # the flags, beside the weights, on which the embedding of an image depends
-SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'input_size', 'input_mean', 'input_std',
-            'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize', 'eval_ema',
-            'eval_features', 'eval_normalize')
+SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'cascade', 'input_size', 'input_mean',
+            'input_std', 'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize',
+            'eval_ema', 'eval_features', 'eval_normalize')
 
 
 class Network(torch.nn.Module):
