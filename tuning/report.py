@@ -7,7 +7,9 @@ import optuna
 import yaml
 from optuna.trial import TrialState
 
+from evaluation import titles
 from tuning import trials
+from utilities.columns import Column
 from utilities.files import write_csv, write_text
 
 
@@ -59,17 +61,23 @@ def plot(search, study):
     prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
     folder = search.folder / 'plots'
     folder.mkdir(exist_ok=True)
+    column = Column('test', search.metric).name               # whose title has no split
+    score = f'validation {titles.axis(column)}'
     for name, (function, options) in plots_of(several).items():
-        options |= {'target_name': f'validation {search.metric}'}
-        axes = np.atleast_1d(getattr(optuna.visualization.matplotlib, function)(study, **options))
+        axes = getattr(optuna.visualization.matplotlib, function)(study, **options, target_name=score)
+        axes = np.atleast_1d(axes)
         tidy(axes, several, prefix)
+        for axis in [axis for panel in axes.flat[0].figure.axes for axis in (panel.xaxis, panel.yaxis)]:
+            if axis.get_label_text() == score:
+                axis.set_major_formatter(lambda value, _: f'{titles.unit(column) * value:.4g}')
         if name == 'history':
             axes[0].xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
         figure = axes.flat[0].figure
         figure.savefig(folder / f'{name}.png', dpi=150, bbox_inches='tight')
         matplotlib.pyplot.close(figure)
         if importlib.util.find_spec('plotly'):
-            getattr(optuna.visualization, function)(study, **options).write_html(folder / f'{name}.html')
+            page = getattr(optuna.visualization, function)(study, **options, target_name=f'validation {search.metric}')
+            page.write_html(folder / f'{name}.html')
     print(f'plots: {folder}' + ('' if len(several) > 1 else ' (contours and importances need two tuned flags)'))
 
 
@@ -103,6 +111,7 @@ def tidy(axes, flags, prefix):
         if axis.get_label_text() in flags:
             axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
         if axis.get_scale() == 'log':
-            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3), numticks=5))
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5))
             axis.set_major_formatter(lambda value, _: f'{value:g}')
             axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
