@@ -48,6 +48,9 @@ def build():
     output('--csv', metavar='FILE', help='write the table with all digits')
     output('--rows', metavar='FILE',
            help='write a CSV file with a line per run: its metrics at the selected epoch, command, commit and versions')
+    command_line.switch(output, '--all_epochs',
+                        help='with --rows: also a line for each other epoch of a run, with the columns of --metrics; '
+                             'numbers then have six digits')
     output('--compare', nargs=2, metavar=('OLD', 'NEW'),
            help='instead of a table of runs, print what changed between two files of --rows, and which changes are '
                 'larger than the differences between seeds')

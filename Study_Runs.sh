@@ -5,17 +5,56 @@
 # are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
 # 0.01 for all losses. Nothing else is tuned. See docs/run_scripts.md.
 #
-#   ./Study_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
-#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' ./Study_Runs.sh
+#   ./Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]    # --list prints the commands; the flags are added to every run
+#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./Study_Runs.sh
 #
-# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth.
+# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth. --budget leaves
+# out seeds, down to three, and then miners, until the runs take at most that many hours on two threads, and says so.
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
+seconds_of_omniglot=35 seconds_of_grocery=75                     # of a run on one thread
 data=${DATA:-Datasets}
 sections=${SECTIONS:-losses miners samplers regularisers methods parts photos}
 read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
+read -ra miners <<< "${MINERS-distance rho_distance random all semihard softhard hard easyhard multisimilarity npair \
+    lifted parametric intra_random random_distance}"
+
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
 in_study() { [[ " $sections " == *" $1 "* ]]; }
+
+hours() {
+    SECTIONS=$sections SEEDS=${seeds[*]} MINERS=${miners[*]-} bash "${BASH_SOURCE[0]}" --list | awk \
+        "{ s += /--group Grocery/ ? $seconds_of_grocery : $seconds_of_omniglot } END { printf \"%.2f\", s / 2 / 3600 }"
+}
+is_longer_than() { awk "BEGIN { exit !($(hours) > $1) }"; }
+# within HOURS: leaves out seeds and miners until the runs fit, and prints which, and how long the others take.
+within() {
+    if ! [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+        echo "--budget $1: expected a number of hours, such as 6 or 0.5" >&2
+        exit 2
+    fi
+    local without=''
+    while [ ${#seeds[@]} -gt 3 ] && is_longer_than "$1"; do
+        without="${seeds[${#seeds[@]}-1]} $without"
+        seeds=("${seeds[@]:0:${#seeds[@]}-1}")
+    done
+    [ -z "$without" ] || echo "--budget $1 leaves out the seeds ${without% }." >&2
+    without=''
+    while in_study miners && [ ${#miners[@]} -gt 0 ] && is_longer_than "$1"; do
+        without="${miners[${#miners[@]}-1]} $without"
+        miners=("${miners[@]:0:${#miners[@]}-1}")
+    done
+    [ -z "$without" ] || echo "--budget $1 leaves out the miners ${without% }." >&2
+    echo "The runs take about $(hours) hours on two threads." >&2
+    if is_longer_than "$1"; then
+        echo "--budget $1: they take $(awk "BEGIN { print $(hours) - $1 }") hours too long; choose fewer SECTIONS" >&2
+        exit 2
+    fi
+}
+if [ "${1:-}" = --budget ]; then
+    within "${2:-}"
+    flags_for_every_run=("${@:3}")
+fi
 
 # A run that several sections compare with is listed once.
 listed=' '
@@ -146,8 +185,7 @@ if in_study parts; then
 fi
 
 if in_study miners; then
-    for miner in random all semihard softhard hard easyhard distance rho_distance multisimilarity npair lifted \
-            parametric intra_random random_distance; do
+    for miner in ${miners[@]+"${miners[@]}"}; do
         for loss in triplet margin; do
             omniglot ${loss}_$miner --loss $loss --batch_mining $miner
         done
