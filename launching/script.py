@@ -59,8 +59,8 @@ def listed_by(file, environment):
     command = ['bash', str(file), '--list']
     settings = ''.join(f'{name}={shlex.quote(value)} ' for name, value in environment.items())
     print(f'Executing {settings}{shlex.join(command)}', file=sys.stderr, flush=True)
-    with subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as listing:
+    with subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as listing:
         try:
             while listing.returncode is None:
                 stopping.check()

@@ -23,6 +23,8 @@ def report(opt, planned=()):
         require_folder(opt.rows, '--rows')
     elif opt.all_epochs:
         raise UserError('--all_epochs goes with --rows')
+    if opt.folds:
+        raise UserError('--folds goes with --study')
     if opt.compare:
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
