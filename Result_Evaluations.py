@@ -53,7 +53,7 @@ def build():
            help='with --rows: also a line for each other epoch of a run, with the columns of --metrics; numbers then '
                 'have six digits')
     output('--study', metavar='FILE',
-           help='instead of a table of runs, write the page of the study of Study_Runs.sh, from --runs, and its figures '
+           help='instead of a table of runs, write the page of the study of Study_Runs.sh, from --runs; its figures go '
                 'into a folder beside the page that has its name without .md')
     output('--folds', metavar='FILE',
            help='with --study: the results of Study_Searches.sh, as Evaluate_Ensemble.py --rows writes them')

@@ -208,9 +208,9 @@ def corrected(differences):
 
 def intraclass(samples, level=0.95):
     """
-    (ICC, low, high): the fraction of the variance that lies between groups, with its interval. samples: lists of values,
-    one per group. McGraw and Wong, Forming Inferences about Some Intraclass Correlation Coefficients, Psychological
-    Methods 1, 1996, case 1; for groups of different sizes with the n0 of the random-effects model.
+    (ICC, low, high): the fraction of the variance that lies between groups, with its interval. samples: lists of
+    values, one per group. McGraw and Wong, Forming Inferences about Some Intraclass Correlation Coefficients,
+    Psychological Methods 1, 1996, case 1; for groups of different sizes with the n0 of the random-effects model.
 
     >>> intraclass([[1., 2.], [5., 6.], [9., 10.]])[0]
     0.9692...
@@ -250,7 +250,11 @@ class Correlation(NamedTuple):
 
 
 def correlation(x, y, kind):
-    """The Correlation of two lists of numbers. kind: 'Pearson', 'Spearman' or 'Kendall'. nan for fewer than 4 points."""
+    """
+    The Correlation of two lists of numbers; nan for fewer than 4 points.
+
+    kind: 'Pearson', 'Spearman', or, for few points, since it takes the memory of all their pairs, 'Kendall'.
+    """
     x, y = np.asarray(x, float), np.asarray(y, float)
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return Correlation(*[math.nan] * 4, len(x))

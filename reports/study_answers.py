@@ -15,6 +15,12 @@ NAME = Column('test', RECALL).name
 LEVEL = 0.05
 FORMS = ('separated', 'concatenated')
 SHOWN = ('e_recall@1', 'map_at_r')                                # of the ensembles
+TUNED = """\
+As in Musgrave et al., ECCV 2020: for each loss, `Study_Searches.sh` tunes the learning rate and one or two flags on two
+folds of the classes that are not test classes, and trains the best setting with new seeds. Separated: the mean over the
+networks of the folds; concatenated: their embeddings joined ([ensembles.md](ensembles.md)). ± is half of the 95 %
+interval over seeds; Δ is concatenated minus separated, paired over seeds. Each network of a fold is trained on half of
+the classes that those of protocol 1 are trained on."""
 
 
 def answers(found, folds):
@@ -117,15 +123,15 @@ def beyond_baseline(found):
         pairs = [study.difference(method.values(), baseline.values()) for method in methods]
         means = {method.name: pair.mean for method, pair in zip(methods, pairs, strict=True) if pair}
         corrected = study.corrected(pairs)
-        better, worse = (sum(p < LEVEL and sign * pair.mean > 0 for pair, p in zip(pairs, corrected, strict=True) if pair)
-                         for sign in (1, -1))
+        beyond = [pair.mean for pair, p in zip(pairs, corrected, strict=True) if pair and p < LEVEL]
         worst, best = min(means, key=means.get), max(means, key=means.get)
         mean, half = significance.t_interval(list(means.values()))
-        lines.append(f'- {data}: {better} of {len(methods)} methods have a higher R@1 than {name} '
-                     f'({text_of(*baseline.interval())}), and {worse} a lower one (paired t-test over seeds, p < {LEVEL} '
-                     f'after Holm\'s correction). The difference is {differences.text_of(mean, half, NAME, 1)} points in '
-                     f'the mean over methods, from {tables.signed(means[worst], NAME, 1)} ({worst}) to '
-                     f'{tables.signed(means[best], NAME, 1)} ({best}).')
+        lines.append(f'- {data}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a higher R@1 than '
+                     f'{name} ({text_of(*baseline.interval())}), and {sum(one < 0 for one in beyond)} a lower one '
+                     f'(paired t-test over seeds, p < {LEVEL} after Holm\'s correction). The mean difference over '
+                     f'methods is {differences.text_of(mean, half, NAME, 1)} points, from '
+                     f'{tables.signed(means[worst], NAME, 1)} ({worst}) to {tables.signed(means[best], NAME, 1)} '
+                     f'({best}).')
     return lines
 
 
@@ -139,11 +145,11 @@ def gaps(found):
         of = {method.name: method.mean(rule=BEST) - method.mean() for method in methods}
         largest = max(of, key=of.get)
         rank = study.correlation([method.mean() for method in methods], [method.mean(rule=BEST) for method in methods],
-                                 'Kendall')
+                                 'Spearman')
         lines.append(f'- {data}: R@1 at the best test epoch is higher than at the last epoch by '
-                     f'{text_of(*significance.t_interval(list(of.values())))} points in the mean over {len(of)} methods, '
-                     f'and by {points(of[largest])} for {largest}. '
-                     f'Kendall\'s rank correlation of the two is {correlation_text(rank)}.')
+                     f'{text_of(*significance.t_interval(list(of.values())))} points in the mean over {len(of)} '
+                     f'methods, and by {points(of[largest])} for {largest}. '
+                     f'Spearman\'s rank correlation of the two is {correlation_text(rank)}.')
     return lines
 
 
@@ -155,8 +161,8 @@ def miners(found):
     rows = {name: methods for name, methods in rows.items() if any(methods)}
     if not rows:
         return [nothing(['miners'])]
-    best = [max((method.mean() for method in column if method), default=math.nan)
-            for column in zip(*rows.values(), strict=True)]
+    columns = [[method.mean() for method in column if method] for column in zip(*rows.values(), strict=True)]
+    best = [max(column, default=math.nan) for column in columns]
     cells = [[name, *('' if not method else f'**{text_of(*method.interval())}**' if method.mean() == top
                       else text_of(*method.interval()) for method, top in zip(methods, best, strict=True))]
              for name, methods in rows.items()]
@@ -165,7 +171,10 @@ def miners(found):
                              ) if both else study.Correlation(*[math.nan] * 4, 0)
     return ['R@1 on Omniglot at the last epoch, ± half of the 95 % interval over seeds:', '',
             *markdown_table(['miner', *losses], cells), '',
-            f'Spearman\'s rank correlation of the two columns is {correlation_text(rank)}.']
+            'Between the best and the worst miner lie '
+            + ' and '.join(f'{points(max(column) - min(column))} points with {loss}'
+                           for column, loss in zip(columns, losses, strict=True) if column)
+            + f'. Spearman\'s rank correlation of the two columns is {correlation_text(rank)}.']
 
 
 def ensembles(folds):
@@ -194,24 +203,20 @@ def rankings(found, folds):
         values = [[found.methods[group].mean() for group in tuned],
                   [mean_of(values[form, RECALL]) for values in tuned.values()]]
         texts = [f'{kind} {correlation_text(study.correlation(*values, kind))}' for kind in ('Spearman', 'Kendall')]
-        lines.append(f'- {form.capitalize()} networks: the rank correlation with protocol 1 over {len(tuned)} losses is '
-                     f'{" and ".join(texts)}.')
+        lines.append(f'- {form.capitalize()} networks: the rank correlation with protocol 1 over {len(tuned)} losses '
+                     f'is {" and ".join(texts)}.')
     gain = study.difference(*(study.mean_over([values[form, RECALL] for values in ensembles(folds).values()])
                               for form in FORMS[::-1]))
-    return [*lines, f'- Concatenated networks have a higher R@1 than separated ones by {signed(gain)} points in the mean '
-            f'over losses ({p_phrase(gain.p)}, n = {gain.n} seeds).'] if gain else lines
+    if gain:
+        lines.append(f'- The mean difference over losses between concatenated and separated networks is {signed(gain)} '
+                     f'points ({p_phrase(gain.p)}, n = {gain.n} seeds).')
+    return lines
 
 
 def of_folds(found, folds):
     """The table of protocol 2."""
     if not folds:
         return ['Left out: the searches of Study_Searches.sh have not been run.']
-    lines = ['As in Musgrave et al., ECCV 2020: for each loss, `Study_Searches.sh` tunes the learning rate and one or two '
-             'flags on two folds of the classes that are not test classes, and trains the best setting with new seeds. '
-             'Separated: the mean over the networks of the folds; concatenated: their embeddings joined '
-             '([ensembles.md](ensembles.md)). ± is half of the 95 % interval over seeds; Δ is concatenated minus '
-             'separated, paired over seeds. The networks of folds are trained on half of the classes that those of '
-             'protocol 1 are trained on.', '']
     rows = []
     for group, values in ensembles(folds).items():
         method = found.methods.get(group)
@@ -221,8 +226,9 @@ def of_folds(found, folds):
                      *(text_of(*significance.t_interval(list(values[form, metric].values())))
                        for form, metric in itertools.product(FORMS, SHOWN)),
                      signed(pair), f'`{setting_of(next(line for line in folds if line["group"] == group))}`'])
-    heads = [f'{form}, {titles.metric(Column("test", metric).name)}' for form, metric in itertools.product(FORMS, SHOWN)]
-    return lines + markdown_table(['loss', 'seeds', 'protocol 1, R@1', *heads, 'Δ R@1', 'best setting'], rows)
+    heads = [f'{form}, {titles.metric(Column("test", metric).name)}'
+             for form, metric in itertools.product(FORMS, SHOWN)]
+    return [TUNED, '', *markdown_table(['loss', 'seeds', 'protocol 1, R@1', *heads, 'Δ R@1', 'best setting'], rows)]
 
 
 def setting_of(line):

@@ -3,7 +3,7 @@ import math
 from pathlib import Path
 
 from evaluation import titles
-from reports import differences, runs, study, study_answers, study_figures, tables
+from reports import runs, study, study_answers, study_figures, tables
 from reports.study import BASELINES, BEST, RECALL, SECTIONS
 from reports.study_answers import listed, markdown_table, p_of, signed
 from utilities.columns import Column
@@ -12,16 +12,32 @@ from utilities.files import read_csv, require_folder, write_text
 
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 OF_REGULARISERS = ('h_ap', 'asi', 'ndcg', 'r_auroc', 'opis')
+INTRODUCTION = """\
+{} runs of {} methods on {}: losses, miners, batch samplers, regularisers, training methods and parts of the network, on
+data that anyone can download. All trained runs of a data set have the same number of iterations. All numbers are of
+classes that were not trained on. [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
 COMMANDS = """\
 ```bash
 DATA=Datasets ./Study_Runs.sh --list > study.sh
 python Launch_Runs.py study.sh --workers 2
-python Result_Evaluations.py --runs Training_Results --metrics e_recall@1 map_at_r --rows docs/results/study.csv --all_epochs
+python Result_Evaluations.py --runs Training_Results --metrics e_recall@1 map_at_r \\
+    --rows docs/results/study.csv --all_epochs
 DATA=Datasets ./Study_Searches.sh
-python Evaluate_Ensemble.py Studies/*/reproductions/*/omniglot/*_fold*_s*/ --evaluation_metrics e_recall@1 map_at_r nmi \\
-    --rows docs/results/folds.csv
+python Evaluate_Ensemble.py Studies/*/reproductions/*/omniglot/*_fold*_s*/ \\
+    --evaluation_metrics e_recall@1 map_at_r nmi --rows docs/results/folds.csv
 python Result_Evaluations.py --runs docs/results/study.csv --folds docs/results/folds.csv --study docs/results.md
-```"""
+```
+
+[run_scripts.md](run_scripts.md#the-study) says which data the folder `Datasets` holds, and how to run a part of the
+study. All runs of a data set share these flags; where a method changes one of them, its command has both, and the last
+one counts:"""
+EXPLAINED = """\
+Flags that are not named keep their defaults, as in Roth et al., ICML 2020. ± is half of the 95 % interval over seeds
+(Student's t). Metrics are those of the last epoch, except in the column *best epoch*: R@1 at the epoch with the best
+R@1 on the test classes, which is selected by the number that it reports; *gap* is its difference to R@1 at the last
+epoch. Δ is a difference of R@1 at the last epoch, paired over the seeds that both methods have; p is that of the paired
+t-test between a method and what it extends, corrected by Holm's method for the lines of the table. R@1, MAP@R and other
+metrics of which more is better are in percent."""
 
 
 def report(opt, listed_runs):
@@ -49,12 +65,9 @@ def lines_of(found, folds, folder):
     methods = [method for method in found.methods.values() if method.runs]
     n_runs = sum(len(method.runs) for method in methods)
     lines = ['# Results of the study', '',
-             f'{n_runs} runs of {len(methods)} methods on {listed(sorted({one.data for one in methods}))}: every loss, '
-             'miner and batch sampler of the program, and parts of the network, trained with the same number of '
-             'iterations on data that anyone can download. All numbers are of classes that were not trained on. '
-             f'[Result_Evaluations.py](result_evaluations.md) writes this page from the records.', '',
+             INTRODUCTION.format(n_runs, len(methods), listed(dict.fromkeys(one.data for one in methods))), '',
              '## Answers', '', *study_answers.answers(found, folds), *reproduction(found), '',
-             '## Protocol 1: no tuning', '', *explained()]
+             '## Protocol 1: no tuning', '', EXPLAINED]
     for section in SECTIONS:
         lines += ['', f'### {SECTIONS[section][0]}', '', *of_section(found, section, folder)]
     lines += ['', '## Protocol 2: tuned on folds', '', *study_answers.of_folds(found, folds), '', '## Methods', '']
@@ -65,31 +78,29 @@ def lines_of(found, folds, folder):
     return lines
 
 
-def explained():
-    return ['Flags that are not named keep their defaults, as in Roth et al., ICML 2020. ± is half of the 95 % interval '
-            'over seeds (Student\'s t). Metrics are those of the last epoch, but for the column *best epoch*: R@1 at '
-            'the epoch with the best R@1 on the test classes, which is selected by the number that it reports; *gap* is '
-            'its difference to R@1 at the last epoch. Δ is a difference of R@1, paired over the seeds that both have, '
-            'and p is that of the paired t-test, corrected by Holm\'s method for the lines of the table. R@1, MAP@R and '
-            'other metrics of which more is better are in percent.']
-
-
 def reproduction(found):
     origins = found.origins()
-    lines = ['## How to reproduce', '', COMMANDS, '',
-             '[Study_Runs.sh](run_scripts.md#the-study) says which data the folder `Datasets` holds. All runs of a data '
-             'set share these flags:', '']
+    lines = ['## How to reproduce', '', COMMANDS, '']
     for data in dict.fromkeys(method.data for method in found.methods.values()):
-        commands = [method.command.split() for method in found.methods.values() if method.data == data and method.runs]
-        shared = [word for word in commands[0] if all(word in command for command in commands)] if commands else []
-        if shared:
-            lines += [f'- {data}: `{" ".join(shared)}`']
+        commands = [flags_of(method.command) for method in found.methods.values()
+                    if method.data == data and method.runs]
+        if commands:
+            shared = [flag for flag in commands[0] if all(flag in command for command in commands)]
+            lines.append(f'- {data}: `{" ".join(shared)}`')
     for name, title in (('git_commit', 'Commit'), ('versions', 'Packages')):
         counts = origins[name]
         texts = [(study.packages(text) if name == 'versions' and text.startswith('{') else f'`{text}`')
                  + (f' ({n} runs)' if len(counts) > 1 else '') for text, n in counts.items()]
         lines += ['', f'{title}: {"; ".join(texts)}.']
+    if found.notes:
+        lines += ['', 'Runs that do not count:', '', *(f'- {note}' for note in found.notes)]
     return lines
+
+
+def flags_of(command):
+    """The flags of a command, each with its values as one text, but for the seed."""
+    return [flag for flag in map(str.strip, command.replace(' --', '\n--').splitlines())
+            if flag.startswith('--') and not flag.startswith('--seed ')]
 
 
 def of_section(found, section, folder):
@@ -101,7 +112,7 @@ def of_section(found, section, folder):
             lines += ['', *table(found, section, data, methods), '',
                       *(f'![{what}]({folder}/{study_figures.of(section, data, file)})\n' for what, file in (
                           ('R@1, mean and 95 % interval over seeds', 'means'),
-                          ('R@1 over epochs, mean and one standard deviation over seeds', 'curves'))),]
+                          ('R@1 over epochs, mean and one standard deviation over seeds', 'curves')))]
             if section in study.LOSSES:
                 lines += [f'![R@1 against other metrics]({folder}/{study_figures.of(section, data, "correlations")})']
     return lines
@@ -132,8 +143,8 @@ def table(found, section, data, methods):
     baseline = found.found(data, BASELINES.get(data, ''))
     references = [found.reference(method) for method in methods]
     heads = ['method', 'seeds', 'R@1', 'best epoch', 'gap', *(titles.metric(Column('test', one).name) for one in shown)]
-    heads += [f'Δ {baseline.name}'] if baseline else []
-    heads += ['extends', 'Δ', 'p'] if any(references) else []
+    heads += [f'Δ to {baseline.name}'] if baseline else []
+    heads += ['extends', 'Δ to it', 'p'] if any(references) else []
     pairs = [reference and study.difference(method.values(), reference.values())
              for method, reference in zip(methods, references, strict=True)]
     highest = max(percent(method.mean()) for method in methods)
