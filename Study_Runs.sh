@@ -8,8 +8,9 @@
 #   ./Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]    # --list prints the commands; the flags are added to every run
 #   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./Study_Runs.sh
 #
-# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth. --budget leaves
-# out seeds, down to three, and then miners, until the runs take at most that many hours on two threads, and says so.
+# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
+# are kept in DATA/cache. --budget leaves out seeds, down to three, and then miners, until the runs take at most that many
+# hours on two threads, and says so.
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seconds_of_omniglot=35 seconds_of_grocery=75                     # of a run on one thread
@@ -20,6 +21,7 @@ read -ra miners <<< "${MINERS-distance rho_distance random all semihard softhard
     lifted parametric intra_random random_distance}"
 
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
+economy=(--no_train_metrics --pictures none --kernels 0 --image_cache "$data/cache")     # one thread for each run
 in_study() { [[ " $sections " == *" $1 "* ]]; }
 
 hours() {
@@ -66,13 +68,13 @@ once() {
 }
 omniglot() {
     once "Omniglot_$1" --dataset omniglot --source_path "$data" --arch conv4_normalize --not_pretrained \
-        --bs 112 --samples_per_class 4 --lr 0.001 --n_epochs 10 --no_train_metrics \
+        --bs 112 --samples_per_class 4 --lr 0.001 --n_epochs 6 "${economy[@]}" \
         --evaluation_metrics "${metrics[@]}" h_ap asi ndcg "${@:2}"
 }
 grocery() {
     once "Grocery_$1" --dataset folder --source_path "$data/grocery" --arch mobilenet_v2_frozen_normalize \
         --weights "$data/mobilenet_v2_imagenet.pth" --input_mean 0.5 --input_std 0.5 --input_size 96 \
-        --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 4 --no_train_metrics \
+        --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 2 "${economy[@]}" \
         --evaluation_metrics "${metrics[@]}" "${@:2}"
 }
 glyphs() {

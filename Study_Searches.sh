@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The searches of the study: for eight losses, the learning rate and one or two flags of the loss are tuned on two folds
 # of the classes that are not test classes; the best setting is then trained with five new seeds. Omniglot, the network
-# and the batches of Study_Runs.sh. The groups have the names of Study_Runs.sh, so that docs/results.md can compare the
-# two protocols. See docs/run_scripts.md.
+# and the batches are those of Study_Runs.sh, with two thirds of its iterations. The groups have its names, so that
+# docs/results.md can compare the two protocols. See docs/run_scripts.md.
 #
 #   ./Study_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
 #   DATA=Datasets STUDIES=Studies ./Study_Searches.sh
@@ -11,9 +11,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 program=Hyperparameter_Search.py
+data=${DATA:-Datasets}
 search() {
-    line --study_path "${STUDIES:-Studies}/Omniglot_$1" --dataset omniglot --source_path "${DATA:-Datasets}" \
-        --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 --n_epochs 10 --n_folds 2 \
+    line --study_path "${STUDIES:-Studies}/Omniglot_$1" --dataset omniglot --source_path "$data" \
+        --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 --n_epochs 6 --iterations_per_epoch 14 \
+        --no_train_metrics --kernels 0 --image_cache "$data/cache" --n_folds 2 \
         --n_trials 10 --pruner median --reproductions 5 --workers 2 --tune lr 0.0001 0.01 log "${@:2}"
 }
 

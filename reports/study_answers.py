@@ -20,7 +20,7 @@ As in Musgrave et al., ECCV 2020: for each loss, `Study_Searches.sh` tunes the l
 folds of the classes that are not test classes, and trains the best setting with new seeds. Separated: the mean over the
 networks of the folds; concatenated: their embeddings joined ([ensembles.md](ensembles.md)). ± is half of the 95 %
 interval over seeds; Δ is concatenated minus separated, paired over seeds. Each network of a fold is trained on half of
-the classes that those of protocol 1 are trained on."""
+the classes of protocol 1, and with two thirds of its iterations."""
 
 
 def answers(found, folds):
