@@ -74,7 +74,7 @@ omniglot() {
 grocery() {
     once "Grocery_$1" --dataset folder --source_path "$data/grocery" --arch mobilenet_v2_frozen_normalize \
         --weights "$data/mobilenet_v2_imagenet.pth" --input_mean 0.5 --input_std 0.5 --input_size 96 \
-        --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 2 "${economy[@]}" \
+        --freeze 8 --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 2 --eval_every 2 "${economy[@]}" \
         --evaluation_metrics "${metrics[@]}" "${@:2}"
 }
 glyphs() {
