@@ -22,7 +22,7 @@ SECTIONS = {
                'rho_distance is the loss with the rho switch in its miner.'),
     'regularisers': ('Regularisers', 'Regularisers, and losses around another loss, beside what they extend.'),
     'methods': ('Training methods', 'A classifier, several views, a teacher, cascaded embeddings and adversarial '
-                'negatives around a loss.'),
+                'negatives around a loss. With two views, an epoch has twice as many batches.'),
     'parts': ('Parts of the network and of the optimisation', 'Each part is changed alone. Untrained and frozen '
               'networks are evaluated by their pooled features, or by principal components or linear discriminants '
               'of these.'),
@@ -116,6 +116,11 @@ class Study:
         """(section, data, Methods) where there are runs."""
         return [(section, data, methods) for section, by_data in self.sections.items() for data in by_data
                 if (methods := self.of(section, data))]
+
+    def correlated(self):
+        """The parts() of LOSSES that have enough methods for correlations."""
+        return [(section, data, methods) for section, data, methods in self.parts()
+                if section in LOSSES and len(methods) > 3]
 
     def found(self, data, name):
         """The Method of this name, if it has runs; else None."""

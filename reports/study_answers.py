@@ -38,9 +38,9 @@ def answers(found, folds):
 
 def losses_differ(found):
     lines = []
-    for section, data, methods in found.parts():
+    for _, data, methods in found.correlated():
         methods = [method for method in methods if len(method.runs) > 1]
-        if section not in LOSSES or len(methods) < 3:
+        if len(methods) < 2:
             continue
         samples = [list(method.values().values()) for method in methods]
         icc, low, high = study.intraclass(samples)
@@ -61,9 +61,7 @@ def losses_differ(found):
 
 def correlations(found):
     rows = []
-    for section, data, methods in found.parts():
-        if section not in LOSSES or len(methods) < 4:
-            continue
+    for _, data, methods in found.correlated():
         for metric in CORRELATES:
             values = [[method.mean(one) for method in methods] for one in (metric, RECALL)]
             rows += [(data, titles.metric(Column('test', metric).name), kind, study.correlation(*values, kind))
@@ -271,6 +269,11 @@ def correlation_text(one):
     if math.isnan(one.value):
         return f'not defined ({one.n} points)'
     return f'{one.value:.2f} (95 % interval {one.low:.2f} to {one.high:.2f}, {p_phrase(one.p)})'
+
+
+def count(n, word):
+    """'1 run', '2 runs'"""
+    return f'{n} {word}{"s" * (n != 1)}'
 
 
 def listed(words):

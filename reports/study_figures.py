@@ -6,7 +6,7 @@ import pandas
 
 from evaluation import titles
 from reports import figures, naming, significance
-from reports.study import CORRELATES, LOSSES, RECALL
+from reports.study import CORRELATES, RECALL
 from utilities.columns import Column
 from utilities.plotting import COLOURS, COLUMN, mark, new_figure, reduce, save, styled
 
@@ -23,8 +23,8 @@ def draw(study, folder):
                                    for value in method.values().values()])
         files += [figures.bars(scores, NAME, folder / of(section, data, 'means'), data, half_width),
                   curves(methods, folder / of(section, data, 'curves'))]
-        if section in LOSSES:
-            files.append(scatters(methods, folder / of(section, data, 'correlations')))
+    files += [scatters(methods, folder / of(section, data, 'correlations'))
+              for section, data, methods in study.correlated()]
     for file in files:
         reduce(file)
     return files

@@ -5,7 +5,7 @@ from pathlib import Path
 from evaluation import titles
 from reports import runs, study, study_answers, study_figures, tables
 from reports.study import BASELINES, BEST, RECALL, SECTIONS
-from reports.study_answers import listed, markdown_table, p_of, signed
+from reports.study_answers import count, listed, markdown_table, p_of, signed
 from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import read_csv, require_folder, write_text
@@ -13,9 +13,10 @@ from utilities.files import read_csv, require_folder, write_text
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 OF_REGULARISERS = ('h_ap', 'asi', 'ndcg', 'r_auroc', 'opis')
 INTRODUCTION = """\
-{} runs of {} methods on {}: losses, miners, batch samplers, regularisers, training methods and parts of the network, on
-data that anyone can download. All trained runs of a data set have the same number of iterations. All numbers are of
-classes that were not trained on. [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
+{} of {} on {}: losses, miners, batch samplers, regularisers, training methods and parts of the network, on
+data that anyone can download. All runs that train on a data set have the same number of epochs and the same learning
+rate of the network. All numbers are of classes that were not trained on. [Result_Evaluations.py](result_evaluations.md)
+writes this page from the records."""
 COMMANDS = """\
 ```bash
 DATA=Datasets ./Study_Runs.sh --list > study.sh
@@ -64,8 +65,9 @@ def lines_of(found, folds, folder):
     """The lines of the page. folds: the lines of --folds; folder: of the figures, as the page names it."""
     methods = [method for method in found.methods.values() if method.runs]
     n_runs = sum(len(method.runs) for method in methods)
+    data = listed(dict.fromkeys(method.data for method in methods))
     lines = ['# Results of the study', '',
-             INTRODUCTION.format(n_runs, len(methods), listed(dict.fromkeys(one.data for one in methods))), '',
+             INTRODUCTION.format(count(n_runs, 'run'), count(len(methods), 'method'), data), '',
              '## Answers', '', *study_answers.answers(found, folds), *reproduction(found), '',
              '## Protocol 1: no tuning', '', EXPLAINED]
     for section in SECTIONS:
@@ -90,7 +92,7 @@ def reproduction(found):
     for name, title in (('git_commit', 'Commit'), ('versions', 'Packages')):
         counts = origins[name]
         texts = [(study.packages(text) if name == 'versions' and text.startswith('{') else f'`{text}`')
-                 + (f' ({n} runs)' if len(counts) > 1 else '') for text, n in counts.items()]
+                 + (f' ({count(n, "run")})' if len(counts) > 1 else '') for text, n in counts.items()]
         lines += ['', f'{title}: {"; ".join(texts)}.']
     if found.notes:
         lines += ['', 'Runs that do not count:', '', *(f'- {note}' for note in found.notes)]
@@ -113,7 +115,7 @@ def of_section(found, section, folder):
                       *(f'![{what}]({folder}/{study_figures.of(section, data, file)})\n' for what, file in (
                           ('R@1, mean and 95 % interval over seeds', 'means'),
                           ('R@1 over epochs, mean and one standard deviation over seeds', 'curves')))]
-            if section in study.LOSSES:
+            if (section, data) in [part[:2] for part in found.correlated()]:
                 lines += [f'![R@1 against other metrics]({folder}/{study_figures.of(section, data, "correlations")})']
     return lines
 
@@ -127,7 +129,7 @@ def seeds_of(methods):
     n_runs = sum(len(method.runs) for method in methods)
     if not n_runs:
         return f'Left out: none of the {len(methods)} methods has been run.'
-    text = [f'{sum(bool(method.runs) for method in methods)} methods, {n_runs} runs.']
+    text = [f'{count(sum(bool(method.runs) for method in methods), "method")}, {count(n_runs, "run")}.']
     for (absent, are_all), names in missing.items():
         if absent:
             who = 'all methods' if len(names) == len(methods) else listed(names)
@@ -181,7 +183,6 @@ def of_method(method):
     numbers = [f'{titles.metric(Column("test", metric).name)} {interval(method, metric)}'
                for metric in (RECALL, *METRICS) if method.has(metric)]
     _, curve = method.curve()
-    n_seeds = len(method.runs)
-    lines = [f'{method.data}, {n_seeds} seed{"s" * (n_seeds > 1)}: {", ".join(numbers)}.', '',
+    lines = [f'{method.data}, {count(len(method.runs), "seed")}: {", ".join(numbers)}.', '',
              f'R@1 after each epoch: {", ".join(f"{100 * value:.1f}" for value in curve.mean(axis=1))}', '']
     return [*lines, '```bash', method.command, '```', ''] if method.command else lines

@@ -261,6 +261,9 @@ def test_what_is_missing_is_named(rows, page_of):
     assert 'Left out: none of the 8 methods has been run.' in page.partition('### Losses on photos')[2]
     assert '- Omniglot_Unheard: not in Study_Runs.sh; its runs are left out' in page
     assert 'The searches on folds have not been run.' in page
+    page = page_of(rows(['Omniglot_MS'], seeds=(0,), name='one.csv')[0])
+    assert '1 run of 1 method on Omniglot' in page and '1 method, 1 run. Left out: seeds 1, 2, 3 and 4 of MS.' in page
+    assert 'Omniglot: no runs of Untrained_none.' in page and 'correlations.png' not in page
 
 
 @pytest.mark.parametrize(('arguments', 'sentence'), [
