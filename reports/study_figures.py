@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+from matplotlib.ticker import MaxNLocator
 
 from evaluation import titles
 from reports import figures, naming, significance
@@ -44,7 +45,7 @@ def curves(methods, file):
     """A panel for each method: R@1 over epochs, the mean and a band of one standard deviation over seeds."""
     n_columns = min(len(methods), 7)
     n_rows = -(-len(methods) // n_columns)
-    figure = new_figure(2 * COLUMN, 0.25 + 0.85 * n_rows)
+    figure = new_figure(0.4 + 0.91 * n_columns, 0.25 + 0.85 * n_rows)
     panels = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)
     for panel in panels.flat[len(methods):]:
         panel.set_axis_off()
@@ -56,6 +57,7 @@ def curves(methods, file):
         panel.plot(epochs, mean, color=COLOURS[0], marker='o' if len(epochs) == 1 else '')
         panel.set_title(naming.method(method.name), fontsize=5.5, pad=2)
         panel.grid()
+    panels[0, 0].xaxis.set_major_locator(MaxNLocator(3, integer=True))                 # of all panels
     figure.supxlabel('epoch', fontsize=7)
     figure.supylabel(titles.axis(NAME), fontsize=7)
     return save(figure, file)
