@@ -1,6 +1,6 @@
 # Shared functions of the run scripts, which source this file. `line` runs `python main.py ...`, or another `program`, or
-# prints the command if the script was started with --list. All other arguments of a script are flags that are added to every run:
-# ./Revisit_Runs.sh --source_path Datasets
+# prints the command if the script was started with --list. All other arguments of a script are flags that are added to
+# every run: ./Revisit_Runs.sh --source_path Datasets
 set -euo pipefail
 
 list=no

@@ -22,7 +22,7 @@ SECTIONS = {
                'rho_distance is the loss with the rho switch in its miner.'),
     'regularisers': ('Regularisers', 'Regularisers, and losses around another loss, beside what they extend.'),
     'methods': ('Training methods', 'A classifier, several views, a teacher, cascaded embeddings and adversarial '
-                'negatives around a loss. With two views, an epoch has twice as many batches.'),
+                'negatives around a loss.'),
     'parts': ('Parts of the network and of the optimisation', 'Each part is changed alone. Untrained and frozen '
               'networks are evaluated by their pooled features, or by principal components or linear discriminants '
               'of these.'),

@@ -14,9 +14,9 @@ METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 OF_REGULARISERS = ('h_ap', 'asi', 'ndcg', 'r_auroc', 'opis')
 INTRODUCTION = """\
 {} of {} on {}: losses, miners, batch samplers, regularisers, training methods and parts of the network, on
-data that anyone can download. All runs that train on a data set have the same number of epochs and the same learning
-rate of the network. All numbers are of classes that were not trained on. [Result_Evaluations.py](result_evaluations.md)
-writes this page from the records."""
+data that anyone can download. All runs that train on a data set have the same number of iterations and the same
+learning rate of the network. All numbers are of classes that were not trained on.
+[Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
 COMMANDS = """\
 ```bash
 DATA=Datasets ./Study_Runs.sh --list > study.sh
