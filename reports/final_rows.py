@@ -25,7 +25,7 @@ def write(file, groups, rule, names=()):
     Writes the row of each run of `groups` that the selection.Rule selects, with all digits.
 
     names: columns. If there are any, the line of a run is followed by one for each of its other epochs, with these
-    columns only; numbers then have six digits.
+    columns only, and those of the averaged weights (--ema); numbers then have six digits.
     """
     if rule.per_metric:
         raise UserError('--rows does not go with --per_metric: a line has the metrics of one epoch')
@@ -36,8 +36,8 @@ def write(file, groups, rule, names=()):
             chosen = selection.row_of(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
             lines.append(key | metrics_of(chosen, 6 if names else None) | origin(run))
-            lines += [key | {name: as_text(row[name], 6) for name in ('epoch', *names) if name in row}
-                      for row in others]
+            kept = ('epoch', *names, *map(columns.of_average, names))
+            lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + ORIGIN)
     write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *ORIGIN)} for line in lines])
 
@@ -48,7 +48,11 @@ def as_text(value, digits=None):
 
 
 def metrics_of(row, digits=None):
-    return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or columns.parse(name)}
+    return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or is_metric(name)}
+
+
+def is_metric(name):
+    return columns.parse(name.removeprefix(columns.EMA)) is not None
 
 
 def origin(run):
@@ -70,7 +74,7 @@ def read(file):
         try:
             key = line['dataset'], line['group'], int(line['seed'])
             row = {'epoch': int(line['epoch'])} | {
-                name: float(value) for name, value in line.items() if value and columns.parse(name)}
+                name: float(value) for name, value in line.items() if value and is_metric(name)}
         except (KeyError, TypeError, ValueError):
             raise UserError(f'{file}, line {number}: not a line that --rows wrote; expected the columns '
                             f'{", ".join(KEYS)} and metrics') from None

@@ -12,7 +12,7 @@ from scipy import stats
 
 from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
-from utilities import run_folder
+from utilities import columns, run_folder
 from utilities.columns import Column
 from utilities.errors import UserError
 
@@ -25,7 +25,7 @@ SECTIONS = {
                 'negatives around a loss.'),
     'parts': ('Parts of the network and of the optimisation', 'Each part is changed alone. Untrained and frozen '
               'networks are evaluated by their pooled features, or by principal components or linear discriminants '
-              'of these.'),
+              'of these; of MS_ema, the moving average of the weights is evaluated.'),
     'miners': ('Miners', 'Each miner with the triplet and the margin loss.'),
     'samplers': ('Batch samplers', 'Each sampler with the multi-similarity loss.'),
     'photos': ('Losses on photos', 'Eight losses, with a network that has been pretrained on ImageNet.'),
@@ -36,9 +36,8 @@ EXTENDS = {'DR_MS': 'MS', 'DR_ProxyNCA': 'ProxyNCA', 'DR_Triplet': 'triplet_dist
            'triplet_cascade': 'triplet_distance', 'triplet_DAML': 'triplet_distance', 'triplet_random_distance': None,
            'margin_random_distance': None}
 EXTENDS |= {f'{loss}_rho_distance': f'{loss}_distance' for loss in ('contrastive', 'margin', 'snr', 'triplet')}
+AVERAGED = ('MS_ema',)                        # methods of which the moving average of the weights is reported
 RECALL = 'e_recall@1'
-BEST = selection.Rule('best_test', Column('test', RECALL), False)
-LAST = selection.Rule('last', Column('test', RECALL), False)
 LOSSES = ('losses', 'photos')                                       # sections that compare losses
 CORRELATES = ('nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 SAMPLES = 10_000                                                    # of the bootstrap
@@ -59,24 +58,32 @@ class Method:
     def name(self):
         return self.group.partition('_')[2]
 
-    def has(self, metric):
-        return all(Column('test', metric).name in run.rows[-1] for run in self.runs.values())
-
-    def values(self, metric=RECALL, rule=LAST):
-        """{seed: value on the test classes at the epoch that a selection.Rule selects}"""
+    def column(self, metric):
         name = Column('test', metric).name
-        return {seed: selection.value_in(run, selection.row_of(run, rule), name) for seed, run in self.runs.items()}
+        return columns.of_average(name) if self.name in AVERAGED else name
 
-    def mean(self, metric=RECALL, rule=LAST):
-        return float(np.mean(list(self.values(metric, rule).values())))
+    def has(self, metric):
+        return all(self.column(metric) in run.rows[-1] for run in self.runs.values())
 
-    def interval(self, metric=RECALL, rule=LAST):
+    def values(self, metric=RECALL):
+        """{seed: value on the test classes at the last epoch}"""
+        return {seed: selection.value_in(run, run.rows[-1], self.column(metric)) for seed, run in self.runs.items()}
+
+    def mean(self, metric=RECALL):
+        return float(np.mean(list(self.values(metric).values())))
+
+    def mean_at_best(self):
+        """The mean over seeds of R@1 at the epoch with the highest R@1 on the test classes."""
+        name = self.column(RECALL)
+        return float(np.mean([max(row[name] for row in run.rows if name in row) for run in self.runs.values()]))
+
+    def interval(self, metric=RECALL):
         """(mean, half the width of its 95 % interval) over seeds."""
-        return significance.t_interval(list(self.values(metric, rule).values()))
+        return significance.t_interval(list(self.values(metric).values()))
 
     def curve(self, metric=RECALL):
         """(epochs, values [epoch, seed]) of the epochs that all seeds have."""
-        name, runs = Column('test', metric).name, self.runs.values()
+        name, runs = self.column(metric), self.runs.values()
         by_seed = [{row['epoch']: row[name] for row in run.rows if name in row} for run in runs]
         epochs = sorted(set.intersection(*map(set, by_seed)))
         return epochs, np.array([[values[epoch] for values in by_seed] for epoch in epochs])

@@ -7,7 +7,7 @@ from scipy import stats
 
 from evaluation import titles
 from reports import differences, significance, study, tables
-from reports.study import BASELINES, BEST, CORRELATES, LOSSES, RECALL, SECTIONS
+from reports.study import BASELINES, CORRELATES, LOSSES, RECALL, SECTIONS
 from utilities.columns import Column
 from utilities.errors import UserError
 
@@ -140,9 +140,9 @@ def gaps(found):
         if not methods:
             lines.append(f'- {data}: no runs.')
             continue
-        of = {method.name: method.mean(rule=BEST) - method.mean() for method in methods}
+        of = {method.name: method.mean_at_best() - method.mean() for method in methods}
         largest = max(of, key=of.get)
-        rank = study.correlation([method.mean() for method in methods], [method.mean(rule=BEST) for method in methods],
+        rank = study.correlation([method.mean() for method in methods], [method.mean_at_best() for method in methods],
                                  'Spearman')
         lines.append(f'- {data}: R@1 at the best test epoch is higher than at the last epoch by '
                      f'{text_of(*significance.t_interval(list(of.values())))} points in the mean over {len(of)} '
@@ -167,12 +167,14 @@ def miners(found):
     both = [methods for methods in rows.values() if all(methods)]
     rank = study.correlation(*([method.mean() for method in column] for column in zip(*both, strict=True)), 'Spearman'
                              ) if both else study.Correlation(*[math.nan] * 4, 0)
-    return ['R@1 on Omniglot at the last epoch, ± half of the 95 % interval over seeds:', '',
-            *markdown_table(['miner', *losses], cells), '',
-            'Between the best and the worst miner lie '
-            + ' and '.join(f'{points(max(column) - min(column))} points with {loss}'
-                           for column, loss in zip(columns, losses, strict=True) if column)
-            + f'. Spearman\'s rank correlation of the two columns is {correlation_text(rank)}.']
+    lines = ['R@1 on Omniglot at the last epoch, ± half of the 95 % interval over seeds:', '',
+             *markdown_table(['miner', *losses], cells)]
+    if len(both) > 1:
+        spreads = [f'{points(max(column) - min(column))} points with {loss}'
+                   for column, loss in zip(columns, losses, strict=True)]
+        lines += ['', f'Between the best and the worst miner lie {listed(spreads)}. Spearman\'s rank correlation of '
+                  f'the two columns is {correlation_text(rank)}.']
+    return lines
 
 
 def ensembles(folds):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from evaluation import titles
 from reports import runs, study, study_answers, study_figures, tables
-from reports.study import BASELINES, BEST, RECALL, SECTIONS
+from reports.study import BASELINES, RECALL, SECTIONS
 from reports.study_answers import count, listed, markdown_table, p_of, signed
 from utilities.columns import Column
 from utilities.errors import UserError
@@ -155,8 +155,8 @@ def table(found, section, data, methods):
         recall = interval(method, RECALL)
         row = [f'[{method.name}](#{method.name.casefold()})', len(method.runs),
                f'**{recall}**' if percent(method.mean()) == highest else recall,
-               tables.printed(method.mean(rule=BEST), study_figures.NAME, 1),
-               tables.printed(method.mean(rule=BEST) - method.mean(), study_figures.NAME, 1),
+               tables.printed(method.mean_at_best(), study_figures.NAME, 1),
+               tables.printed(method.mean_at_best() - method.mean(), study_figures.NAME, 1),
                *(interval(method, metric, with_half=metric in METRICS[:2]) for metric in shown)]
         row += [signed(study.difference(method.values(), baseline.values()) if method is not baseline else None)
                 ] if baseline else []

@@ -13,7 +13,7 @@ from scipy import stats
 
 import Result_Evaluations
 from launching import script
-from reports import study, study_figures
+from reports import final_rows, groups, selection, study, study_figures
 from utilities.run_records import Run
 
 ROOT = Path(__file__).parents[2]
@@ -340,3 +340,19 @@ def test_the_figures_that_the_page_names(rows, tmp_path):
             assert image.mode == 'P' and len(np.unique(image.convert('L'))) > 5
         assert (tmp_path / name).stat().st_size < 60_000
     assert f'results/{study_figures.of("losses", "Omniglot", "correlations")}' in names
+
+
+def test_of_ema_the_averaged_weights_are_reported(tmp_path):
+    """Their columns pass through a file of --rows, and the page shows them instead of those of the last weights."""
+    rows = [{'epoch': epoch, 'test_e_recall@1': raw, 'ema_test_e_recall@1': averaged, 'test_nmi': raw / 2,
+             'ema_test_nmi': averaged / 2} for epoch, raw, averaged in ((0, .2, .2), (1, .6, .7), (2, .5, .4))]
+    run = Run('Omniglot_MS_ema_s0', 'nowhere', {'dataset': 'omniglot', 'group': 'Omniglot_MS_ema', 'seed': 0}, rows)
+    group = groups.Group('Omniglot_MS_ema', 'omniglot', [run])
+    rule = selection.Rule('last', study.Column('test', 'e_recall@1'), False)
+    final_rows.write(tmp_path / 'rows.csv', [group], rule, ['test_e_recall@1'])
+    method = study.Method('Omniglot_MS_ema', {0: final_rows.read(tmp_path / 'rows.csv')[0]})
+    assert method.mean() == .4 and method.mean_at_best() == .7 and method.mean('nmi') == .2
+    assert method.has('nmi') and not method.has('map_at_r')
+    assert method.curve()[1].tolist() == [[.2], [.7], [.4]]
+    plain = study.Method('Omniglot_MS', method.runs)
+    assert plain.mean() == .5 and plain.mean_at_best() == .6 and plain.mean('nmi') == .25
