@@ -22,7 +22,7 @@ read -ra miners <<< "${MINERS-distance rho_distance random all semihard softhard
 
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
 economy=(--no_train_metrics --pictures none --kernels 0 --image_cache "$data/cache")     # one thread for each run
-# in_study SECTION [N]: whether the section is listed, with the first N of the seeds, by default all.
+# in_study SECTION [N]: returns whether the section is selected, and sets `seeds` to the first N seeds (default: all).
 in_study() {
     seeds=("${all_seeds[@]:0:${2:-${#all_seeds[@]}}}")
     [[ " $sections " == *" $1 "* ]]
@@ -53,7 +53,7 @@ within() {
     [ -z "$without" ] || echo "--budget $1 leaves out the miners ${without% }." >&2
     echo "The runs take about $(hours) hours on two threads." >&2
     if is_longer_than "$1"; then
-        echo "--budget $1: they take $(awk "BEGIN { print $(hours) - $1 }") hours too long; choose fewer SECTIONS" >&2
+        echo "--budget $1: the runs exceed it by $(awk "BEGIN { print $(hours) - $1 }") hours; choose fewer SECTIONS" >&2
         exit 2
     fi
 }
@@ -149,8 +149,8 @@ if in_study regularisers 3; then
     omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
 fi
 
-# Training methods around a loss: a classifier, several views, a teacher, cascaded embeddings, adversarial negatives.
-# The iterations of an epoch are set where two views would double them.
+# Training methods that are combined with a loss. With two views, an epoch would have twice as many iterations;
+# --iterations_per_epoch 21 keeps their number equal.
 if in_study methods 3; then
     omniglot MS                   --loss multisimilarity
     omniglot MS_classifier        --loss multisimilarity+linear_classifier --loss_linear_classifier_lr 0.01
@@ -220,7 +220,8 @@ if in_study photos 3; then
     grocery triplet_distance      --loss triplet         --batch_mining distance
 fi
 
-# Three methods in a few minutes, on letters that need no data: what make regress compares between versions of the code.
+# Three methods in a few minutes, on rendered letters, which need no download: make regress compares versions of the code
+# by them.
 if in_study regress; then
     glyphs MS                     --loss multisimilarity
     glyphs NTXent                 --loss ntxent

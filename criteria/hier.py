@@ -67,25 +67,27 @@ def sample_triplets(similarities, k=20, n=50):
 
 
 def gumbel(*shape, like):
-    """Gumbel noise, with the dtype and device of the tensor `like`; at a quarter of the time of exponential_()."""
+    """Gumbel noise, with the dtype and device of the tensor `like`. It is four times as fast as with exponential_()."""
     return -(-torch.rand(shape, dtype=like.dtype, device=like.device).log_()).log_()
 
 
 def ancestor_violations(distances, triplets, weights, noise, margin=0.1, temperature=0.1):
     """
-    [ D_i,ij − D_i,ijk + m ]₊ + [ D_j,ij − D_j,ijk + m ]₊ + [ D_k,ijk − D_k,ij + m ]₊ of each triplet (i, j, k); 0 where
-    both ancestors are the same proxy. D_i,ij is the distance between point i and the nearest common ancestor of i and
-    j: the proxy p with the largest noise_p − max(D_ip, D_jp) / τ, a choice that has the gradient of the softmax over p.
+    The hinge losses of HIER, and their gradient. The loss of a triplet (i, j, k) is
+    [ D_i,ij − D_i,ijk + m ]₊ + [ D_j,ij − D_j,ijk + m ]₊ + [ D_k,ijk − D_k,ij + m ]₊, or 0 where both ancestors are the
+    same proxy. D_i,ij is the distance between point i and the lowest common ancestor of i and j: the proxy p with the
+    largest noise_p − max(D_ip, D_jp) / τ. The backward pass uses the gradient of the softmax over p instead of this
+    argmax (straight-through Gumbel-softmax).
 
     Args:
         distances:   [N, P] between points and proxies.
         triplets:    [T, 3] int64.
-        weights:     [T], of the triplets in the gradient.
-        noise:       two [T, P], which are added to the logits of the choice of the ancestors of ij and of ijk.
+        weights:     [T], the weight of each triplet in the sum of which the gradient is returned.
+        noise:       two tensors [T, P] of Gumbel noise, added to the logits of the ancestors of ij and of ijk.
         margin:      m, a hyperbolic distance.
-        temperature: τ, which divides the distances in the choice of the ancestors.
+        temperature: τ, which divides the distances in the logits.
 
-    Returns: the violations [T], and the gradient [N, P] of their weighted sum, in closed form: autograd would take
+    Returns: the hinge losses [T], and the gradient [N, P] of their weighted sum, in closed form, since autograd takes
     three times as long.
     """
     i, j, k = points = [distances.index_select(0, index) for index in triplets.T]
@@ -101,9 +103,9 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
 
     slopes = [sign * weights[:, None] * differ * (hinge > 0) for sign, hinge in zip(signs, hinges, strict=True)]
     of_choice = sum(slope * point for slope, point in zip(slopes, points, strict=True))
-    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # becomes the gradient of its maximum
+    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # in place: gradients of the maxima
         soft *= (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
-    of_k = triple * (1 + (k - of_pair).sign()) / 2                             # of equals, each gets half
+    of_k = triple * (1 + (k - of_pair).sign()) / 2                             # ties share the gradient
     pair += triple - of_k
     of_i = pair * (1 + (i - j).sign()) / 2
     gradient = torch.zeros_like(distances)
@@ -115,11 +117,11 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
 
 def sum_of_violations(distances, triplets, weights, margin, temperature):
     """
-    The sum of weights [T] times ancestor_violations, with new noise; on the CPU only of the triplets with a weight, and
-    in chunks that fit into the cache.
+    The sum of weights [T] times the hinge losses of ancestor_violations, with new noise. On the CPU, triplets of weight
+    0 are skipped, and the others are processed in chunks that fit into the cache.
     """
     fixed, n_proxies, size = distances.detach(), distances.shape[1], len(triplets)
-    if distances.device.type == 'cpu':                             # elsewhere, the selection would synchronise
+    if distances.device.type == 'cpu':                             # a GPU would have to wait for nonzero()
         counted, size = weights.nonzero()[:, 0], max(CHUNK // n_proxies, 1)
         triplets, weights = triplets[counted], weights[counted]
     value, gradient = distances.new_zeros(()), torch.zeros_like(fixed)

@@ -18,14 +18,19 @@ from utilities.errors import UserError
 
 # section of Study_Runs.sh, in the order of the page: title, and what is compared
 SECTIONS = {
-    'losses': ('Losses', 'All losses, with the miners of Roth et al. or those of their papers. A name with '
-               'rho_distance is the loss with the rho switch in its miner.'),
-    'regularisers': ('Regularisers', 'Regularisers, and losses around another loss, beside what they extend.'),
-    'methods': ('Training methods', 'A classifier, several views, a teacher, cascaded embeddings and adversarial '
-                'negatives around a loss.'),
-    'parts': ('Parts of the network and of the optimisation', 'Each part is changed alone. Untrained and frozen '
-              'networks are evaluated by their pooled features, or by principal components or linear discriminants '
-              'of these; of MS_ema, the moving average of the weights is evaluated.'),
+    'losses': ('Losses', 'All losses, with the miners of Roth et al. or those of their papers. Methods named '
+               '*_rho_distance use distance-weighted mining with ρ-regularisation (Roth et al., 2020): with '
+               'probability 0.35, the negative of a triplet is replaced by a positive. HAPPIER is trained with the '
+               'alphabets as super-classes, all others with the characters only.'),
+    'regularisers': ('Regularisers', 'Regularisers, and losses that contain another loss, compared with that loss '
+                     'where the table names one. HAPPIER is trained with the alphabets as super-classes.'),
+    'methods': ('Training methods', 'Training methods that are combined with a loss: an auxiliary classifier, '
+                'several views of each image, distillation from the moving average of the weights, cascaded '
+                'embeddings, adversarial negatives.'),
+    'parts': ('Ablations', 'Each method changes one part of the network, of the optimisation or of the mining. '
+              'Methods named Untrained and Frozen have no training: *_none evaluates the pooled features of the '
+              'backbone; *_pca and *_lda evaluate their principal components and linear discriminants, fitted to the '
+              'training classes. MS_ema is evaluated by the moving average of its weights.'),
     'miners': ('Miners', 'Each miner with the triplet and the margin loss.'),
     'samplers': ('Batch samplers', 'Each sampler with the multi-similarity loss.'),
     'photos': ('Losses on photos', 'Eight losses, with a network that has been pretrained on ImageNet.'),
@@ -125,9 +130,9 @@ class Study:
                 if (methods := self.of(section, data))]
 
     def correlated(self):
-        """The parts() of LOSSES that have enough methods for correlations."""
+        """The parts() of LOSSES that have enough methods to compare them."""
         return [(section, data, methods) for section, data, methods in self.parts()
-                if section in LOSSES and len(methods) > 3]
+                if section in LOSSES and len(methods) > 5]
 
     def found(self, data, name):
         """The Method of this name, if it has runs; else None."""

@@ -18,21 +18,21 @@ SHOWN = ('e_recall@1', 'map_at_r')                                # of the ensem
 TUNED = """\
 As in Musgrave et al., ECCV 2020: for each loss, `Study_Searches.sh` tunes the learning rate and one or two flags on two
 folds of the classes that are not test classes, and trains the best setting with new seeds. Separated: the mean over the
-networks of the folds; concatenated: their embeddings joined ([ensembles.md](ensembles.md)). ± is half of the 95 %
-interval over seeds; Δ is concatenated minus separated, paired over seeds. Each network of a fold is trained on half of
-the classes of protocol 1, and with two thirds of its iterations."""
+networks of the folds; concatenated: their embeddings, concatenated ([ensembles.md](ensembles.md)). ± is half of the
+95 % interval over seeds; Δ is concatenated minus separated, paired over seeds. Each network of a fold is trained on
+half of the classes of protocol 1, and with two thirds of its iterations."""
 
 
 def answers(found, folds):
     """The lines of all answers. found: Study; folds: the lines of --folds."""
     questions = {
-        'Do the losses differ beyond seeds?': losses_differ(found),
-        'Does R@1 agree with NMI, rho and the ratio of distances?': correlations(found),
-        'What are the rho switch, direction regularisation and the samplers worth?': worth(found),
-        'What does training add to the network without training?': beyond_baseline(found),
-        'What does selecting the epoch by the test classes add?': gaps(found),
-        'Which miner for which loss?': miners(found),
-        'Does tuning on folds change the ranking?': rankings(found, folds)}
+        'Is the variance between losses larger than that between seeds?': losses_differ(found),
+        'Which metrics correlate with R@1?': correlations(found),
+        'How much do ρ-regularisation, direction regularisation and batch samplers change R@1?': worth(found),
+        'How much does training improve the network?': beyond_baseline(found),
+        'How much does selecting the epoch on the test classes add?': gaps(found),
+        'Does the best miner depend on the loss?': miners(found),
+        'Does tuning the hyper-parameters change the ranking?': rankings(found, folds)}
     return [line for question, lines in questions.items() for line in (f'### {question}', '', *lines, '')]
 
 
@@ -49,13 +49,16 @@ def losses_differ(found):
                                    for one, other in itertools.combinations(samples, 2)])
         means = {method.name: method.mean() for method in methods}
         worst, best = min(means, key=means.get), max(means, key=means.get)
-        spread = float(np.median([np.std(values, ddof=1) for values in samples]))
-        lines.append(f'- {data}, {len(methods)} losses: R@1 goes from {points(means[worst])} ({worst}) to '
-                     f'{points(means[best])} ({best}), while the median standard deviation over seeds is '
-                     f'{points(spread)}. The fraction of the variance of R@1 that lies between losses is '
-                     f'{icc:.2f} (intraclass correlation, 95 % interval {low:.2f} to {high:.2f}; '
-                     f'{p_phrase(test.pvalue)} by the Kruskal-Wallis test). {sum(p < LEVEL for p in pairs)} of '
-                     f'{len(pairs)} pairs of losses differ (Welch\'s t-test, p < {LEVEL} after Holm\'s correction).')
+        spreads = {method.name: float(np.std(values, ddof=1)) for method, values in zip(methods, samples, strict=True)}
+        widest = max(spreads, key=spreads.get)
+        lines.append(f'- {data}, {len(methods)} losses: mean R@1 ranges from {points(means[worst])} ({worst}) to '
+                     f'{points(means[best])} ({best}). The standard deviation over seeds is '
+                     f'{points(float(np.median(list(spreads.values()))))} in the median and at most '
+                     f'{points(spreads[widest])} ({widest}). The intraclass correlation, which is the fraction of the '
+                     f'variance of R@1 between losses, is {icc:.2f} (95 % interval {low:.2f} to {high:.2f}). The '
+                     f'Kruskal-Wallis test of equal distributions gives {p_phrase(test.pvalue)}. '
+                     f'{sum(p < LEVEL for p in pairs)} of {len(pairs)} pairs of losses differ significantly (Welch\'s '
+                     f't-test, p < {LEVEL} after Holm\'s correction); with so few seeds, the others may differ too.')
     return lines or [nothing(LOSSES)]
 
 
@@ -69,8 +72,11 @@ def correlations(found):
     if not rows:
         return [nothing(LOSSES)]
     corrected = significance.holm([one.p for *_, one in rows])
-    return ['Correlations over losses, of means over seeds at the last epoch, all on the test classes. The interval is '
-            'that of the bootstrap over losses; p is corrected by Holm\'s method for the lines of the table.', '',
+    return ['Correlations over losses of the means over seeds at the last epoch, all on the test classes. rho@1 is the '
+            'spectral decay ρ of Roth et al. (2020); intra/inter is the ratio of the mean distances within and between '
+            'classes, of which less is better. The interval is from a bootstrap over losses; p is that of the test of '
+            'zero correlation, corrected by Holm\'s method over the table. A single loss can decide a correlation: see '
+            'the figures.', '',
             *markdown_table(['data', 'R@1 and', 'losses', 'coefficient', 'value', '95 % interval', 'p'], [
                 [data, metric, one.n, kind, f'{one.value:.2f}', f'{one.low:.2f} to {one.high:.2f}', p_of(p)]
                 for (data, metric, kind, one), p in zip(rows, corrected, strict=True)])]
@@ -84,13 +90,12 @@ def worth(found):
 
     losses = [name for name in study.EXTENDS if name.endswith('_rho_distance')]
     directed = [name for name in study.EXTENDS if name.startswith('DR_')]
-    kinds = {'The rho switch': [(name, study.EXTENDS[name]) for name in losses],
+    kinds = {'ρ-regularisation': [(name, study.EXTENDS[name]) for name in losses],
              'Direction regularisation': [(name, study.EXTENDS[name]) for name in directed],
              'Samplers': [(method.name, 'MS_class_random') for method in found.methods.values()
                           if method.group in found.sections.get('samplers', {}).get(method.data, [])
                           and method.name != 'MS_class_random']}
-    lines = ['Differences of R@1 in points, paired over seeds; p is corrected by Holm\'s method for the lines of each '
-             'table.']
+    lines = ['Differences of R@1 in points, paired over seeds; p is corrected by Holm\'s method over each table.']
     for title, names in kinds.items():
         compared = pairs('Omniglot', names)
         if not compared:
@@ -123,11 +128,11 @@ def beyond_baseline(found):
         corrected = study.corrected(pairs)
         beyond = [pair.mean for pair, p in zip(pairs, corrected, strict=True) if pair and p < LEVEL]
         worst, best = min(means, key=means.get), max(means, key=means.get)
-        mean, half = significance.t_interval(list(means.values()))
-        lines.append(f'- {data}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a higher R@1 than '
-                     f'{name} ({text_of(*baseline.interval())}), and {sum(one < 0 for one in beyond)} a lower one '
-                     f'(paired t-test over seeds, p < {LEVEL} after Holm\'s correction). The mean difference over '
-                     f'methods is {differences.text_of(mean, half, NAME, 1)} points, from '
+        lines.append(f'- {data}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a significantly '
+                     f'higher R@1 than {name} ({text_of(*baseline.interval())}), and '
+                     f'{sum(one < 0 for one in beyond)} a significantly lower R@1 (paired t-test over seeds, '
+                     f'p < {LEVEL} after Holm\'s correction). The mean difference over methods is '
+                     f'{tables.signed(float(np.mean(list(means.values()))), NAME, 1)} points, from '
                      f'{tables.signed(means[worst], NAME, 1)} ({worst}) to {tables.signed(means[best], NAME, 1)} '
                      f'({best}).')
     return lines
@@ -140,14 +145,17 @@ def gaps(found):
         if not methods:
             lines.append(f'- {data}: no runs.')
             continue
+        if max(len(method.curve()[0]) for method in methods) < 3:
+            lines.append(f'- {data}: R@1 was computed only before training and after the last epoch.')
+            continue
         of = {method.name: method.mean_at_best() - method.mean() for method in methods}
         largest = max(of, key=of.get)
         rank = study.correlation([method.mean() for method in methods], [method.mean_at_best() for method in methods],
                                  'Spearman')
-        lines.append(f'- {data}: R@1 at the best test epoch is higher than at the last epoch by '
-                     f'{text_of(*significance.t_interval(list(of.values())))} points in the mean over {len(of)} '
-                     f'methods, and by {points(of[largest])} for {largest}. '
-                     f'Spearman\'s rank correlation of the two is {correlation_text(rank)}.')
+        lines.append(f'- {data}: the best test epoch of each run has a higher R@1 than the last epoch by '
+                     f'{points(float(np.mean(list(of.values()))))} points in the mean over {len(of)} methods, and by '
+                     f'at most {points(of[largest])} ({largest}). Spearman\'s rank correlation of the two is '
+                     f'{rank.value:.2f}. Longer training can give larger differences.')
     return lines
 
 
@@ -170,10 +178,10 @@ def miners(found):
     lines = ['R@1 on Omniglot at the last epoch, ± half of the 95 % interval over seeds:', '',
              *markdown_table(['miner', *losses], cells)]
     if len(both) > 1:
-        spreads = [f'{points(max(column) - min(column))} points with {loss}'
+        spreads = [f'{points(max(column) - min(column))} points for {loss}'
                    for column, loss in zip(columns, losses, strict=True)]
-        lines += ['', f'Between the best and the worst miner lie {listed(spreads)}. Spearman\'s rank correlation of '
-                  f'the two columns is {correlation_text(rank)}.']
+        lines += ['', f'The best and the worst miner differ by {listed(spreads)}. Spearman\'s rank correlation of the '
+                  f'two columns is {correlation_text(rank)}.']
     return lines
 
 
@@ -195,7 +203,7 @@ def ensembles(folds):
 def rankings(found, folds):
     """How the ranking by tuned ensembles agrees with that of protocol 1."""
     if not folds:
-        return ['The searches on folds have not been run.']
+        return ['The searches have not been run.']
     tuned = {group: values for group, values in ensembles(folds).items()
              if group in found.methods and found.methods[group].runs}
     lines = []
@@ -216,7 +224,7 @@ def rankings(found, folds):
 def of_folds(found, folds):
     """The table of protocol 2."""
     if not folds:
-        return ['Left out: the searches of Study_Searches.sh have not been run.']
+        return ['The searches of Study_Searches.sh have not been run.']
     rows = []
     for group, values in ensembles(folds).items():
         method = found.methods.get(group)

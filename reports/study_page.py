@@ -13,9 +13,10 @@ from utilities.files import read_csv, require_folder, write_text
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 OF_REGULARISERS = ('h_ap', 'asi', 'ndcg', 'r_auroc', 'opis')
 INTRODUCTION = """\
-{} of {} on {}: losses, miners, batch samplers, regularisers, training methods and parts of the network, on
-data that anyone can download. All runs that train on a data set have the same number of iterations and the same
-learning rate of the network. All numbers are of classes that were not trained on.
+{} of {} on {}, which anyone can download. All networks of a data set are trained with the
+same learning rate and the same number of iterations: {}. Most of them still improve at
+the end, so that rankings also reflect how fast a method learns. All metrics are computed on test classes that are
+disjoint from the training classes.
 [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
 COMMANDS = """\
 ```bash
@@ -30,15 +31,23 @@ python Result_Evaluations.py --runs docs/results/study.csv --folds docs/results/
 ```
 
 [run_scripts.md](run_scripts.md#the-study) says which data the folder `Datasets` holds, and how to run a part of the
-study. All runs of a data set share these flags; where a method changes one of them, its command has both, and the last
-one counts:"""
+study. All runs of a data set share these flags. If a method overrides a shared flag, its command has the flag twice,
+and the last value is used:"""
 EXPLAINED = """\
-Flags that are not named keep their defaults, as in Roth et al., ICML 2020. ± is half of the 95 % interval over seeds
-(Student's t). Metrics are those of the last epoch, except in the column *best epoch*: R@1 at the epoch with the best
-R@1 on the test classes, which is selected by the number that it reports; *gap* is its difference to R@1 at the last
-epoch. Δ is a difference of R@1 at the last epoch, paired over the seeds that both methods have; p is that of the paired
-t-test between a method and what it extends, corrected by Holm's method for the lines of the table. R@1, MAP@R and other
-metrics of which more is better are in percent."""
+As in Roth et al., ICML 2020, nothing is tuned per method. One learning rate per data set was chosen by hand; proxies
+and class weights have the learning rate 0.01. All other flags have their defaults, unless a command names them.
+
+- ± is half of the 95 % confidence interval over seeds (Student's t), not corrected for multiple comparisons.
+- Metrics are those of the last epoch, except for *best epoch*: the highest R@1 over the epochs of a run, averaged over
+  seeds. It is optimistic, since the epoch is selected on the test classes. *gap* is *best epoch* minus R@1 at the last
+  epoch.
+- Δ is a difference of R@1 at the last epoch, in points, paired over the seeds that both methods have; p is that of the
+  paired t-test between a method and the one that it extends. p-values are corrected by Holm's method over all tests of
+  a table, so that an interval can exclude 0 while p is above 0.05. With three seeds, the tests have little power.
+- R@1, MAP@R, NMI, H-AP, ASI and NDCG are in percent, and higher is better. A lower OPIS and a lower intra/inter are
+  better. [metrics.md](metrics.md) defines the metrics. rho@1 is infinite where the embeddings do not span all
+  dimensions.
+- Bold: the highest mean, which may not differ significantly from others."""
 
 
 def report(opt, listed_runs):
@@ -67,17 +76,25 @@ def lines_of(found, folds, folder):
     n_runs = sum(len(method.runs) for method in methods)
     data = listed(dict.fromkeys(method.data for method in methods))
     lines = ['# Results of the study', '',
-             INTRODUCTION.format(count(n_runs, 'run'), count(len(methods), 'method'), data), '',
+             INTRODUCTION.format(count(n_runs, 'run'), count(len(methods), 'method'), data, iterations(found)), '',
              '## Answers', '', *study_answers.answers(found, folds), *reproduction(found), '',
              '## Protocol 1: no tuning', '', EXPLAINED]
     for section in SECTIONS:
         lines += ['', f'### {SECTIONS[section][0]}', '', *of_section(found, section, folder)]
     lines += ['', '## Protocol 2: tuned on folds', '', *study_answers.of_folds(found, folds), '', '## Methods', '']
-    lines.append('R@1 after each epoch is the mean over seeds; the first number is that of the untrained network.')
+    lines.append('R@1 after each epoch is the mean over seeds. The first number is that of the network at '
+                 'initialisation, with the random weights of its embedding layer.')
     for name in sorted({method.name for method in methods}, key=str.casefold):
         lines += ['', f'### {name}', '']
         lines += [line for method in methods if method.name == name for line in of_method(method)]
     return lines
+
+
+def iterations(found):
+    """'6 epochs on Omniglot and 2 on Grocery'"""
+    epochs = {data: max(run.rows[-1]['epoch'] for method in found.trained(data) for run in method.runs.values())
+              for data in BASELINES if found.trained(data)}
+    return listed(f'{n}{" epochs" * (index == 0)} on {data}' for index, (data, n) in enumerate(epochs.items()))
 
 
 def reproduction(found):
@@ -128,13 +145,13 @@ def seeds_of(methods):
         missing.setdefault((absent, not method.runs), []).append(method.name)
     n_runs = sum(len(method.runs) for method in methods)
     if not n_runs:
-        return f'Left out: none of the {len(methods)} methods has been run.'
+        return f'Not run: all {len(methods)} methods.'
     text = [f'{count(sum(bool(method.runs) for method in methods), "method")}, {count(n_runs, "run")}.']
     for (absent, are_all), names in missing.items():
         if absent:
             who = 'all methods' if len(names) == len(methods) else listed(names)
-            text.append(f'Left out: {who}.' if are_all else
-                        f'Left out: seed{"s" * (len(absent) > 1)} {listed(map(str, absent))} of {who}.')
+            text.append(f'Not run: {who}.' if are_all else
+                        f'Not run: seed{"s" * (len(absent) > 1)} {listed(map(str, absent))} of {who}.')
     return ' '.join(text)
 
 
