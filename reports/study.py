@@ -35,7 +35,8 @@ SECTIONS = {
     'samplers': ('Batch samplers', 'Each sampler with the multi-similarity loss.'),
     'photos': ('Losses on photos', 'Eight losses, with a network that has been pretrained on ImageNet.'),
 }
-BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none'}        # the network without training
+BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none', 'Lite0': 'Frozen_none'}     # without training
+TITLES = {'Lite0': 'Grocery with EfficientNet-Lite0'}                      # of other data, the name in the groups
 # What a method extends, where it is not the longest name of another method with which its own begins.
 EXTENDS = {'DR_MS': 'MS', 'DR_ProxyNCA': 'ProxyNCA', 'DR_Triplet': 'triplet_distance',
            'triplet_cascade': 'triplet_distance', 'triplet_DAML': 'triplet_distance', 'triplet_random_distance': None,
@@ -283,6 +284,10 @@ def correlation(x, y, kind):
     test = TESTS[kind](x, y)
     return Correlation(float(test.statistic), *map(float, np.percentile(sampled, [2.5, 97.5])), float(test.pvalue),
                        len(x))
+
+
+def named(data):
+    return TITLES.get(data, data)
 
 
 def packages(versions):
