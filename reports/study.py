@@ -99,7 +99,8 @@ class Method:
         """The command of the first seed, without flags of the machine, and with the data in the folder Datasets."""
         words = shlex.split(self.runs[min(self.runs)].flags.get('command', ''))
         paths = [words[index + 1] for index, word in enumerate(words[:-1]) if word in ('--source_path', '--weights')]
-        root = os.path.commonpath(paths) if paths else ''
+        caches = [words[index + 1] for index, word in enumerate(words[:-1]) if word == '--image_cache']
+        root = os.path.commonpath([*paths, *caches]) if paths else ''
         kept, is_kept = [], True
         for word in words:
             if word.startswith('--'):
