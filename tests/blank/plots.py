@@ -5,6 +5,7 @@ from evaluation import PICTURES, curves
 from launching import process
 from utilities import plotting
 
+MAIN = Path(__file__).with_name('main.py')
 PLOT, RETRIEVAL = curves.plot, PICTURES['retrieval']
 
 
@@ -24,4 +25,4 @@ def retrieval(embedded, seed):
 def install():
     """In this process and in the runs that it launches."""
     curves.plot, PICTURES['retrieval'] = plot, retrieval
-    process.MAIN = Path(__file__).with_name('main.py')
+    process.MAIN = MAIN

@@ -38,7 +38,7 @@ for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
         sys.exit(1)
 (folder / 'summary.json').write_text(json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
 '''
-# Hyperparameter_Search.py with the stub and without plots, in a process of its own. argv: the folder of the stub, arguments.
+# Hyperparameter_Search.py with the stub, without plots, in a process of its own. argv: the stub's folder, arguments.
 DRIVER = '''
 import sys
 from pathlib import Path
