@@ -5,19 +5,62 @@
 # are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
 # 0.01 for all losses. Nothing else is tuned. See docs/run_scripts.md.
 #
-#   ./Study_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
-#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' ./Study_Runs.sh
+#   ./Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]   # --list prints the commands; the flags go to every run
+#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./Study_Runs.sh
 #
 # DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
-# are kept in DATA/cache.
+# are kept in DATA/cache. --budget leaves out seeds, down to three, and then miners, until the runs take at most that
+# many hours on two threads, and says so.
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
+seconds_of_omniglot=52 seconds_of_grocery=75                     # of a run on one thread
 data=${DATA:-Datasets}
 sections=${SECTIONS:-losses miners samplers regularisers methods parts photos}
-read -ra seeds <<< "${SEEDS:-0 1 2 3 4}"
+read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4}"
+read -ra miners <<< "${MINERS-distance rho_distance random all semihard softhard hard easyhard multisimilarity npair \
+    lifted parametric intra_random random_distance}"
+
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
 economy=(--no_train_metrics --pictures none --kernels 0 --image_cache "$data/cache")     # one thread for each run
-in_study() { [[ " $sections " == *" $1 "* ]]; }
+# in_study SECTION [N]: returns whether the section is selected, and sets `seeds` to the first N seeds (default: all).
+in_study() {
+    seeds=("${all_seeds[@]:0:${2:-${#all_seeds[@]}}}")
+    [[ " $sections " == *" $1 "* ]]
+}
+
+hours() {
+    SECTIONS=$sections SEEDS=${all_seeds[*]} MINERS=${miners[*]-} bash "${BASH_SOURCE[0]}" --list | awk \
+        "{ s += /--group Grocery/ ? $seconds_of_grocery : $seconds_of_omniglot } END { printf \"%.2f\", s / 2 / 3600 }"
+}
+is_longer_than() { awk "BEGIN { exit !($(hours) > $1) }"; }
+# within HOURS: leaves out seeds and miners until the runs fit, and prints which, and how long the others take.
+within() {
+    if ! [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then
+        echo "--budget $1: expected a number of hours, such as 6 or 0.5" >&2
+        exit 2
+    fi
+    local without=''
+    while [ ${#all_seeds[@]} -gt 3 ] && is_longer_than "$1"; do
+        without="${all_seeds[${#all_seeds[@]}-1]} $without"
+        all_seeds=("${all_seeds[@]:0:${#all_seeds[@]}-1}")
+    done
+    [ -z "$without" ] || echo "--budget $1 leaves out the seeds ${without% }." >&2
+    without=''
+    while in_study miners && [ ${#miners[@]} -gt 0 ] && is_longer_than "$1"; do
+        without="${miners[${#miners[@]}-1]} $without"
+        miners=("${miners[@]:0:${#miners[@]}-1}")
+    done
+    [ -z "$without" ] || echo "--budget $1 leaves out the miners ${without% }." >&2
+    echo "The runs take about $(hours) hours on two threads." >&2
+    if is_longer_than "$1"; then
+        echo "--budget $1: the runs exceed it by $(awk "BEGIN { print $(hours) - $1 }") hours; choose fewer SECTIONS" >&2
+        exit 2
+    fi
+}
+if [ "${1:-}" = --budget ]; then
+    within "${2:-}"
+    flags_for_every_run=("${@:3}")
+fi
 
 # A run that several sections compare with is listed once.
 listed=' '
@@ -87,7 +130,7 @@ if in_study losses; then
 fi
 
 # Regularisers, and losses around another loss, beside what they extend.
-if in_study regularisers; then
+if in_study regularisers 3; then
     for run in omniglot grocery; do
         $run MS                   --loss multisimilarity
         $run MS_TCM               --loss multisimilarity+tcm
@@ -106,23 +149,25 @@ if in_study regularisers; then
     omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
 fi
 
-# Training methods around a loss: a classifier, several views, a teacher, cascaded embeddings, adversarial negatives.
-if in_study methods; then
+# Training methods that are combined with a loss. With two views, an epoch would have twice as many iterations;
+# --iterations_per_epoch 21 keeps their number equal.
+if in_study methods 3; then
     omniglot MS                   --loss multisimilarity
     omniglot MS_classifier        --loss multisimilarity+linear_classifier --loss_linear_classifier_lr 0.01
     omniglot MS_distill_ema       --loss multisimilarity --ema 0.98 --distill ema
     omniglot NTXent               --loss ntxent
-    omniglot NTXent_views         --loss ntxent --views 2
-    omniglot NTXent_unsupervised  --loss ntxent --views 2 --unsupervised --samples_per_class 1
+    omniglot NTXent_views         --loss ntxent --views 2 --iterations_per_epoch 21
+    omniglot NTXent_unsupervised  --loss ntxent --views 2 --unsupervised --samples_per_class 1 \
+        --iterations_per_epoch 21
     omniglot SupCon               --loss supcon
-    omniglot SupCon_views         --loss supcon --views 2
+    omniglot SupCon_views         --loss supcon --views 2 --iterations_per_epoch 21
     omniglot triplet_distance     --loss triplet --batch_mining distance
     omniglot triplet_cascade      --loss triplet --batch_mining distance --cascade 2 --cascade_fractions 0.5
     omniglot triplet_DAML         --loss triplet --batch_mining distance --daml
 fi
 
 # Parts of the network and of the optimisation, each changed alone.
-if in_study parts; then
+if in_study parts 3; then
     for run in omniglot grocery; do
         $run MS                   --loss multisimilarity
         $run MS_max               --loss multisimilarity --pool max
@@ -148,10 +193,11 @@ if in_study parts; then
 fi
 
 if in_study miners; then
-    for miner in random all semihard softhard hard easyhard distance rho_distance multisimilarity npair lifted \
-            parametric intra_random random_distance; do
+    for miner in ${miners[@]+"${miners[@]}"}; do
+        flags=()
+        if [ $miner = rho_distance ]; then flags=(--miner_rho_distance_cp 0.35); fi
         for loss in triplet margin; do
-            omniglot ${loss}_$miner --loss $loss --batch_mining $miner
+            omniglot ${loss}_$miner --loss $loss --batch_mining $miner ${flags[@]+"${flags[@]}"}
         done
     done
 fi
@@ -163,7 +209,7 @@ if in_study samplers; then
     done
 fi
 
-if in_study photos; then
+if in_study photos 3; then
     grocery contrastive_distance  --loss contrastive     --batch_mining distance
     grocery margin_distance       --loss margin          --batch_mining distance
     grocery MS                    --loss multisimilarity
@@ -174,7 +220,8 @@ if in_study photos; then
     grocery triplet_distance      --loss triplet         --batch_mining distance
 fi
 
-# Three methods in a few minutes, on letters that need no data: what make regress compares between versions of the code.
+# Three methods in a few minutes, on rendered letters, which need no download: make regress compares versions of the code
+# by them.
 if in_study regress; then
     glyphs MS                     --loss multisimilarity
     glyphs NTXent                 --loss ntxent

@@ -1,6 +1,6 @@
-# Shared functions of the run scripts, which source this file. `line` runs `python main.py ...`, or prints it if the
-# script was started with --list. All other arguments of a script are flags that are added to every run:
-# ./Revisit_Runs.sh --source_path Datasets
+# Shared functions of the run scripts, which source this file. `line` runs `python main.py ...`, or another `program`, or
+# prints the command if the script was started with --list. All other arguments of a script are flags that are added to
+# every run: ./Revisit_Runs.sh --source_path Datasets
 set -euo pipefail
 
 list=no
@@ -12,8 +12,9 @@ flags_for_every_run=("$@")
 
 # After a run that failed (exit code 1, for example because the loss is not finite), the script continues with the next
 # run. A user error (2) or Ctrl-C (130) ends the script. Launch_Runs.py does the same in parallel and skips finished runs.
+program=main.py
 line() {
-    set -- python main.py "$@" ${flags_for_every_run[@]+"${flags_for_every_run[@]}"}
+    set -- python $program "$@" ${flags_for_every_run[@]+"${flags_for_every_run[@]}"}
     if [ $list = yes ]; then
         local quoted
         printf -v quoted '%q ' "$@"

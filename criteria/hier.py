@@ -4,12 +4,12 @@ HIER: hierarchical proxies in hyperbolic space, a regulariser to add to any loss
 Beyond Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
 """
 import torch
-import torch.nn.functional as F
 
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'hyperbolic distance'
+CHUNK = 2 ** 17         # number of elements of a tensor of triplets x proxies that fits into the cache
 
 
 def to_ball(batch, c=0.1, clip_r=2.3):
@@ -67,39 +67,69 @@ def sample_triplets(similarities, k=20, n=50):
 
 
 def gumbel(*shape, like):
-    """Gumbel noise, with the dtype and device of the tensor `like`."""
-    return -torch.empty(shape, dtype=like.dtype, device=like.device).exponential_().log()
+    """Gumbel noise, with the dtype and device of the tensor `like`. It is four times as fast as with exponential_()."""
+    return -(-torch.rand(shape, dtype=like.dtype, device=like.device).log_()).log_()
 
 
-def nearest_ancestors(distances, noise, temperature=0.1):
+def ancestor_violations(distances, triplets, weights, noise, margin=0.1, temperature=0.1):
     """
-    The proxy p of each row of distances [T, P] that maximises noise_p − d_p / temperature: one-hot [T, P], with the
-    gradient of the softmax over p; and its index [T].
-    """
-    soft = (noise - distances / temperature).softmax(dim=1)
-    index = soft.argmax(dim=1)
-    return soft - soft.detach().scatter_add(1, index[:, None], -torch.ones_like(soft[:, :1])), index
-
-
-def ancestor_violations(distances, triplets, noise, margin=0.1, temperature=0.1):
-    """
-    [ D_i,ij − D_i,ijk + m ]₊ + [ D_j,ij − D_j,ijk + m ]₊ + [ D_k,ijk − D_k,ij + m ]₊ of each triplet (i, j, k): [T]; 0
-    where both ancestors are the same proxy. D_i,ij is the distance between point i and the nearest common ancestor of i
-    and j, a proxy.
+    The hinge losses of HIER, and their gradient. The loss of a triplet (i, j, k) is
+    [ D_i,ij − D_i,ijk + m ]₊ + [ D_j,ij − D_j,ijk + m ]₊ + [ D_k,ijk − D_k,ij + m ]₊, or 0 where both ancestors are the
+    same proxy. D_i,ij is the distance between point i and the lowest common ancestor of i and j: the proxy p with the
+    largest noise_p − max(D_ip, D_jp) / τ. The backward pass uses the gradient of the softmax over p instead of this
+    argmax (straight-through Gumbel-softmax).
 
     Args:
         distances:   [N, P] between points and proxies.
         triplets:    [T, 3] int64.
-        noise:       two [T, P], which are added to the logits of the choice of the ancestors of ij and of ijk.
+        weights:     [T], the weight of each triplet in the sum of which the gradient is returned.
+        noise:       two tensors [T, P] of Gumbel noise, added to the logits of the ancestors of ij and of ijk.
         margin:      m, a hyperbolic distance.
-        temperature: τ, which divides the distances in the choice of the ancestors.
+        temperature: τ, which divides the distances in the logits.
+
+    Returns: the hinge losses [T], and the gradient [N, P] of their weighted sum, in closed form, since autograd takes
+    three times as long.
     """
-    i, j, k = (distances[points] for points in triplets.T)
+    i, j, k = points = [distances.index_select(0, index) for index in triplets.T]
     of_pair = torch.maximum(i, j)
-    pair, pair_index = nearest_ancestors(of_pair, noise[0], temperature)
-    triple, triple_index = nearest_ancestors(torch.maximum(of_pair, k), noise[1], temperature)
-    i, j, k = ((point * (pair - triple)).sum(dim=1) for point in (i, j, k))
-    return (F.relu(i + margin) + F.relu(j + margin) + F.relu(margin - k)) * (pair_index != triple_index)
+    pair, triple = [(gumbels - maximum / temperature).softmax(dim=1)
+                    for gumbels, maximum in zip(noise, (of_pair, torch.maximum(of_pair, k)), strict=True)]
+    ancestors = [soft.max(dim=1, keepdim=True).indices for soft in (pair, triple)]
+    signs = [1, 1, -1]
+    hinges = [margin + sign * (point.gather(1, ancestors[0]) - point.gather(1, ancestors[1]))
+              for sign, point in zip(signs, points, strict=True)]
+    differ = ancestors[0] != ancestors[1]
+    violations = sum(hinge.relu() for hinge in hinges) * differ
+
+    slopes = [sign * weights[:, None] * differ * (hinge > 0) for sign, hinge in zip(signs, hinges, strict=True)]
+    of_choice = sum(slope * point for slope, point in zip(slopes, points, strict=True))
+    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # in place: gradients of the maxima
+        soft *= (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
+    of_k = triple * (1 + (k - of_pair).sign()) / 2                             # ties share the gradient
+    pair += triple - of_k
+    of_i = pair * (1 + (i - j).sign()) / 2
+    gradient = torch.zeros_like(distances)
+    for index, part, slope in zip(triplets.T, (of_i, pair - of_i, of_k), slopes, strict=True):
+        part.scatter_add_(1, ancestors[0], slope).scatter_add_(1, ancestors[1], -slope)
+        gradient.index_add_(0, index, part)
+    return violations[:, 0], gradient
+
+
+def sum_of_violations(distances, triplets, weights, margin, temperature):
+    """
+    The sum of weights [T] times the hinge losses of ancestor_violations, with new noise. On the CPU, triplets of weight
+    0 are skipped, and the others are processed in chunks that fit into the cache.
+    """
+    fixed, n_proxies, size = distances.detach(), distances.shape[1], len(triplets)
+    if distances.device.type == 'cpu':                             # a GPU would have to wait for nonzero()
+        counted, size = weights.nonzero()[:, 0], max(CHUNK // n_proxies, 1)
+        triplets, weights = triplets[counted], weights[counted]
+    value, gradient = distances.new_zeros(()), torch.zeros_like(fixed)
+    for rows, of_rows in zip(triplets.split(size), weights.split(size), strict=True):
+        noise = [gumbel(len(rows), n_proxies, like=fixed) for _ in range(2)]
+        violations, slopes = ancestor_violations(fixed, rows, of_rows, noise, margin, temperature)
+        value, gradient = value + violations @ of_rows, gradient + slopes
+    return value + ((distances - fixed) * gradient).sum()
 
 
 def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, clip_r=2.3, n_triplets=50):
@@ -133,9 +163,8 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         n, total = len(batch), 0
         for part, same in ((slice(n), labels[:, None] == labels), (slice(n, None), 0)):
             triplets, is_valid = sample_triplets(similarities[part, part] + same, k, n_triplets)
-            noise = [gumbel(len(triplets), len(proxies), like=distances) for _ in range(2)]
-            violations = ancestor_violations(distances[part, n:], triplets, noise, margin, temperature)
-            total = total + violations.where(is_valid, 0).sum() / is_valid.sum().clamp(min=1)
+            weights = is_valid.to(batch.dtype) / is_valid.sum().clamp(min=1)
+            total = total + sum_of_violations(distances[part, n:], triplets, weights, margin, temperature)
         return total
 
 

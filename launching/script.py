@@ -18,9 +18,11 @@ VARIABLE = re.compile(r'\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})')
 ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # of the script itself
 
 
-def commands(file):
+def commands(file, environment=None):
     """
     The arguments of main.py in each run of a script: a list of lists of strings.
+
+    environment: {name: value} of variables for a script that is executed, beside those of this process.
 
     A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
@@ -29,7 +31,7 @@ def commands(file):
     """
     text = read(file)
     if is_executable(text):
-        text = listed_by(file)
+        text = listed_by(file, environment or {})
     found, assigned = [], {}
     for number, line in logical_lines(text):
         arguments = arguments_of(line, assigned, f'{file}, line {number}')
@@ -52,12 +54,13 @@ def is_executable(text):
     return first.startswith('#!') and second.rstrip() == MARKER
 
 
-def listed_by(file):
+def listed_by(file, environment):
     """What the script prints when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
     command = ['bash', str(file), '--list']
-    print(f'Executing {shlex.join(command)}', file=sys.stderr, flush=True)
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as listing:
+    settings = ''.join(f'{name}={shlex.quote(value)} ' for name, value in environment.items())
+    print(f'Executing {settings}{shlex.join(command)}', file=sys.stderr, flush=True)
+    with subprocess.Popen(command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as listing:
         try:
             while listing.returncode is None:
                 stopping.check()

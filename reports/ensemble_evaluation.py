@@ -15,10 +15,11 @@ from tqdm import tqdm
 import evaluation
 import parameters
 import parts
-from reports import ensemble_records, ensemble_tables, ensembles, folds, tables
+from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
 from utilities import checkpoint, command_line
 from utilities.columns import Column
 from utilities.errors import UserError
+from utilities.files import require_folder
 
 STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
 # flags that Evaluate_Ensemble.py may set for this machine
@@ -33,6 +34,8 @@ OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'pool', 'embed_norm', 'em
 def report(opt, arguments):
     """Checks everything, evaluates, prints the table and writes what is asked for. arguments: of the command line."""
     tables.check_files(opt)
+    if opt.rows:
+        require_folder(opt.rows, '--rows')
     above = next(path for path in (Path(opt.save_path), *Path(opt.save_path).absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UserError(f'--save_path {opt.save_path}: no folder can be made in {above}')
@@ -40,10 +43,12 @@ def report(opt, arguments):
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
             raise UserError(f'--evaluation_metrics {name}: it is a vector, not a number; leave it out')
     found = folds.gather(opt.runs)
-    log, of_folds = [], []
+    log, of_folds, logs = [], [], []
     for ensemble, folder in zip(found, record(opt, found, arguments), strict=True):
         where = {'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed}
-        for rows, part in zip((log, of_folds), ensemble_records.read(folder), strict=True):
+        recorded = ensemble_records.read(folder)
+        logs.append(recorded[0])
+        for rows, part in zip((log, of_folds), recorded, strict=True):
             rows += [where | row for row in part]
         print(f'{ensemble}: {folder}')
     names = [Column('test', metric).name for metric in opt.evaluation_metrics]
@@ -51,6 +56,9 @@ def report(opt, arguments):
                                    folds.notes_on(found))
     print('\n' + texts['markdown'])
     tables.write_files(opt, texts)
+    if opt.rows:
+        final_rows.write_ensembles(opt.rows, found, logs)
+        print(f'rows: {opt.rows}')
 
 
 def record(opt, found, arguments):

@@ -92,9 +92,13 @@ def curves(groups, name, file, title):
 
 
 @styled
-def bars(scores, name, file, title):
-    """The methods' means, sorted, as dots with error bars of one standard deviation over seeds."""
-    table = scores.groupby('method', sort=False)[name].agg(['mean', 'std', 'count']).sort_values('mean')
+def bars(scores, name, file, title, spread='std'):
+    """
+    The methods' means, sorted, as dots with error bars: one standard deviation over seeds, or what `spread`, a
+    function of the values, gives.
+    """
+    table = scores.groupby('method', sort=False)[name].agg(['mean', spread, 'count']).sort_values('mean')
+    table.columns = ['mean', 'std', 'count']
     figure = new_figure(COLUMN, 0.7 + 0.14 * len(table))
     axes = figure.add_subplot(xlabel=titles.axis(name), title=title)
     labels = [naming.method(method) + (f' (n = {count})' if count > 1 else '')

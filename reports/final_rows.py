@@ -1,6 +1,7 @@
 """
-A CSV file with a line per run: the metrics of one epoch, the command, the commit and the versions of the packages; a
-whole study takes kilobytes. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares two.
+A CSV file with a line per run: the metrics of one epoch, the command, the commit and the versions of the packages; or
+also with a line for each other epoch. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares
+two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
 """
 import json
 import math
@@ -19,42 +20,89 @@ KEYS = ('dataset', 'group', 'seed', 'epoch')
 ORIGIN = ('command', 'git_commit', 'versions')
 
 
-def write(file, groups, rule):
-    """Writes the row of each run of `groups` that the selection.Rule selects."""
+def write(file, groups, rule, names=()):
+    """
+    Writes the row of each run of `groups` that the selection.Rule selects, with all digits.
+
+    names: columns. If there are any, the line of a run is followed by one for each of its other epochs, with these
+    columns only, and those of the averaged weights (--ema); numbers then have six digits.
+    """
     if rule.per_metric:
         raise UserError('--rows does not go with --per_metric: a line has the metrics of one epoch')
-    rows = [{'dataset': group.dataset, 'group': group.name, 'seed': run.seed} | metrics_of(selection.row_of(run, rule))
-            | origin(run) for group in groups for run in group.runs]
-    metrics = dict.fromkeys(name for row in rows for name in row if name not in KEYS + ORIGIN)
-    write_csv(file, [{name: row.get(name, '') for name in (*KEYS, *metrics, *ORIGIN)} for row in rows])
+    lines = []
+    for group in groups:
+        for run in group.runs:
+            key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
+            chosen = selection.row_of(run, rule)
+            others = [row for row in run.rows if row is not chosen] if names else []
+            lines.append(key | metrics_of(chosen, 6 if names else None) | origin(run))
+            kept = ('epoch', *names, *map(columns.of_average, names))
+            lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
+    metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + ORIGIN)
+    write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *ORIGIN)} for line in lines])
 
 
-def metrics_of(row):
-    return {name: repr(value) for name, value in row.items() if name == 'epoch' or columns.parse(name)}
+def as_text(value, digits=None):
+    """A number as text: with all digits, or with `digits` significant ones."""
+    return repr(value) if digits is None or isinstance(value, int) else f'{value:.{digits}g}'
+
+
+def metrics_of(row, digits=None):
+    return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or is_metric(name)}
+
+
+def is_metric(name):
+    return columns.parse(name.removeprefix(columns.EMA)) is not None
 
 
 def origin(run):
-    """The command, the commit and the versions of a run; empty for a run that has no run folder."""
+    """The command, the commit and the versions of a run; empty for a run that has no records of them."""
     if not run_records.is_run_folder(Path(run.where)):
-        return dict.fromkeys(ORIGIN, '')
+        return {name: run.flags.get(name, '') for name in ORIGIN}
     config = run_folder.read(run.where)
     return {'command': config.get('command', ''), 'git_commit': config.get('git_commit') or '',
             'versions': json.dumps(config.get('versions', {}))}
 
 
 def read(file):
-    """The Runs in a file that write() wrote, each with a single row. Raises UserError for another file."""
-    runs = []
+    """
+    The Runs in a file that write() wrote. The lines of a run are its rows, by epoch; command, commit and versions are
+    among its flags. Raises UserError for another file, and for two lines of one epoch.
+    """
+    found = {}
     for number, line in enumerate(read_csv(Path(file)), start=2):
         try:
-            flags = {'dataset': line['dataset'], 'group': line['group'], 'seed': int(line['seed'])}
+            key = line['dataset'], line['group'], int(line['seed'])
             row = {'epoch': int(line['epoch'])} | {
-                name: float(value) for name, value in line.items() if value and columns.parse(name)}
+                name: float(value) for name, value in line.items() if value and is_metric(name)}
         except (KeyError, TypeError, ValueError):
             raise UserError(f'{file}, line {number}: not a line that --rows wrote; expected the columns '
                             f'{", ".join(KEYS)} and metrics') from None
-        runs.append(Run(f'{flags["group"]}_s{flags["seed"]}', f'{file}, line {number}', flags, [row]))
-    return runs
+        name = f'{key[1]}_s{key[2]}'
+        run = found.setdefault(key, Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False))))
+        if any(row['epoch'] == other['epoch'] for other in run.rows):
+            raise UserError(f'{file}, line {number}: a second line of epoch {row["epoch"]} of {name} on {key[0]}')
+        run.rows.append(row)
+        run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
+    for run in found.values():
+        run.rows.sort(key=lambda row: row['epoch'])
+    return list(found.values())
+
+
+def write_ensembles(file, ensembles, logs):
+    """
+    Writes a line per folds.Ensemble: <form>_test_<metric> of its separated and concatenated networks, and the command,
+    the commit and the versions of its first network.
+
+    logs: for each ensemble the rows of its log.csv.
+    """
+    lines = []
+    for ensemble, log in zip(ensembles, logs, strict=True):
+        metrics = {f'{row["form"]}_{name}': as_text(value) for row in log if row['trained_status'] == 'trained'
+                   for name, value in row.items() if columns.parse(name)}
+        lines.append({'dataset': ensemble.dataset, 'group': ensemble.name, 'seed': ensemble.seed,
+                      'n_folds_of': ensemble.n_folds_of} | metrics | origin(ensemble.members[0].run))
+    write_csv(Path(file), lines)
 
 
 def compare(old, new, metrics, digits=1):
@@ -70,7 +118,7 @@ def compare(old, new, metrics, digits=1):
     found = []
     for key in [key for key in before if key in after]:
         for name in names:
-            values = [{run.seed: selection.value_in(run, run.rows[0], name) for run in runs[key]}
+            values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs[key]}
                       for runs in (before, after)]
             found.append((*key, name, *values))
     if not found:

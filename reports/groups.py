@@ -6,8 +6,8 @@ from utilities import run_folder
 from utilities.errors import UserError
 from utilities.run_records import FINISHED
 
-# flags that may differ between the seeds of a setting
-MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command'}
+# flags, and what files of --rows hold beside them, that may differ between the seeds of a setting
+MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}
 
 
 @dataclass

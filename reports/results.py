@@ -21,6 +21,10 @@ def report(opt, planned=()):
     tables.check_files(opt)
     if opt.rows:
         require_folder(opt.rows, '--rows')
+    elif opt.all_epochs:
+        raise UserError('--all_epochs goes with --rows')
+    if opt.folds:
+        raise UserError('--folds goes with --study')
     if opt.compare:
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
@@ -47,7 +51,7 @@ def report(opt, planned=()):
     tables.write_files(opt, texts)
     if opt.rows:
         from reports import final_rows
-        final_rows.write(opt.rows, grouped, rule)
+        final_rows.write(opt.rows, grouped, rule, names if opt.all_epochs else ())
         print(f'rows: {opt.rows}')
     if opt.figures:
         draw(opt, plans, rule)

@@ -88,6 +88,14 @@ def save(figure, file):
     return file
 
 
+def reduce(file, n_colours=64):
+    """Makes a PNG file several times smaller: half of its width and height, and a palette of few colours."""
+    with Image.open(file) as image:
+        small = image.reduce(2).quantize(n_colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    with atomic(Path(file)) as temporary:
+        small.save(temporary, optimize=True)
+
+
 def write(figure, file):
     """Writes a figure as PNG without transparency, or as PDF or SVG, by the suffix of `file`."""
     if file.suffix != '.png':

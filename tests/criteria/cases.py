@@ -139,8 +139,9 @@ def drawn_by_hier(batch, labels, namespace, proxies):
         distances = references.table(lambda z, w: float(references.ball_distance(z, w, c)) * (not z.equal(w)), points)
         similarities = (-torch.tensor(distances, dtype=F64)).exp() + same
         triplets, is_valid = module.sample_triplets(similarities, namespace.loss_hier_k, namespace.loss_hier_n_triplets)
-        noise = [module.gumbel(len(triplets), len(proxies), like=batch) for _ in range(2)]
-        drawn.append((triplets[is_valid].tolist(), *(part[is_valid].tolist() for part in noise)))
+        triplets = triplets[is_valid]                                # without any, there is no chunk, and no noise
+        noise = [module.gumbel(len(triplets), len(proxies), like=batch) for _ in range(2 if len(triplets) else 0)]
+        drawn.append((triplets.tolist(), *([part.tolist() for part in noise] or [[], []])))
     return drawn
 
 

@@ -39,6 +39,34 @@ def test_a_table_of_the_rows_is_the_table_of_the_runs(make, evaluate, rows_of_ru
     assert code == 2 and 'other.csv, line 2: not a line that --rows wrote' in error
 
 
+def test_rows_of_all_epochs_are_the_runs_again(make, evaluate, rows_of_runs, tmp_path):
+    for seed in range(3):
+        make('CUB_A', seed)
+    file = rows_of_runs('all.csv', '--all_epochs')
+    with open(file, newline='') as opened:
+        rows = list(csv.DictReader(opened))
+    assert [(row['seed'], row['epoch']) for row in rows] == [
+        (str(seed), str(epoch)) for seed in range(3) for epoch in (4, 0, 1, 2, 3)]
+    known = {'dataset', 'group', 'seed', 'epoch', 'test_nmi', 'test_rho_spectrum@1'}
+    for row in rows:
+        assert ({name for name, text in row.items() if text} == known) == (row['epoch'] != '4')
+        assert len(row['test_nmi'].removeprefix('0.').lstrip('0')) <= 6
+    metrics = ['--metrics', 'nmi', 'rho_spectrum@1', '--markdown', tmp_path / 'table.md']
+    for flags in (['--select', 'last'], ['--select', 'best_test'], ['--select', 'best_test', '--per_metric']):
+        assert evaluate(*metrics, *flags)[0] == 0
+        wanted = (tmp_path / 'table.md').read_text()
+        assert evaluate(*metrics, *flags, source=['--runs', str(file)])[0] == 0
+        assert (tmp_path / 'table.md').read_text() == wanted
+    code, out, _ = evaluate('--metrics', 'nmi', '--figures', tmp_path / 'f', source=['--runs', str(file)])
+    assert code == 0 and (tmp_path / 'f' / 'cub200_curves_test_nmi.png').is_file()
+    last = rows_of_runs('last.csv')
+    code, out, _ = evaluate('--compare', last, file, '--metrics', 'nmi', source=['--digits', '2'])
+    assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out
+    file.write_text(file.read_text() + 'cub200,CUB_A,2,4,0.5,0.5\n')
+    code, _, error = evaluate(source=['--runs', str(file)])
+    assert code == 2 and 'a second line of epoch 4 of CUB_A_s2 on cub200' in error
+
+
 def written(file, scores):
     """A file of --rows with one metric. scores: {group: {seed: value}}."""
     lines = [f'cub200,{group},{seed},4,{float(value)!r}'
