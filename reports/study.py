@@ -35,7 +35,8 @@ SECTIONS = {
     'samplers': ('Batch samplers', 'Each sampler with the multi-similarity loss.'),
     'photos': ('Losses on photos', 'Eight losses, with a network that has been pretrained on ImageNet.'),
 }
-BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none'}        # the network without training
+BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none', 'Lite0': 'Frozen_none'}     # without training
+TITLES = {'Lite0': 'Grocery with EfficientNet-Lite0'}                      # of other data, the name in the groups
 # What a method extends, where it is not the longest name of another method with which its own begins.
 EXTENDS = {'DR_MS': 'MS', 'DR_ProxyNCA': 'ProxyNCA', 'DR_Triplet': 'triplet_distance',
            'triplet_cascade': 'triplet_distance', 'triplet_DAML': 'triplet_distance', 'triplet_random_distance': None,
@@ -98,7 +99,8 @@ class Method:
         """The command of the first seed, without flags of the machine, and with the data in the folder Datasets."""
         words = shlex.split(self.runs[min(self.runs)].flags.get('command', ''))
         paths = [words[index + 1] for index, word in enumerate(words[:-1]) if word in ('--source_path', '--weights')]
-        root = os.path.commonpath(paths) if paths else ''
+        caches = [words[index + 1] for index, word in enumerate(words[:-1]) if word == '--image_cache']
+        root = os.path.commonpath([*paths, *caches]) if paths else ''
         kept, is_kept = [], True
         for word in words:
             if word.startswith('--'):
@@ -283,6 +285,10 @@ def correlation(x, y, kind):
     test = TESTS[kind](x, y)
     return Correlation(float(test.statistic), *map(float, np.percentile(sampled, [2.5, 97.5])), float(test.pvalue),
                        len(x))
+
+
+def named(data):
+    return TITLES.get(data, data)
 
 
 def packages(versions):

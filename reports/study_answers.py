@@ -51,8 +51,8 @@ def losses_differ(found):
         worst, best = min(means, key=means.get), max(means, key=means.get)
         spreads = {method.name: float(np.std(values, ddof=1)) for method, values in zip(methods, samples, strict=True)}
         widest = max(spreads, key=spreads.get)
-        lines.append(f'- {data}, {len(methods)} losses: mean R@1 ranges from {points(means[worst])} ({worst}) to '
-                     f'{points(means[best])} ({best}). The standard deviation over seeds is '
+        lines.append(f'- {study.named(data)}, {len(methods)} losses: mean R@1 ranges from {points(means[worst])} '
+                     f'({worst}) to {points(means[best])} ({best}). The standard deviation over seeds is '
                      f'{points(float(np.median(list(spreads.values()))))} in the median and at most '
                      f'{points(spreads[widest])} ({widest}). The intraclass correlation, which is the fraction of the '
                      f'variance of R@1 between losses, is {icc:.2f} (95 % interval {low:.2f} to {high:.2f}). The '
@@ -78,7 +78,8 @@ def correlations(found):
             'zero correlation, corrected by Holm\'s method over the table. A single loss can decide a correlation: see '
             'the figures.', '',
             *markdown_table(['data', 'R@1 and', 'losses', 'coefficient', 'value', '95 % interval', 'p'], [
-                [data, metric, one.n, kind, f'{one.value:.2f}', f'{one.low:.2f} to {one.high:.2f}', p_of(p)]
+                [study.named(data), metric, one.n, kind, f'{one.value:.2f}', f'{one.low:.2f} to {one.high:.2f}',
+                 p_of(p)]
                 for (data, metric, kind, one), p in zip(rows, corrected, strict=True)])]
 
 
@@ -121,15 +122,15 @@ def beyond_baseline(found):
     for data, name in BASELINES.items():
         baseline, methods = found.found(data, name), found.trained(data)
         if not baseline or not methods:
-            lines.append(f'- {data}: no runs of {name if methods else "trained networks"}.')
+            lines.append(f'- {study.named(data)}: no runs of {name if methods else "trained networks"}.')
             continue
         pairs = [study.difference(method.values(), baseline.values()) for method in methods]
         means = {method.name: pair.mean for method, pair in zip(methods, pairs, strict=True) if pair}
         corrected = study.corrected(pairs)
         beyond = [pair.mean for pair, p in zip(pairs, corrected, strict=True) if pair and p < LEVEL]
         worst, best = min(means, key=means.get), max(means, key=means.get)
-        lines.append(f'- {data}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a significantly '
-                     f'higher R@1 than {name} ({text_of(*baseline.interval())}), and '
+        lines.append(f'- {study.named(data)}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a '
+                     f'significantly higher R@1 than {name} ({text_of(*baseline.interval())}), and '
                      f'{sum(one < 0 for one in beyond)} a significantly lower R@1 (paired t-test over seeds, '
                      f'p < {LEVEL} after Holm\'s correction). The mean difference over methods is '
                      f'{tables.signed(float(np.mean(list(means.values()))), NAME, 1)} points, from '
@@ -143,16 +144,16 @@ def gaps(found):
     for data in BASELINES:
         methods = found.trained(data)
         if not methods:
-            lines.append(f'- {data}: no runs.')
+            lines.append(f'- {study.named(data)}: no runs.')
             continue
         if max(len(method.curve()[0]) for method in methods) < 3:
-            lines.append(f'- {data}: R@1 was computed only before training and after the last epoch.')
+            lines.append(f'- {study.named(data)}: R@1 was computed only before training and after the last epoch.')
             continue
         of = {method.name: method.mean_at_best() - method.mean() for method in methods}
         largest = max(of, key=of.get)
         rank = study.correlation([method.mean() for method in methods], [method.mean_at_best() for method in methods],
                                  'Spearman')
-        lines.append(f'- {data}: the best test epoch of each run has a higher R@1 than the last epoch by '
+        lines.append(f'- {study.named(data)}: the best test epoch of each run has a higher R@1 than the last epoch by '
                      f'{points(float(np.mean(list(of.values()))))} points in the mean over {len(of)} methods, and by '
                      f'at most {points(of[largest])} ({largest}). Spearman\'s rank correlation of the two is '
                      f'{rank.value:.2f}. Longer training can give larger differences.')

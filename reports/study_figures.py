@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from evaluation import titles
 from reports import figures, naming, significance
-from reports.study import CORRELATES, RECALL
+from reports.study import CORRELATES, RECALL, named
 from utilities.columns import Column
 from utilities.plotting import COLOURS, COLUMN, mark, new_figure, reduce, save, styled
 
@@ -22,7 +22,7 @@ def draw(study, folder):
     for section, data, methods in study.parts():
         scores = pandas.DataFrame([{'method': method.name, NAME: value} for method in methods
                                    for value in method.values().values()])
-        files += [figures.bars(scores, NAME, folder / of(section, data, 'means'), data, half_width),
+        files += [figures.bars(scores, NAME, folder / of(section, data, 'means'), named(data), half_width),
                   curves(methods, folder / of(section, data, 'curves'))]
     files += [scatters(methods, folder / of(section, data, 'correlations'))
               for section, data, methods in study.correlated()]

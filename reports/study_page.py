@@ -74,7 +74,7 @@ def lines_of(found, folds, folder):
     """The lines of the page. folds: the lines of --folds; folder: of the figures, as the page names it."""
     methods = [method for method in found.methods.values() if method.runs]
     n_runs = sum(len(method.runs) for method in methods)
-    data = listed(dict.fromkeys(method.data for method in methods))
+    data = listed(dict.fromkeys(study.named(method.data) for method in methods))
     lines = ['# Results of the study', '',
              INTRODUCTION.format(count(n_runs, 'run'), count(len(methods), 'method'), data, iterations(found)), '',
              '## Answers', '', *study_answers.answers(found, folds), *reproduction(found), '',
@@ -91,10 +91,10 @@ def lines_of(found, folds, folder):
 
 
 def iterations(found):
-    """'6 epochs on Omniglot and 2 on Grocery'"""
+    """'6 epochs on Omniglot and 2 epochs on Grocery'"""
     epochs = {data: max(run.rows[-1]['epoch'] for method in found.trained(data) for run in method.runs.values())
               for data in BASELINES if found.trained(data)}
-    return listed(f'{n}{" epochs" * (index == 0)} on {data}' for index, (data, n) in enumerate(epochs.items()))
+    return listed(f'{n} epochs on {study.named(data)}' for data, n in epochs.items())
 
 
 def reproduction(found):
@@ -105,7 +105,7 @@ def reproduction(found):
                     if method.data == data and method.runs]
         if commands:
             shared = [flag for flag in commands[0] if all(flag in command for command in commands)]
-            lines.append(f'- {data}: `{" ".join(shared)}`')
+            lines.append(f'- {study.named(data)}: `{" ".join(shared)}`')
     for name, title in (('git_commit', 'Commit'), ('versions', 'Packages')):
         counts = origins[name]
         texts = [(study.packages(text) if name == 'versions' and text.startswith('{') else f'`{text}`')
@@ -126,7 +126,8 @@ def of_section(found, section, folder):
     lines = [SECTIONS[section][1]]
     for data, names in found.sections.get(section, {}).items():
         methods = found.of(section, data)
-        lines += ['', f'#### {SECTIONS[section][0]}, {data}', '', seeds_of([found.methods[name] for name in names])]
+        lines += ['', f'#### {SECTIONS[section][0]}, {study.named(data)}', '',
+                  seeds_of([found.methods[name] for name in names])]
         if methods:
             lines += ['', *table(found, section, data, methods), '',
                       *(f'![{what}]({folder}/{study_figures.of(section, data, file)})\n' for what, file in (
@@ -200,6 +201,6 @@ def of_method(method):
     numbers = [f'{titles.metric(Column("test", metric).name)} {interval(method, metric)}'
                for metric in (RECALL, *METRICS) if method.has(metric)]
     _, curve = method.curve()
-    lines = [f'{method.data}, {count(len(method.runs), "seed")}: {", ".join(numbers)}.', '',
+    lines = [f'{study.named(method.data)}, {count(len(method.runs), "seed")}: {", ".join(numbers)}.', '',
              f'R@1 after each epoch: {", ".join(f"{100 * value:.1f}" for value in curve.mean(axis=1))}', '']
     return [*lines, '```bash', method.command, '```', ''] if method.command else lines
