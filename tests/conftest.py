@@ -1,4 +1,6 @@
 """What several tests need: small image folders, flags of quick runs, and the development data where they are."""
+import argparse
+import copy
 import functools
 import os
 import signal
@@ -12,11 +14,12 @@ from PIL import Image
 import main
 import parameters
 from evaluation import PICTURES, curves
+from tests.blank import plots
 
 os.environ['WANDB_MODE'] = 'offline'
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
-PLOT, RETRIEVAL = curves.plot, PICTURES['retrieval']
+plots.install()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,23 +28,11 @@ def pytest_pyfunc_call():
     os.environ.pop('PYTEST_CURRENT_TEST', None)
 
 
-@pytest.fixture(scope='session', autouse=True)
-def few_plots():
-    """Runs plot the loss alone, and two images for each of two queries: all plots take longer than a small run."""
-    def plot(rows, folder):
-        PLOT([dict(list(row.items())[:2]) for row in rows], folder)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, 'plot', plot)
-        patch.setitem(PICTURES, 'retrieval', functools.partial(RETRIEVAL, n_queries=2, n_neighbours=2))
-        yield
-
-
 @pytest.fixture
 def all_plots(monkeypatch):
-    """Runs plot what main.py plots."""
-    monkeypatch.setattr(curves, 'plot', PLOT)
-    monkeypatch.setitem(PICTURES, 'retrieval', RETRIEVAL)
+    """Runs in this process plot what main.py plots."""
+    monkeypatch.setattr(curves, 'plot', plots.PLOT)
+    monkeypatch.setitem(PICTURES, 'retrieval', plots.RETRIEVAL)
 
 
 @pytest.fixture
@@ -86,12 +77,17 @@ def run(monkeypatch):
     return lambda *arguments: main.main([str(argument) for argument in arguments])
 
 
+@functools.cache
+def default_flags():
+    """Kept, since to build the parser takes longer than a small loss."""
+    return vars(parameters.build().parse_args([]))
+
+
 @pytest.fixture
 def opt():
     """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
     def make(n_classes=10, **flags):
-        namespace = parameters.build().parse_args([])
         known = {'superclasses': [[label // 2] for label in range(n_classes)], 'n_features': 8, 'n_maps': 8}
-        vars(namespace).update(known | flags, n_classes=n_classes, device=torch.device('cpu'))
-        return namespace
+        known |= flags | {'n_classes': n_classes, 'device': torch.device('cpu')}
+        return argparse.Namespace(**copy.deepcopy(default_flags()) | known)
     return make

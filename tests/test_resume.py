@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import main
+from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
 from utilities import checkpoint
@@ -56,7 +57,7 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
     whole = folder_of(tmp_path)
     assert codes == [0] and n_writes > 15
     points = {f'n{n}{before}': (n, before) for n in range(1, n_writes + 1) for before in (True, False)}
-    points = dict(list(points.items())[:8] + list(points.items())[8::3])
+    points = dict(list(points.items())[:8] + list(points.items())[8::2])
     plan = []
     for name, point in points.items():
         plan.append([[*arguments, '--group', name], *point])
@@ -77,7 +78,7 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
 def test_killed_again_and_again_at_random_moments(quick, tmp_path):
     """The children get random times, at first too short for anything; at last the run is through."""
     arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
-    start = functools.partial(started, tmp_path / 'printed', ROOT / 'main.py')
+    start = functools.partial(started, tmp_path / 'printed', MAIN)
     assert start(*arguments).wait() == 0
     folder = folder_of(tmp_path, 'killed_s1')
     command = [*arguments, '--group', 'killed']

@@ -18,6 +18,7 @@ from utilities.files import remove_stale, write_text
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
+DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
 # flags of the machine: a resumed run may change them, since the results do not depend on them
 MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
@@ -133,7 +134,7 @@ def write_yaml(file, content):
 
 
 def as_yaml(content):
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(content, Dumper=DUMPER, sort_keys=False, allow_unicode=True, width=120)
 
 
 def without_secrets(arguments, secrets):

@@ -14,6 +14,7 @@ from PIL import Image
 import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
+from tests.blank.plots import RETRIEVAL
 from tests.helpers import folder_of, printed_metrics, rows_of
 from utilities import checkpoint
 
@@ -145,7 +146,8 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
     assert run('--embed', folder_of(tmp_path), tmp_path / 'embedded.npz') == 0
 
 
-def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys, all_plots):
+def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(PICTURES, 'retrieval', RETRIEVAL)
     pictures = [name for name in PICTURES if name != 'umap']
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
@@ -164,7 +166,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
 
 
-def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path, all_plots):
+def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):
     for group, pictures in (('none', ['none']), ('others', ['spectrum']), ('panel', ['retrieval'])):
         assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--pictures', *pictures) == 0
         folder = folder_of(tmp_path, f'{group}_s1')

@@ -21,13 +21,14 @@ def brute_force(points, labels, levels, is_query):
     n, n_levels, found = len(labels), every.shape[1], {name: [] for name in NAMES}
     for q in range(n) if is_query is None else np.flatnonzero(is_query):
         gallery = [j for j in range(n) if (j != q if is_query is None else not is_query[j])]
-        gallery.sort(key=lambda j: (round(float(((points[q] - points[j]) ** 2).sum()), 9), j))
+        squared = ((points[q] - points) ** 2).sum(axis=1).tolist()
+        gallery.sort(key=lambda j: (round(squared[j], 9), j))
         level = [sum(every[q, k] == every[j, k] for k in range(n_levels)) for j in gallery]
         if not any(level):
             continue
         rel = [lev / n_levels / level.count(lev) if lev else 0 for lev in level]
         found['h_ap'].append(sum(sum(min(rel[r], rel[i]) for i in range(r + 1)) / (r + 1)
-                                 for r in range(len(level))) / sum(rel))
+                                 for r in range(len(level)) if rel[r]) / sum(rel))
         ideal, n_related = sorted(level, reverse=True), sum(lev > 0 for lev in level)
         found['asi'].append(np.mean([sum(min(level[:k].count(lev), ideal[:k].count(lev))
                                          for lev in range(1, n_levels + 1)) / k for k in range(1, n_related + 1)]))

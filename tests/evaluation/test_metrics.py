@@ -25,7 +25,8 @@ def brute_force(name, points, labels, is_query, cosine=False):
     values = []
     for q in queries:
         gallery = [j for j in range(len(points)) if (j != q if is_query is None else not is_query[j])]
-        gallery.sort(key=lambda j: (round(float(((points[q] - points[j]) ** 2).sum()), 9), j))
+        squared = ((points[q] - points) ** 2).sum(axis=1).tolist()
+        gallery.sort(key=lambda j: (round(squared[j], 9), j))
         hits = [int(labels[j] == labels[q]) for j in gallery]
         n_positives = sum(hits)
         if not n_positives:

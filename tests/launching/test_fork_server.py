@@ -16,7 +16,7 @@ from tests.helpers import wait_for
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='a fork server needs Linux')
 # takes the place of main.py; it does not import torch itself
 STUB = '''
-import json, os, pathlib, sys
+import atexit, json, os, pathlib, sys, threading, time
 import numpy as np
 torch = sys.modules.get('torch')
 print(json.dumps({
@@ -28,6 +28,10 @@ print(json.dumps({
     'cuda': torch and torch.cuda.is_initialized()}), flush=True)
 if 'raise' in sys.argv:
     raise RuntimeError('on purpose')
+if 'text' in sys.argv:
+    sys.exit('a text')
+atexit.register(print, 'at the end')
+threading.Thread(target=lambda: [time.sleep(0.3), print('of a thread')]).start()
 if 'wait' in sys.argv:
     os.read(os.open(pathlib.Path(__file__).with_name('pipe'), os.O_RDONLY), 1)
 sys.exit(int(sys.argv[-1]))
@@ -59,7 +63,9 @@ def test_a_forked_run_is_as_one_that_was_started(start, tmp_path):
         assert begun.wait(timeout=60) == 3 == begun.returncode == begun.poll()
         assert isinstance(begun, fork_server.Run) == forked
         found[name] = told(run)
-        assert 'secret' not in process.lines_of_log(run)[1] and 'main.py --group' in process.lines_of_log(run)[1]
+        lines = process.lines_of_log(run)
+        assert 'secret' not in lines[1] and 'main.py --group' in lines[1]
+        assert lines[-2:] == ['of a thread', 'at the end']
     assert found['forked'].pop('random') != found['forked again'].pop('random')
     assert found['forked'].pop('imported') and not found['started'].pop('imported')
     assert found['forked'].pop('of_torch') and found['forked'].pop('cuda') is False
@@ -73,6 +79,8 @@ def test_a_forked_run_is_as_one_that_was_started(start, tmp_path):
 def test_a_traceback_and_a_signal_are_told_by_the_exit_code(start):
     run, begun = start('raise')
     assert begun.wait(timeout=60) == 1 and 'RuntimeError: on purpose' in process.last_lines(run)
+    run, begun = start('text')
+    assert begun.wait(timeout=60) == 1 and process.last_lines(run).endswith('a text')
     for number in (signal.SIGTERM, signal.SIGKILL):
         run, begun = start('wait', '0')
         wait_for(lambda: begun.poll() is not None or '"arguments"' in process.last_lines(run))     # noqa: B023

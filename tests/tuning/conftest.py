@@ -3,17 +3,19 @@ import pytest
 
 from launching import process
 from tests.tuning.stub import STUB, search_flags, with_stub
-from tuning import folds
+from tuning import folds, report
 
 
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
-    """stub(pace) makes the runs of a search in this process those of STUB; returns its folder."""
-    def make(pace=0):
+    """stub(pace) makes the runs of a search in this process those of STUB, without plots; returns its folder."""
+    def make(pace=0, has_plots=False):
         (tmp_path / 'main.py').write_text(STUB.replace('PACE', str(pace)))
         monkeypatch.setattr(process, 'MAIN', process.MAIN)
         monkeypatch.setattr(process, 'start', process.start)
         monkeypatch.setattr(folds, 'POLL', 0.1)
+        if not has_plots:
+            monkeypatch.setattr(report, 'plot', lambda *_: None)
         with_stub(tmp_path)
         return tmp_path
     return make

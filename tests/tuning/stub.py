@@ -38,13 +38,14 @@ for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
         sys.exit(1)
 (folder / 'summary.json').write_text(json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
 '''
-# Hyperparameter_Search.py with the stub, in a process of its own. argv: the folder of the stub, arguments.
+# Hyperparameter_Search.py with the stub, without plots, in a process of its own. argv: the stub's folder, arguments.
 DRIVER = '''
 import sys
 from pathlib import Path
 import Hyperparameter_Search
 from tests.tuning import stub
-from tuning import folds, trials
+from tuning import folds, report, trials
+report.plot = lambda *_: None
 stub.with_stub(Path(sys.argv[1]), forked=False)
 trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
 sys.exit(Hyperparameter_Search.main(sys.argv[2:]))

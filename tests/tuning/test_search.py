@@ -60,7 +60,7 @@ def test_a_search_is_a_function_of_its_seed(sampler, flags, stub, tmp_path):
 
 
 def test_the_objective_the_table_and_the_best_config(flags, stub):
-    folder = stub()
+    folder = stub(has_plots=True)
     assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '4', '--workers', '2']) == 0
     rows = table_of(folder)
     assert [row['trial'] for row in rows] == [f'trial_{number:04d}' for number in range(4)]

@@ -10,7 +10,8 @@ import yaml
 
 import Result_Evaluations
 from reports import wandb_runs
-from tests.helpers import ROOT, executed, folder_of, rows_of, started
+from tests.blank.plots import MAIN
+from tests.helpers import executed, folder_of, rows_of, started
 from utilities import backends, wandb_files
 from utilities.columns import at_backend
 
@@ -95,7 +96,7 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
     assert executed(tmp_path, code, *flags)[0] == -signal.SIGKILL
     folder = folder_of(tmp_path)
     assert len(rows_of(folder)) == 3
-    assert started(tmp_path / 'printed', ROOT / 'main.py', '--resume', folder).wait() == 0
+    assert started(tmp_path / 'printed', MAIN, '--resume', folder).wait() == 0
     logged = wandb_of(folder)
     assert set(logged) == {0, 1, 2, 3} and all(len(entries) == 1 for entries in logged.values())
     rows = numbers_of(folder)
