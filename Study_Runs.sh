@@ -174,7 +174,7 @@ fi
 
 # Parts of the network and of the optimisation, each changed alone.
 if in_study parts 3; then
-    for run in omniglot grocery; do
+    for run in omniglot grocery lite0; do
         $run MS                   --loss multisimilarity
         $run MS_max               --loss multisimilarity --pool max
         $run MS_avg_max           --loss multisimilarity --pool avg_max
@@ -190,8 +190,6 @@ if in_study parts 3; then
             $run ${loss}_distance_all --loss $loss --batch_mining distance --miner_distance_positives all
         done
     done
-    lite0 MS                      --loss multisimilarity
-    lite0 triplet_distance        --loss triplet --batch_mining distance
     for head in none pca lda; do
         flags=(--eval_features --eval_normalize)
         if [ $head != none ]; then flags=(--embed_init $head); fi

@@ -98,13 +98,13 @@ def bars(scores, name, file, title, spread='std'):
     function of the values, gives.
     """
     table = scores.groupby('method', sort=False)[name].agg(['mean', spread, 'count']).sort_values('mean')
-    table.columns = ['mean', 'std', 'count']
+    table.columns = ['mean', 'spread', 'count']
     figure = new_figure(COLUMN, 0.7 + 0.14 * len(table))
     axes = figure.add_subplot(xlabel=titles.axis(name), title=title)
     labels = [naming.method(method) + (f' (n = {count})' if count > 1 else '')
               for method, count in table['count'].items()]
-    mean, std = titles.unit(name) * table['mean'], titles.unit(name) * table['std'].fillna(0)
-    axes.errorbar(mean, range(len(table)), xerr=std, fmt='o', color='black', capsize=2)
+    mean, half = titles.unit(name) * table['mean'], titles.unit(name) * table['spread'].fillna(0)
+    axes.errorbar(mean, range(len(table)), xerr=half, fmt='o', color='black', capsize=2)
     axes.set_yticks(range(len(table)), labels)
     axes.margins(y=0.6 / len(table))
     axes.grid()

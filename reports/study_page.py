@@ -56,6 +56,9 @@ def report(opt, listed_runs):
 
     listed_runs: {section: the arguments of main.py in each run} of Study_Runs.sh.
     """
+    others = [f'--{name}' for name in ('latex', 'markdown', 'csv', 'rows', 'compare', 'figures') if getattr(opt, name)]
+    if others:
+        raise UserError(f'--study writes nothing but the page; leave out {listed(others)}')
     require_folder(opt.study, '--study')
     page = Path(opt.study)
     if page.suffix != '.md':

@@ -64,8 +64,8 @@ def plot(search, study):
     column = Column('test', search.metric).name               # whose title has no split
     score = f'validation {titles.axis(column)}'
     for name, (function, options) in plots_of(several).items():
-        axes = getattr(optuna.visualization.matplotlib, function)(study, **options, target_name=score)
-        axes = np.atleast_1d(axes)
+        draw = getattr(optuna.visualization.matplotlib, function)
+        axes = np.atleast_1d(draw(study, **options, target_name=score))
         tidy(axes, several, prefix)
         for axis in [axis for panel in axes.flat[0].figure.axes for axis in (panel.xaxis, panel.yaxis)]:
             if axis.get_label_text() == score:

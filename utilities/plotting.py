@@ -88,10 +88,10 @@ def save(figure, file):
     return file
 
 
-def reduce(file, n_colours=64):
-    """Makes a PNG file several times smaller: half of its width and height, and a palette of few colours."""
+def reduce(file):
+    """Makes a PNG file several times smaller: half of its width and height, and a palette of 256 colours."""
     with Image.open(file) as image:
-        small = image.reduce(2).quantize(n_colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        small = image.reduce(2).quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     with atomic(Path(file)) as temporary:
         small.save(temporary, optimize=True)
 

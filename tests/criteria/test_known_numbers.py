@@ -135,6 +135,11 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
 
 
+def test_the_noise_of_hier_is_finite_where_a_random_number_is_0(monkeypatch):
+    monkeypatch.setattr(torch, 'rand', lambda shape, **kwargs: torch.zeros(shape, **kwargs))
+    assert criteria.hier.gumbel(2, 3, like=UNIT).isfinite().all()
+
+
 def test_known_numbers_of_nir(opt):
     """With two blocks, permutations and weights of their own."""
     namespace = cases.flags_of(opt, 'nir', {'nf_fc_depth': 2}, n_classes=3, embed_dim=3)

@@ -271,6 +271,7 @@ def test_what_is_missing_is_named(rows, page_of):
     (['--study', 'nowhere/page.md'], 'there is no folder nowhere'),
     (['--study', 'page.md', '--folds', 'no.csv'], '--folds no.csv: no such file'),
     (['--study', 'page.md', '--folds', 'study.csv'], 'not a file that Evaluate_Ensemble.py --rows wrote'),
+    (['--study', 'page.md', '--csv', 'table.csv', '--rows', 'rows.csv'], 'leave out --csv and --rows'),
     (['--folds', 'no.csv'], '--folds goes with --study'),
     (['--all_epochs'], '--all_epochs goes with --rows')])
 def test_what_the_user_must_change(arguments, sentence, rows, tmp_path, monkeypatch, capsys):
