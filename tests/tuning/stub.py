@@ -24,19 +24,21 @@ folder.mkdir(exist_ok=True)
 margin, place = flags['loss_triplet_margin'], math.log10(flags['lr'])
 with open(parent / 'started.txt', 'a') as file:
     print(folder.name, 'again' if '--resume' in sys.argv else '', file=file)
-(folder / 'splits.yaml').write_text('hash: x')
-(folder / 'config.yaml').write_text(yaml.safe_dump({'flags': flags, 'split_hash': 'x', 'run_id': 'y'}))
+def write(name, text):
+    (folder / '.new').write_text(text)
+    (folder / '.new').rename(folder / name)            # as main.py does: a search may read the file at any time
+write('splits.yaml', 'hash: x')
+write('config.yaml', yaml.safe_dump({'flags': flags, 'split_hash': 'x', 'run_id': 'y'}))
 lines = (folder / 'log.csv').read_text().splitlines() if (folder / 'log.csv').exists() else ['epoch,val_map_at_r']
 for epoch in range(len(lines) - 1, flags['n_epochs'] + 1):
     score = (1 - (place + 3) ** 2 / 4 - margin / 10) * (1 - math.exp(-epoch - 1)) + flags['fold'] / 100
     lines.append(f'{epoch},{math.nan if margin > 0.9 else score}')
-    (folder / '.new').write_text('\\n'.join(lines) + '\\n')
-    (folder / '.new').rename(folder / 'log.csv')
+    write('log.csv', '\\n'.join(lines) + '\\n')
     time.sleep(PACE)
     if 0.8 < margin <= 0.9:
         print('main.py: the run failed: the loss is nan')
         sys.exit(1)
-(folder / 'summary.json').write_text(json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
+write('summary.json', json.dumps({'finished': True, 'last_epoch': {'epoch': flags['n_epochs']}}))
 '''
 # Hyperparameter_Search.py with the stub, without plots, in a process of its own. argv: the stub's folder, arguments.
 DRIVER = '''
