@@ -1013,6 +1013,7 @@ def without_effect(opt):
               if getattr(CRITERIA.get(part.loss), 'REQUIRES_BATCHMINER', True)} - {'none'}
     if 'random_distance' in miners:
         miners.add('distance')                                        # whose flag it shares
+    of_nir = {f'loss_oproxy_{name}' for name in ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta') if 'nir' in losses}
     sampler = opt.data_sampler
     stores, matches = getattr(SAMPLERS.get(sampler), 'REQUIRES_STORAGE', False), sampler.endswith('batchmatch')
     has_effect = {
@@ -1043,7 +1044,8 @@ def without_effect(opt):
 
     def is_idle(name):
         loss, miner = owner(name, 'loss', CRITERIA), owner(name, 'miner', BATCHMINERS)
-        return not has_effect.get(name, True) or (loss and loss not in losses) or (miner and miner not in miners)
+        return (not has_effect.get(name, True) or (loss and loss not in losses and name not in of_nir)
+                or (miner and miner not in miners))
 
     parser = build()
     return [f'--{name} {shown(value)}' for name in opt.given

@@ -70,7 +70,7 @@ def build(opt):
         train = parts.data.evaluation['train']
         features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
         embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
-    parts.miner = batch_mining.select(opt)
+    parts.miner = batch_mining.select(criteria.with_used_miners(opt))
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
@@ -221,7 +221,7 @@ def restore(opt, source):
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     if criteria.ranks(opt):
-        parts.criterion = criteria.select(opt, batch_mining.select(opt)).to(opt.device)
+        parts.criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
         parts.criterion.load_state_dict(states['criterion'])
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts

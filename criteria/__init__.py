@@ -143,8 +143,20 @@ def supporting():
 
 def ranks(opt):
     """Whether one of the losses has its own distance, by which evaluation ranks."""
-    return any(hasattr(CRITERIA[part.loss].Criterion, 'ranking_embeddings')
-               for part in with_inner(parts(opt)) if part.loss in CRITERIA)
+    names = [part.loss_s2sd_source if part.loss == 's2sd' else part.loss for part in parts(opt)]
+    return any(hasattr(CRITERIA[name].Criterion, 'ranking_embeddings') for name in names if name in CRITERIA)
+
+
+def with_used_miners(opt):
+    """The flags with --batch_mining none for the losses of a sum that take no miner, so that none is built for them."""
+    used = [part.batch_mining if takes_miner(part) else 'none' for part in parts(opt)]
+    return argparse.Namespace(**vars(opt) | {'batch_mining': '+'.join(used)})
+
+
+def takes_miner(part):
+    """Whether a loss, or one inside it, takes a miner."""
+    return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True)
+               for one in with_inner([part]))
 
 
 def requires_maps(criterion):
@@ -154,8 +166,10 @@ def requires_maps(criterion):
 
 def need_positives(opt):
     """The names of the losses of pairs within the batch, which are zero in a batch without positive pairs."""
-    return [part.loss for part in with_inner(parts(opt)) if part.loss in CRITERIA and not opt.xbm_size
-            and (CRITERIA[part.loss].REQUIRES_BATCHMINER or not getattr(CRITERIA[part.loss], 'REQUIRES_OPTIM', True))]
+    def needs(module):
+        has_memory = opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False)
+        return not has_memory and (module.REQUIRES_BATCHMINER or not getattr(module, 'REQUIRES_OPTIM', True))
+    return [part.loss for part in with_inner(parts(opt)) if part.loss in CRITERIA and needs(CRITERIA[part.loss])]
 
 
 def build(opt, batchminer, pml_arguments):
@@ -176,11 +190,11 @@ def build(opt, batchminer, pml_arguments):
         criterion = module.Criterion(opt)
     else:
         check_miner(opt, module, batchminer)
-        if opt.cascade:
+        if opt.cascade and not takes_pairs(module):
             return cascade_of(opt, module, batchminer)
-        if opt.daml:
+        if opt.daml and not takes_pairs(module):
             return adversarial(opt, batchminer)
-        batchminer = Adapted(batchminer, opt.batch_mining, taken_by(module, direction))
+        batchminer = Adapted(batchminer, opt.batch_mining, taken_by(module))
         criterion = module.Criterion(opt, batchminer)
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
@@ -192,16 +206,19 @@ def build(opt, batchminer, pml_arguments):
 
 def build_around(opt, module, batchminer, pml_arguments):
     """A criterion around others, s2sd; each of these has its own memory bank and direction regularisation."""
-    for flag in ('source', 'target'):
-        if getattr(CRITERIA.get(name := getattr(opt, f'loss_s2sd_{flag}')), 'REQUIRES_CRITERIA', False) or '+' in name:
-            raise UserError(f'--loss_s2sd_{flag} {name}: give one loss, and not s2sd itself')
+    for flag in ('loss_s2sd_source', 'loss_s2sd_target'):
+        if getattr(CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
+            raise UserError(f'--{flag} {name}: give one loss, and not s2sd itself')
+        if not name.startswith(pml.PREFIX):
+            choose(CRITERIA, name, f'--{flag}')
     if opt.loss_s2sd_pool_aggr and opt.n_maps is None:
         raise UserError(f'--loss_s2sd_pool_aggr: --arch {opt.arch} has no feature maps, or does not pool them by their '
                         'average; give --pool avg, or leave the flag out')
 
     def inner(name, dim):
-        changed = {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False}
-        return build(argparse.Namespace(**vars(opt) | changed), batchminer, pml_arguments)
+        own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False})
+        reads_loss = opt.batch_mining in ('npair', 'semihard')      # miners that read flags of the loss they mine for
+        return build(own, type(batchminer)(own) if reads_loss else batchminer, pml_arguments)
     return module.Criterion(opt, inner)
 
 
@@ -225,10 +242,10 @@ def adversarial(opt, batchminer):
         opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
 
 
-def taken_by(module, direction):
+def taken_by(module):
     """What a criterion takes from its miner, in the words of Adapted."""
     if getattr(module, 'ACCEPTS_MASKS', False):
-        return 'triplets' if direction else 'masks'
+        return 'masks'
     if takes_pairs(module):
         return 'lists'
     return 'list' if hasattr(module, 'batchminer') else 'triplets'       # the criteria of the public code import it
@@ -246,9 +263,8 @@ def check_miner(opt, module, batchminer):
     if module.ALLOWED_MINING_OPS is not None and opt.batch_mining not in module.ALLOWED_MINING_OPS:
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(module.ALLOWED_MINING_OPS)}')
-    for flag in ('dr_weight', 'cascade', 'daml'):
-        if getattr(opt, flag) and takes_pairs(module):
-            raise UserError(f'--{flag} needs a loss of triplets, which --loss {opt.loss} is not')
+    if opt.dr_weight and takes_pairs(module):
+        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
 
 
 def parameter_groups(criterion):

@@ -36,6 +36,7 @@ class DirectionRegularised(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
-        direction = directions(batch, self.miner.last).sum() / max(len(self.miner.last), 1)
+        triplets = self.miner.last
+        direction = directions(batch, triplets).sum() / max(len(triplets), 1)
         self.log = getattr(self.criterion, 'log', {}) | {'direction': direction.detach()}
         return loss - self.weight * direction

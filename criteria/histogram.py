@@ -32,11 +32,13 @@ def histogram_loss(batch, labels, n_nodes=65):
         node = position.detach().floor().clamp(max=n_nodes - 2)
         fraction = position - node                               # added to the node above, the rest to `node`
         index = node.long() + n_nodes * is_positive              # first the nodes of negative pairs, then of positive
-        counts = batch.new_zeros(2 * n_nodes).index_add(0, index, 1 - fraction).index_add(0, index + 1, fraction)
+        # in float64, since the small terms of millions of pairs are added one by one
+        fraction = fraction.to(batch.dtype if batch.device.type == 'mps' else torch.float64)
+        counts = fraction.new_zeros(2 * n_nodes).index_add(0, index, 1 - fraction).index_add(0, index + 1, fraction)
         negative, positive = counts.view(2, n_nodes)
         n_positive = is_positive.sum()
         n_negative = len(is_positive) - n_positive
-        return (negative * positive.cumsum(0)).sum() / (n_negative * n_positive).clamp(min=1)
+        return ((negative * positive.cumsum(0)).sum() / (n_negative * n_positive).clamp(min=1)).to(batch.dtype)
 
 
 class Criterion(torch.nn.Module):

@@ -44,7 +44,7 @@ def distances_of_pairs(batch, first, second):
 def sample_fourths(labels, triplets):
     """
     For each triplet a random sample whose class is neither that of the anchor nor that of the negative: [T]; −1 where
-    the batch has no third class.
+    the batch has no other class.
     """
     order = labels.argsort()                                       # a class is order[start:start + size]
     size = (labels[:, None] == labels).sum(dim=1, dtype=torch.int32)
@@ -52,11 +52,12 @@ def sample_fourths(labels, triplets):
     anchor, negative = triplets[:, 0], triplets[:, 2]
     lower, upper = torch.where(start[anchor] < start[negative], torch.stack([anchor, negative]),
                                torch.stack([negative, anchor]))
-    n_choices = len(labels) - size[lower] - size[upper]
+    of_lower, of_upper = size[lower], size[upper].where(start[lower] < start[upper], 0)      # 0: both of one class
+    n_choices = len(labels) - of_lower - of_upper
     index = (torch.rand(len(triplets), device=labels.device, dtype=torch.float32) * n_choices).long()
     index = index.minimum((n_choices - 1).clamp(min=0))            # float32 may round up
-    index = index + size[lower] * (index >= start[lower])          # skip the two classes
-    index = index + size[upper] * (index >= start[upper])
+    index = index + of_lower * (index >= start[lower])             # skip the two classes
+    index = index + of_upper * (index >= start[upper])
     return order[index.clamp(max=len(labels) - 1)].where(n_choices > 0, -1)
 
 

@@ -74,7 +74,7 @@ class Criterion(torch.nn.Module):
         self.source = build(opt.loss_s2sd_source, opt.embed_dim)
         self.targets = torch.nn.ModuleList([build(opt.loss_s2sd_target, dim) for dim in dims])
         if hasattr(self.source, 'ranking_embeddings'):
-            self.ranking_embeddings = self.source.ranking_embeddings
+            self.ranking_embeddings = lambda batch: self.source.ranking_embeddings(F.normalize(batch, dim=1))
         self.optim_dict_list = [{'params': list(self.heads.parameters()), 'lr': opt.lr}]
         self.n_batches = 0                               # on the host, so that no step waits for the device
 

@@ -89,6 +89,6 @@ def of_line(arguments):
     parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
-    criteria.select(opt, batch_mining.select(opt))
+    criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.SECRETS), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt))

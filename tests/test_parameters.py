@@ -212,6 +212,7 @@ def test_flags_without_effect_are_named(tmp_path):
         '--batch_mining semihard', '--miner_semihard_margin 0.1']
     assert idle('--data_sampler fid_batchmatch --data_gc_softened --data_mb_lr 2 --data_batchmatch_ncomps 3') == [
         '--data_gc_softened True', '--data_mb_lr 2.0']
+    assert idle('--loss nir --batch_mining none --loss_oproxy_lrmulti 3') == ['--loss_oproxy_lrmulti 3.0']
     assert idle('--micro_bs 112 --clip_grad 1') == ['--micro_bs 112'] and idle('--bs 200 --micro_bs 112') == []
     assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
         '--miner_parametric_init hards']
@@ -225,6 +226,7 @@ def test_flags_without_effect_are_named(tmp_path):
     '--loss pml:X --batch_mining pml:Y --loss_pml_args "{a: 1}" --miner_pml_args "{a: 1}"',
     '--loss softmax --loss_triplet_margin 0.2 --batch_mining none', '--xbm_size 500 --xbm_start 3 --tau 4 --gamma 0.5',
     '--data_sampler d2_coreset --data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 300',
+    '--loss nir --batch_mining none --loss_oproxy_pos_alpha 16 --loss_oproxy_neg_delta 0.1',
 ])
 def test_flags_with_an_effect_or_a_default_value_are_not(command):
     assert idle(command) == []

@@ -86,11 +86,10 @@ class Adapted:
 
     takes: what the criterion takes. masks: triplets [T, 3], or masks of positive and negative pairs, two bool [B, B];
     triplets: [T, 3]; list: a list of triples; lists: what lists_of returns. The last two are those of the public code.
-    last: the triplets [T, 3] of the last batch, unless the criterion takes masks.
     """
 
     def __init__(self, batchminer, name, takes):
-        self.batchminer, self.name, self.takes, self.last = batchminer, name, takes, None
+        self.batchminer, self.name, self.takes, self.mined = batchminer, name, takes, None
 
     def __call__(self, batch, labels):
         """labels [B]: a tensor on any device, an array or a list."""
@@ -102,9 +101,15 @@ class Adapted:
         are_masks = isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined)
         if not are_masks:
             mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+        self.mined = mined
         if self.takes == 'masks':
             return mined
         if self.takes == 'lists' and are_masks:
             return lists_of(*mined, self.name)
-        self.last = triplets_of(*mined) if are_masks else mined
-        return self.last.tolist() if self.takes == 'list' else self.last
+        self.mined = self.last
+        return self.mined.tolist() if self.takes == 'list' else self.mined
+
+    @property
+    def last(self):
+        """The triplets [T, 3] of the last batch."""
+        return triplets_of(*self.mined) if isinstance(self.mined, tuple) else self.mined

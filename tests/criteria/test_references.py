@@ -3,7 +3,16 @@ import pytest
 import torch
 
 import criteria
-from criteria import direction_regularisation, dr_triplet, hyperbolic, margin, multisimilarity, quadruplet, triplet
+from criteria import (
+    direction_regularisation,
+    dr_triplet,
+    histogram,
+    hyperbolic,
+    margin,
+    multisimilarity,
+    quadruplet,
+    triplet,
+)
 from tests.criteria import cases, references
 
 SHAPES = {
@@ -133,6 +142,24 @@ def test_a_fourth_sample_is_of_neither_class_and_uniform_or_there_is_none():
     assert ((counts[counts > 0] - expected) ** 2 / expected).sum() < 16.3          # χ² with 3 degrees, p = .001
     two_classes = torch.tensor([0, 1, 0])
     assert quadruplet.sample_fourths(two_classes, torch.tensor([[0, 2, 1]])).tolist() == [-1]
+
+
+def test_a_fourth_sample_is_of_another_class_where_anchor_and_negative_are_of_one():
+    labels = torch.tensor([3, 0, 1, 2, 0, 3, 1, 2])
+    torch.manual_seed(0)
+    for tuples in ([1, 1, 4], [4, 1, 1], [0, 0, 5], [2, 6, 2]):                  # of the first, last and a middle class
+        counts = quadruplet.sample_fourths(labels, torch.tensor([tuples] * 3000)).bincount(minlength=8)
+        assert counts[labels == labels[tuples[0]]].tolist() == [0, 0]
+        others = counts[labels != labels[tuples[0]]]
+        assert ((others - 500.) ** 2 / 500).sum() < 20.6                                # χ² with 5 degrees, p = .001
+    assert quadruplet.sample_fourths(torch.tensor([0, 0, 1]), torch.tensor([[0, 0, 1], [1, 0, 0]])).tolist() == [2, 2]
+
+
+def test_the_histogram_of_a_large_batch_loses_no_digits():
+    generator = torch.Generator().manual_seed(0)
+    batch, labels = torch.randn(1500, 8, generator=generator), torch.arange(1500) % 40
+    wide = histogram.histogram_loss(batch.double(), labels, n_nodes=11)
+    assert histogram.histogram_loss(batch, labels, n_nodes=11).item() == pytest.approx(wide.item(), rel=3e-7)
 
 
 @pytest.mark.parametrize('c', [.1, 1.])

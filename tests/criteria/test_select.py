@@ -190,10 +190,46 @@ def test_the_losses_inside_s2sd_keep_their_rates_miners_and_wrappers(opt):
     total.backward()
     assert total.isfinite() and all(parameter.grad.isfinite().all() for parameter in wrapped.heads.parameters())
     assert criteria.need_positives(opt(**flags | {'loss': 's2sd'})) == ['margin']
-    assert criteria.ranks(opt(loss='s2sd', loss_s2sd_source='hyperbolic'))
     for name, sentence in (('s2sd', 'give one loss, and not s2sd itself'), ('nonsense', 'unknown; choose from')):
-        refused(opt(loss='s2sd', loss_s2sd_target=name), sentence)
+        refused(opt(loss='s2sd', loss_s2sd_target=name), f'--loss_s2sd_target {name}: {sentence}')
     refused(opt(loss='s2sd', loss_s2sd_pool_aggr=True, n_maps=None), '--loss_s2sd_pool_aggr: .* has no feature maps')
+
+
+@pytest.mark.parametrize('loss, miner, flags', [
+    ('npair', 'npair', {'loss_npair_negatives': 'pairs'}),
+    ('margin', 'semihard', {'loss_margin_margin': .5, 'loss_margin_beta': .6})])
+def test_a_miner_inside_s2sd_reads_the_flags_of_the_loss_that_it_mines_for(loss, miner, flags, opt):
+    flags = {'batch_mining': miner, 'n_features': 3, **flags, **SMALL}
+    inside = select(opt(loss='s2sd', loss_s2sd_source=loss, loss_s2sd_target=loss, **flags))
+    alone = select(opt(loss=loss, **flags))
+    torch.manual_seed(1)
+    expected = value(alone).item()
+    torch.manual_seed(1)
+    assert value(inside.source).item() == expected
+    assert vars(inside.source.batchminer.batchminer) == vars(alone.batchminer.batchminer)
+
+
+def test_s2sd_around_hyperbolic_ranks_by_the_distance_that_it_trains(opt):
+    flags = {'loss': 's2sd', 'n_features': 3, 'loss_s2sd_target_dims': [5], **SMALL}
+    assert criteria.ranks(opt(**flags, loss_s2sd_source='hyperbolic'))
+    criterion = select(opt(**flags, loss_s2sd_source='hyperbolic'))
+    found, expected = criterion.ranking_embeddings(7 * UNIT.float()), criterion.source.ranking_embeddings(UNIT.float())
+    torch.testing.assert_close(found, expected)
+    target = opt(**flags, loss_s2sd_target='hyperbolic')
+    assert not criteria.ranks(target) and not hasattr(select(target), 'ranking_embeddings')
+
+
+def test_a_memory_bank_gives_positives_only_to_the_losses_that_use_it(opt):
+    names = opt(loss='triplet+contrastive+softmax', batch_mining='all', xbm_size=500)
+    assert criteria.need_positives(names) == ['triplet']
+
+
+def test_no_miner_is_built_for_a_loss_that_takes_none(opt):
+    for loss, miner, used in (('margin+softmax', 'parametric', 'parametric+none'), ('softmax', 'distance', 'none'),
+                              ('s2sd+pml:X', 'distance+pml:Y', 'none+pml:Y')):
+        assert criteria.with_used_miners(opt(loss=loss, batch_mining=miner)).batch_mining == used
+    around = opt(loss='softmax+s2sd', batch_mining='distance', loss_s2sd_target='triplet')
+    assert criteria.with_used_miners(around).batch_mining == 'none+distance'
 
 
 def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
@@ -325,7 +361,7 @@ def test_dr_weight_subtracts_the_mean_direction(loss, labels, opt):
     batch.requires_grad_()
     namespace = opt(loss=loss, batch_mining='all', dr_weight=.4, **SMALL)
     triplets = references.all_triplets(labels.tolist())
-    base = criteria.select(opt(loss=loss, batch_mining='all', **SMALL), cases.every_triple)
+    base = select(opt(loss=loss, batch_mining='all', **SMALL))
     expected = value(base, batch, labels) - .4 * references.average(
         [references.direction(*batch[[a, p, n]]) for a, p, n in triplets], batch)
     found = value(select(namespace), batch, labels)

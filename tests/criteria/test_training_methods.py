@@ -156,6 +156,14 @@ def test_each_level_has_its_own_parameters_rates_memory_and_direction(opt):
     assert [level.embeddings.shape for level in memory.levels] == [(200, 4)] * 3
 
 
+@pytest.mark.parametrize('method', [CASCADE, DAML])
+def test_losses_of_pairs_in_a_sum_get_the_whole_embedding(method, opt):
+    flags = {'loss': 'triplet+npair', 'batch_mining': 'semihard+npair'}
+    outer, npair = select(opt(**flags, **method)).criteria
+    assert isinstance(outer, Cascade if method is CASCADE else DeepAdversarial)
+    assert isinstance(npair, criteria.npair.Criterion)
+
+
 def test_no_wait_for_the_device_is_added(opt):
     for flags, expected in (({'loss': 'contrastive', 'batch_mining': 'all', **CASCADE}, []),
                             ({'loss': 'triplet', 'batch_mining': 'all', **CASCADE}, CONVERSION),
@@ -330,8 +338,9 @@ def test_half_precision_is_upcast(opt):
 @pytest.mark.parametrize('flags, sentence', [
     ({'loss': 'proxyanchor', 'batch_mining': 'none'},
      'does not work with --loss proxyanchor, but with losses that take a miner of triplets'),
+    ({'loss': 'npair+angular', 'batch_mining': 'npair'}, 'does not work with --loss npair.angular'),
     ({'loss': 's2sd', 'loss_s2sd_source': 'margin'}, 'does not work with --loss s2sd'),
-    ({'loss': 'npair', 'batch_mining': 'npair'}, 'needs a loss of triplets, which --loss npair is not'),
+    ({'loss': 'npair', 'batch_mining': 'npair'}, 'does not work with --loss npair, but with losses that take'),
     ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner'),
     ({'loss': 'pml:TripletMarginLoss'}, 'does not work with --loss pml:TripletMarginLoss'),
 ])
