@@ -74,7 +74,7 @@ def find_folder(opt, settings, arguments, data):
         return Path(opt.resume)
     if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
         print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
-    return run_folder.create(opt, settings, arguments, data.description)
+    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
 
 
 def continued(opt, arguments):
@@ -156,7 +156,7 @@ def train_epoch(opt, built, loader, epoch):
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
-    trace = Trace(epoch)
+    trace = Trace(epoch, built.step.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
@@ -169,7 +169,8 @@ def train_epoch(opt, built, loader, epoch):
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
-    return trace.summary() | built.schedule.rates()
+    scalars, built.step.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
+    return scalars | built.schedule.rates()
 
 
 def record(records, built, state, epoch, trained, evaluated, embedded):

@@ -96,7 +96,7 @@ def update_rows_of_sparse(optimizer):
             params, place, whole, part, rows = replaced.pop()
             params[place], state = whole, optimizer.state[whole]
             whole.index_copy_(0, rows, part)
-            for name, value in optimizer.state.pop(part).items():
+            for name, value in optimizer.state.pop(part, {}).items():       # SGD without momentum has no state
                 if not are_moments(value, part):
                     state[name] = value
                     continue
@@ -156,6 +156,8 @@ class Schedule:
             peak = opt.onecycle_peak * (last + 1) - 1
             if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
+            if peak == last:                                             # of a single step
+                return 1
             return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 

@@ -851,11 +851,10 @@ def parse(arguments, defaults=None):
         settings |= known(parser, flags_of(folder), folder, MODES)
     for file in modes.config:
         asked |= read_config(parser, file, MODES)
-    settings |= asked
-    opt = parser.parse_args([*tokens(settings), *arguments])
+    opt = parser.parse_args([*tokens(settings | asked, parser), *arguments])
     if opt.check_overlap in DATASETS:
         opt.dataset = opt.check_overlap
-    opt.given = [*given(parser, [*tokens(asked), *arguments])]
+    opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
     if opt.resume:
@@ -890,9 +889,9 @@ def find_run(opt):
     The run with these settings as (its folder, whether it is finished); None if there is none. --n_epochs and the flags
     of the machine may differ; with another --n_epochs, it does not count as finished.
     """
-    may_differ = {'n_epochs', *datasampler.chosen_later(opt)}
-    settings = {name: value for name, value in settings_of(opt).items() if name not in may_differ}
-    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings)
+    chosen = datasampler.chosen_later(opt)
+    settings = {name: value for name, value in settings_of(opt).items() if name not in {'n_epochs', *chosen}}
+    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
         return None
     return folder, run_records.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs

@@ -222,7 +222,11 @@ def restore(opt, source):
     load_weights(opt, source, states, parts.model)
     if criteria.ranks(opt):
         parts.criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
-        parts.criterion.load_state_dict(states['criterion'])
+        try:
+            parts.criterion.load_state_dict(states['criterion'])
+        except RuntimeError:
+            raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and has class weights of other '
+                            'classes than these data have; it can be evaluated only on the data of its run') from None
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
 

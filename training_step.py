@@ -37,6 +37,7 @@ class TrainingStep:
     parts:  the parts of the run, of which model, criterion, optimizer and teacher are used.
 
     scaler: the GradScaler that multiplies the loss with --amp float16; otherwise None.
+    skipped_in_a_row: number of steps at the end of the last epoch that it skipped one after the other.
     """
 
     def __init__(self, opt, parts):
@@ -56,7 +57,7 @@ class TrainingStep:
         if self.dtype:
             check_precision(opt)
         self.scaler = torch.amp.GradScaler(opt.device.type) if opt.amp == 'float16' else None
-        self.with_maps, self.connected = criteria.requires_maps(self.criterion), False
+        self.with_maps, self.connected, self.skipped_in_a_row = criteria.requires_maps(self.criterion), False, 0
 
     def __call__(self, number, images, labels):
         """
@@ -234,7 +235,8 @@ def share_batch_norm(opt, model):
     """
     largest = -(-opt.bs // processes.count())
     in_pieces = 0 < opt.micro_bs < largest
-    parts = [*(() if model.frozen else [model.backbone]), model.f_embed, model.inner]
+    is_frozen = model.frozen or '' in model.kept
+    parts = [*(() if is_frozen else [model.backbone]), model.f_embed, model.inner]
     parts = [part for part in parts if part is not None and batch_norm.has_any(part)]
     if not parts or not (in_pieces or processes.count() > 1):
         return
@@ -247,7 +249,7 @@ def share_batch_norm(opt, model):
     elif processes.is_main():
         print(f'Note: BatchNorm uses the statistics of at most {min(opt.micro_bs or largest, largest)} images at a '
               f'time, not of the whole batch of {opt.bs}; '
-              + ('--embed_norm layer does not depend on the batch' if model.frozen
+              + ('--embed_norm layer does not depend on the batch' if is_frozen
                  else f'--arch {opt.arch}_frozen keeps them fixed'))
 
 

@@ -26,6 +26,7 @@ class Planned:
     settings:    the value of every flag, as parameters.settings_of gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
+    chosen:      the flags whose values the run chooses itself.
     environment: what its process gets in addition to the environment of this one: the secrets.
     """
     arguments: list
@@ -33,6 +34,7 @@ class Planned:
     parent: Path
     savename: str
     environment: dict = field(default_factory=dict, repr=False)
+    chosen: tuple = ()
 
     @property
     def name(self):
@@ -45,7 +47,7 @@ class Planned:
 
     def folder(self):
         """The run folder with these settings, or None; of several, the one with the most epochs."""
-        return run_records.find(self.parent / self.savename, self.settings)
+        return run_records.find(self.parent / self.savename, self.settings, self.chosen)
 
 
 def of_script(file, only=(), skip_refused=False):
@@ -84,11 +86,11 @@ def of_line(arguments):
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
-    settings = parameters.settings_of(opt)
-    settings = {name: settings[name] for name in settings if name not in datasampler.chosen_later(opt)}
+    chosen = datasampler.chosen_later(opt)
+    settings = {name: value for name, value in parameters.settings_of(opt).items() if name not in chosen}
     parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.SECRETS), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt))
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt), chosen)

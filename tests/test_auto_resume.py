@@ -6,12 +6,13 @@ import shutil
 import signal
 import subprocess
 import time
+from unittest import mock
 
 import pytest
 
 import main
 from tests.helpers import assert_same_end, executing, folder_of, wait_for
-from utilities import run_folder
+from utilities import run_folder, run_records
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']
 
@@ -41,7 +42,12 @@ def test_the_same_command_continues_and_extends_a_run(quick, run, tmp_path, monk
     assert run(*arguments, '--n_epochs', '3') == 0
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [entry['at_epoch'] for entry in run_folder.read(folder)['resumed']] == [2, 3]
-    assert run(*arguments, '--n_epochs', '1') == 2 and 'has trained 3 epochs already' in capsys.readouterr().err
+    with monkeypatch.context() as patch:                          # before the first of the new epochs is recorded
+        patch.setattr(main, 'train_epoch', mock.Mock(side_effect=KeyboardInterrupt))
+        assert run(*arguments, '--n_epochs', '4') == 130
+    assert not run_records.is_finished(folder) and run(*arguments, '--n_epochs', '4') == 0
+    assert run_records.is_finished(folder) and run_records.last_epoch(folder) == 4
+    assert run(*arguments, '--n_epochs', '1') == 2 and 'has trained 4 epochs already' in capsys.readouterr().err
 
 
 def test_another_setting_is_another_run_and_a_run_without_checkpoint_starts_again(quick, run, tmp_path, capsys):

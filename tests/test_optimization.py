@@ -55,6 +55,12 @@ def test_one_cycle_without_a_rise(opt):
     assert found == sorted(found, reverse=True)
 
 
+def test_one_cycle_of_one_step(opt):
+    flags = opt(scheduler='onecycle', onecycle_peak=1., n_epochs=1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+    assert optimization.Schedule(flags, optimizer, n_steps=1).factor(1) == 1
+
+
 @pytest.mark.parametrize('floor', [0., .2, 1.])
 def test_cosine_with_a_floor_is_that_of_torch_epoch_by_epoch(floor, opt):
     theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(

@@ -170,11 +170,12 @@ def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, s
 
 def test_settings_survive_the_way_through_a_file(tmp_path):
     opt = parse('--lr 3e-7 --tau 1 2 --use_tv_split --embed_layers 20 10 --fc_lr -1 --input_mean 0.1 --wandb_key key '
-                '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words"')
+                '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words" --daml --daml_layers')
     settings = parameters.settings_of(opt)
     (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
     again = parameters.settings_of(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
+    assert again['daml_layers'] == parameters.parse([], settings).daml_layers == [] != parse('').daml_layers
 
 
 @pytest.mark.parametrize('level', ['[*a{0}, *a{0}]', '{{<<: [*a{0}, *a{0}], k{1}: 1}}'], ids=['lists', 'merges'])

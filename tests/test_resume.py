@@ -205,6 +205,8 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert 'not a run folder' in refused('--resume', tmp_path)
     error = refused('--resume', folder, '--embed_dim', '7')
     assert 'cannot change within a run: --embed_dim 7 (was 16)' in error
+    (tmp_path / 'other.yaml').write_text('embed_dim: 7')
+    assert refused('--resume', folder, '--config', tmp_path / 'other.yaml') == error
     (tmp_path / 'other').mkdir()
     assert 'the classes or numbers of images' in refused(
         '--resume', folder, '--source_path', draw_classes(tmp_path / 'other' / 'images', 14, 6).parent)

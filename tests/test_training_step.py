@@ -269,6 +269,13 @@ def test_the_trace_of_skipped_steps():
     with pytest.raises(RunFailed, match='in 50 steps one after the other, a gradient in float16 was not finite'):
         for _ in range(Trace.COPY_EVERY):
             step_of(trace, norm=math.inf, skipped=True)
+    n_epochs = 0
+    with pytest.raises(RunFailed, match='Epoch 3, step 10: in 50 steps one after the other'):          # short epochs
+        for n_epochs in range(1, 9):
+            trace = Trace(n_epochs, trace.skipped_in_a_row if n_epochs > 1 else 0)
+            for _ in range(20):
+                step_of(trace, norm=math.inf, skipped=True)
+            trace.summary()
     with pytest.raises(RunFailed, match='step 1: the loss is nan'):
         trace = Trace(1)
         step_of(trace, math.nan, math.nan, True)

@@ -193,15 +193,18 @@ def given(parser, arguments):
     return {name: value for name, value in vars(parser.parse_args(arguments, start)).items() if value is not unset}
 
 
-def tokens(settings):
-    """{flag: value} -> the arguments that set these flags; none for None and empty lists."""
-    arguments = []
+def tokens(settings, parser=None):
+    """
+    {flag: value} -> the arguments that set these flags; none for None and empty lists, but for those flags of the
+    parser that may be given without a value.
+    """
+    arguments, without_value = [], {action.dest for action in parser._actions if action.nargs == '*'} if parser else ()
     for name, value in settings.items():
         if isinstance(value, list):
             values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
             # argparse reads a value that begins with a dash as a flag, but not one that begins with a space
             values = [f' {item}' if item.startswith('-') else item for item in values]
-            arguments += [f'--{name}', *values] if value else []
+            arguments += [f'--{name}', *values] if value or name in without_value else []
         elif value is not None:
             arguments += [f'--{name}={str(value).lower() if isinstance(value, bool) else value}']
     return arguments

@@ -1,5 +1,6 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ class Loader(torch.utils.data.DataLoader):
         self.transform = getattr(dataset, 'transform', None)
         if self.transform:
             dataset, arguments['collate_fn'] = Loaded(dataset), Collate(self.transform)
+        if arguments.get('num_workers') and sys.platform == 'linux':
+            arguments['multiprocessing_context'] = 'fork'      # since Python 3.14, they would import all packages anew
         super().__init__(dataset, **arguments)
 
     def __iter__(self):

@@ -96,7 +96,7 @@ class Records:
     def summarise(self, state, finished=False):
         """Writes summary.json: whole rows of the Checkpoint `state`, chosen by the first storage metric."""
         metric = self.opt.storage_metrics[0]
-        summary = {'finished': finished, 'selected_by': metric, 'last_epoch': state.row,
+        summary = {'finished': finished, 'n_epochs': self.opt.n_epochs, 'selected_by': metric, 'last_epoch': state.row,
                    'best_by_validation': state.best.get(Column('val', metric).name),
                    'best_on_test': state.best.get(Column('test', metric).name),
                    'records': {'log.csv': run_records.fingerprint(self.rows),

@@ -29,19 +29,20 @@ def savename(opt):
     return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
 
 
-def create(opt, settings, arguments, description):
+def create(opt, settings, arguments, description, chosen=()):
     """
     Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
 
     settings:    the flags, as parameters.settings_of gives them.
     arguments:   of the command line.
     description: of the splits, as datasets.splits.describe gives it.
+    chosen:      the flags whose values the run has chosen itself.
     """
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
-              'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'resumed': []}
+              'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
         remove_stale(parent / name)

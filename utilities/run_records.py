@@ -54,28 +54,36 @@ def read(folder):
     for name in ('dataset', 'group', 'seed'):
         if name not in flags:
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
-    summary = summary_of(folder / 'summary.json')          # before the log, which is written first and may be ahead
+    # before the log, which is written first and may be ahead
+    summary = summary_of(folder / 'summary.json', flags.get('n_epochs'))
     rows = rows_of(folder / 'log.csv')
     require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state)
 
 
-def find(place, settings):
+def find(place, settings, chosen=()):
     """
     The run folder with these settings at `place`, <save_path>/<dataset>/<savename>, or beside it with _1, _2 ...; None
     where there is none. Of several, the one with the most epochs. Flags of the machine, and those that only one side
     has, may differ.
+
+    chosen: flags whose values the run must have chosen itself.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
-             and are_same(settings, run_folder.read(folder)['flags'])]
+             and are_same(settings, run_folder.read(folder), chosen)]
     return max(found, default=None, key=lambda folder: ((folder / LAST).exists(), progress(folder)))
 
 
-def are_same(settings, flags):
-    """Whether the flags of a run folder are these settings; flags of the machine may differ."""
-    return all(flags[name] == value for name, value in settings.items() if name in flags.keys() - run_folder.MACHINE)
+def are_same(settings, config, chosen=()):
+    """
+    Whether the flags in the config.yaml of a run folder are these settings, and it has chosen the values of the flags
+    `chosen` itself, as far as it says so; flags of the machine may differ.
+    """
+    flags = config['flags']
+    return {*chosen} <= {*config.get('chosen', chosen)} and all(
+        flags[name] == value for name, value in settings.items() if name in flags.keys() - run_folder.MACHINE)
 
 
 def progress(folder):
@@ -159,10 +167,14 @@ def contents(folder, start, last):
             'spectra': [row for row in read_csv(folder / 'spectrum.csv') if int(row['epoch']) < start]}
 
 
-def summary_of(file):
-    """(finished or not, last epoch) of a summary.json; of none, (False, -1)."""
+def summary_of(file, n_epochs=None):
+    """
+    (finished or not, last epoch) of a summary.json; of none, (False, -1). A run that was finished, and whose number of
+    epochs is now another, `n_epochs`, is not finished.
+    """
     summary = loaded_summary(file)
-    return summary.get('finished', False), (summary.get('last_epoch') or {'epoch': -1})['epoch']
+    finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs
+    return finished, (summary.get('last_epoch') or {'epoch': -1})['epoch']
 
 
 def loaded_summary(file):

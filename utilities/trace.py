@@ -7,12 +7,17 @@ from utilities.errors import RunFailed
 
 
 class Trace:
-    """Collects the scalars of each step of an epoch; a loss or gradient that is not finite stops the run."""
+    """
+    Collects the scalars of each step of an epoch; a loss or gradient that is not finite stops the run.
+
+    skipped_in_a_row: number of steps, up to now, that were skipped one after the other; at first that of the epoch
+    before.
+    """
 
     COPY_EVERY = 50                          # steps
 
-    def __init__(self, epoch):
-        self.epoch, self.pending, self.values = epoch, [], {}
+    def __init__(self, epoch, skipped_in_a_row=0):
+        self.epoch, self.pending, self.values, self.skipped_in_a_row = epoch, [], {}, skipped_in_a_row
 
     def add(self, **scalars):
         """One step's scalars: 0-d tensors or numbers, the same names in each step, loss and grad_norm among them."""
@@ -23,7 +28,7 @@ class Trace:
     def copy_to_cpu(self):
         """
         Copies the pending scalars to the CPU. Raises RunFailed for the first step that is not finite, unless it was
-        skipped, and where all of COPY_EVERY steps were skipped.
+        skipped, and where COPY_EVERY steps in a row were skipped.
         """
         if not self.pending:
             return
@@ -35,9 +40,11 @@ class Trace:
             if not (math.isfinite(loss) and (math.isfinite(grad_norm) or is_skipped)):
                 raise RunFailed(f'Epoch {self.epoch}, step {step}: the loss is {loss}, its gradient norm {grad_norm}.'
                                 ' A lower --lr or other parameters of the loss may help.')
-        if sum(skipped) >= self.COPY_EVERY:
-            raise RunFailed(f'Epoch {self.epoch}: in {len(skipped)} steps one after the other, a gradient in float16 '
-                            'was not finite, whatever the loss was multiplied by. --amp bfloat16 may help.')
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
+            if self.skipped_in_a_row >= self.COPY_EVERY:
+                raise RunFailed(f'Epoch {self.epoch}, step {step}: in {self.skipped_in_a_row} steps one after the '
+                                'other, a gradient in float16 was not finite, whatever the loss was multiplied by. '
+                                '--amp bfloat16 may help.')
         columns['grad_norm'] = [norm for norm, is_skipped in zip(columns['grad_norm'], skipped, strict=True)
                                 if not is_skipped]
         for name, column in columns.items():

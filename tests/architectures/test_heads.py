@@ -165,11 +165,12 @@ def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, 
 
 
 @pytest.mark.parametrize('arch, norm, sentence', [
+    ('conv4 --freeze backbone', 'none', None),
     ('conv4_frozen', 'batch', 'not of the whole batch of 12; --embed_norm layer does not depend on the batch'),
     ('conv4', 'batch', 'not of the whole batch of 12; --arch conv4_frozen keeps them fixed'),
     ('conv4_frozen', 'layer', None)])
 def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence, quick, run, capsys):
-    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', arch, '--embed_norm', norm,
+    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', *arch.split(), '--embed_norm', norm,
                '--micro_bs', '6') == 0
     out = capsys.readouterr().out
     assert (sentence in out) if sentence else 'BatchNorm uses the statistics' not in out

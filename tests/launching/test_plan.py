@@ -29,5 +29,15 @@ def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_pa
     assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
     flags = run_folder.read(folder_of(tmp_path))['flags']
     line = [*small, '--n_epochs', '0', '--no_train_metrics']
-    assert flags['bs'] == 36 and run_records.are_same(plan.of_line(line).settings, flags)
-    assert not run_records.are_same(plan.of_line([*line, '--bs', '12']).settings, flags)
+    assert flags['bs'] == 36 and run_records.are_same(plan.of_line(line).settings, {'flags': flags})
+    assert not run_records.are_same(plan.of_line([*line, '--bs', '12']).settings, {'flags': flags})
+    assert plan.of_line(line).folder() == plan.of_line([*line, '--bs', '36', '--samples_per_class', '6']).folder()
+
+
+def test_a_run_with_a_given_batch_is_not_that_of_a_line_without(run, quick, tmp_path):
+    line = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    assert run(*line) == 0 and plan.of_line(line).folder() == folder_of(tmp_path)
+    at = quick.index('--bs')
+    other = line[:at] + line[at + 4:]
+    assert '--bs' not in other and '--samples_per_class' not in other and plan.of_line(other).folder() is None
+    assert run(*other, '--auto_resume') == 0 and plan.of_line(other).folder() == folder_of(tmp_path, 'quick_s1_1')

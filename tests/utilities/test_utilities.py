@@ -245,7 +245,9 @@ def test_devices(opt, monkeypatch, capsys):
         flags.device = wanted
         with pytest.raises(UserError, match=f'--device {wanted}: not available'):
             device.select(flags)
-    flags.gpu = [0, 1]
+    flags.gpu, flags.device, flags.given = [0, 1], 'cpu', []                 # of the run folder of several processes
+    assert device.select(flags) == torch.device('cpu')
+    flags.given = ['gpu']
     with pytest.raises(UserError, match='--gpu 0 1: a run uses one GPU'):
         device.select(flags)
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
