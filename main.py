@@ -156,7 +156,7 @@ def train_epoch(opt, built, loader, epoch):
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
-    trace = Trace(epoch, built.step.skipped_in_a_row)
+    trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
@@ -169,7 +169,7 @@ def train_epoch(opt, built, loader, epoch):
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
-    scalars, built.step.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
+    scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
     return scalars | built.schedule.rates()
 
 

@@ -39,7 +39,7 @@ class Parts:
     """
     What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
     schedule and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill;
-    teacher_checksum: None if the teacher is the moving average.
+    teacher_checksum: None if the teacher is the moving average. skipped_in_a_row: that of the Trace of the last epoch.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -52,6 +52,7 @@ class Parts:
     ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
+    skipped_in_a_row: int = 0
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""

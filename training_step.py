@@ -37,7 +37,6 @@ class TrainingStep:
     parts:  the parts of the run, of which model, criterion, optimizer and teacher are used.
 
     scaler: the GradScaler that multiplies the loss with --amp float16; otherwise None.
-    skipped_in_a_row: number of steps at the end of the last epoch that it skipped one after the other.
     """
 
     def __init__(self, opt, parts):
@@ -57,7 +56,7 @@ class TrainingStep:
         if self.dtype:
             check_precision(opt)
         self.scaler = torch.amp.GradScaler(opt.device.type) if opt.amp == 'float16' else None
-        self.with_maps, self.connected, self.skipped_in_a_row = criteria.requires_maps(self.criterion), False, 0
+        self.with_maps, self.connected = criteria.requires_maps(self.criterion), False
 
     def __call__(self, number, images, labels):
         """

@@ -31,7 +31,8 @@ def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_pa
     line = [*small, '--n_epochs', '0', '--no_train_metrics']
     assert flags['bs'] == 36 and run_records.are_same(plan.of_line(line).settings, {'flags': flags})
     assert not run_records.are_same(plan.of_line([*line, '--bs', '12']).settings, {'flags': flags})
-    assert plan.of_line(line).folder() == plan.of_line([*line, '--bs', '36', '--samples_per_class', '6']).folder()
+    for given in ([], ['--bs', '36', '--samples_per_class', '6']):
+        assert plan.of_line([*line, *given]).folder() == folder_of(tmp_path)
 
 
 def test_a_run_with_a_given_batch_is_not_that_of_a_line_without(run, quick, tmp_path):
