@@ -152,7 +152,8 @@ def data_parameters(parser):
                        help=f'augmentation of the training images, one of {", ".join(AUGMENTATIONS)}; base: random '
                             'crops and flips (for images of characters: small affine changes); adv: base with random '
                             'colours; big: base with 256 pixels; red: crops without random scaling; mlrc: that of '
-                            'Musgrave et al.; none: as in evaluation; characters: small affine changes')
+                            'Musgrave et al.; none: as in evaluation without --eval_resize and --eval_size; '
+                            'characters: small affine changes')
     group.add_argument('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
                        help='smallest and largest area of the random crops of --augmentation base, adv, big and mlrc, '
                             'as fractions of the image; by default 0.08 and 1, for mlrc 0.16 and 1')
@@ -179,7 +180,7 @@ def data_parameters(parser):
     group.add_argument('--eval_resize', type=POSITIVE_INT,
                        help='length in pixels to which the shorter side of an image is resized in evaluation, before '
                             'the centre is cropped; by default 256 for images of 224 to 256 pixels, else 8/7 of their '
-                            'size')
+                            'size; without effect with the augmentation characters, which crops nothing')
     switch(group, '--augment_on_gpu',
            help='compute the crops, flips, colours and erasing of the training images on the --device; the random '
                 'numbers stay the same, and pixels differ by rounding; affine changes of characters stay on the CPU')
@@ -1013,13 +1014,16 @@ def without_effect(opt):
     if 'random_distance' in miners:
         miners.add('distance')                                        # whose flag it shares
     of_nir = {f'loss_oproxy_{name}' for name in ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta') if 'nir' in losses}
+    are_characters = opt.augmentation == 'base' and getattr(DATASETS.get(opt.dataset), 'CHARACTERS', False)
+    augmentation = 'characters' if are_characters else opt.augmentation
     sampler = opt.data_sampler
     stores, matches = getattr(SAMPLERS.get(sampler), 'REQUIRES_STORAGE', False), sampler.endswith('batchmatch')
     has_effect = {
         'tv_split_by_samples': opt.use_tv_split, 'tv_split_perc': opt.use_tv_split,
         'image_cache_check': opt.image_cache, 'cascade_fractions': opt.cascade,
         **dict.fromkeys((name for name in vars(opt) if name.startswith('daml_')), opt.daml),
-        **dict.fromkeys(('crop_scale', 'crop_ratio'), opt.augmentation in ('base', 'adv', 'big', 'mlrc')),
+        **dict.fromkeys(('crop_scale', 'crop_ratio'), augmentation in ('base', 'adv', 'big', 'mlrc')),
+        'eval_resize': augmentation != 'characters',
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',

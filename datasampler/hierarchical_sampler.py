@@ -25,7 +25,7 @@ class Sampler(torch.utils.data.Sampler):
         self.n_classes, self.per_class = classes_per_batch(opt, len(image_dict)), opt.samples_per_class
         if None in superclasses:
             raise UserError(f'--data_sampler hierarchical: --dataset {opt.dataset} has no super-classes; '
-                            'online_products, inshop and omniglot have them')
+                            'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         names = {name: number for number, name in enumerate(sorted(set(superclasses)))}
         if opt.data_hierarchical_superclasses > len(names):
             raise UserError(f'--data_hierarchical_superclasses {opt.data_hierarchical_superclasses}: the training '

@@ -168,7 +168,8 @@ def image_files(folder):
 
 
 def subfolders(folder):
-    return sorted(path for path in Path(folder).iterdir() if path.is_dir())
+    """The folders directly in `folder`, sorted, without hidden ones such as .ipynb_checkpoints."""
+    return sorted(path for path in Path(folder).iterdir() if path.is_dir() and not path.name.startswith('.'))
 
 
 def class_folders(folder, **properties):

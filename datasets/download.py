@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from utilities import stopping
 from utilities.errors import UserError
+from utilities.files import locked
 
 
 def no_address(name, where):
@@ -21,16 +22,32 @@ def no_address(name, where):
 def fetch(url, checksum, folder):
     """
     Downloads the archive at `url` into `folder`, unless it is there, and unpacks it, unless this has been done before.
+    Of several processes, the first does so, and the others wait for it.
 
     checksum: '<algorithm>:<hexadecimal digest>', as in 'md5:97ec...'.
-    Raises UserError if the server does not answer, the checksum of the archive differs, or it cannot be unpacked.
+    Raises UserError if the server does not answer, the checksum of the archive differs, it cannot be unpacked, or the
+    folder cannot be written to.
     """
     folder = Path(folder)
     archive = folder / url.rsplit('/', 1)[-1]
     done = archive.with_name(archive.name + '.unpacked')
     if done.exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    lock = archive.with_name(archive.name + '.lock')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(lock, f'--download: another process is downloading {archive}; waiting for it'):
+            if not done.exists():
+                obtain(url, checksum, archive)
+                done.touch()
+                archive.unlink()
+            lock.unlink(missing_ok=True)                 # others that wait for it, and those to come, will see `done`
+    except OSError as error:
+        raise UserError(f'--download: {error.filename or folder}: {error.strerror or error}') from None
+
+
+def obtain(url, checksum, archive):
+    """Downloads the file `archive`, unless it is there, and unpacks it into its folder."""
     if not archive.exists():
         partial = archive.with_name(archive.name + '.part')
         download(url, partial)
@@ -41,9 +58,7 @@ def fetch(url, checksum, folder):
         partial.rename(archive)
     elif difference := other_than(checksum, archive):
         raise UserError(f'--download: {archive} is not the expected file ({difference}); remove it and start again')
-    unpack(archive, folder)
-    done.touch()
-    archive.unlink()
+    unpack(archive, archive.parent)
 
 
 def download(url, partial):

@@ -30,10 +30,14 @@ def in_folders(folder):
 def nested(folder):
     """
     The table of folders of super-classes, of one level or more, that contain the folders of classes. The name of a
-    class or super-class is its path below `folder`. Raises UserError where classes are at different depths.
+    class or super-class is its path below `folder`. Hidden folders are left out. Raises UserError where classes are at
+    different depths.
     """
-    paths, classes = [], []
-    for path in sorted(Path(path) for path, _, _ in os.walk(folder, followlinks=True)):
+    walked, paths, classes = [], [], []
+    for above, folders, _ in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        walked.append(Path(above))
+    for path in sorted(walked):
         files = image_files(path)
         paths += files
         classes += [path.relative_to(folder).as_posix()] * len(files)
@@ -65,6 +69,9 @@ def listed(file, source_path):
         raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
                         + (f'found the columns {", ".join(map(str, columns))}' if columns else 'found no row'))
     for number, row in enumerate(rows, start=2):
+        if None in row:
+            raise UserError(f'--csv {file}, line {number}: more fields than the header has; put a text with a comma in '
+                            'double quotes')
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
             raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))

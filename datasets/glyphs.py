@@ -130,7 +130,9 @@ def render_all(fonts, path):
         order = random.permutation(len(its_fonts))
         for i in range(PER_CLASS):
             render(letter, its_fonts[order[i % len(order)]], random).save(unfinished / name / f'{i:02d}.png')
-    if path.exists():            # another process was faster; its images are the same
-        shutil.rmtree(unfinished)
-        return
-    unfinished.rename(path)
+    try:
+        unfinished.rename(path)
+    except OSError:
+        if not path.exists():
+            raise
+        shutil.rmtree(unfinished)            # another process was faster; its images are the same

@@ -7,7 +7,6 @@ same file into memory and so share the operating system's page cache. The first 
 Pixels are flushed to disk before their row of the index is written, so that filling can continue after the last
 complete row, however it was stopped.
 """
-import contextlib
 import hashlib
 import os
 import shutil
@@ -23,6 +22,7 @@ from datasets.base import read_image
 from datasets.decoding import Photo, open_photo
 from utilities import stopping
 from utilities.errors import UserError
+from utilities.files import locked
 
 VERSION = 2                  # raise it when read_image or the format changes
 COLUMNS = 4                  # of the index
@@ -95,7 +95,7 @@ def key(paths, source, resize):
         try:
             status = path.stat()
             state = status.st_size, status.st_mtime_ns
-        except FileNotFoundError:                                      # then --skip_bad_images leaves it out
+        except OSError:                                                # then --skip_bad_images leaves it out
             state = None
         digest.update(os.fsencode(f'{str(path).removeprefix(source).lstrip(os.sep)} {state}\n'))
     return digest.hexdigest()[:16]
@@ -127,7 +127,7 @@ def n_bytes_of(index):
 def fill(folder, paths, resize):
     """Adds the images that are missing in the cache, or waits for a process that does; returns the complete index."""
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with locked(folder / 'lock', f'--image_cache: another process is filling {folder}; waiting for it'):
         index = complete_rows(folder, len(paths))
         if len(index) == len(paths):
             return index
@@ -157,20 +157,6 @@ def fill(folder, paths, resize):
                 index = longer
                 bar.update(len(images))
         return index
-
-
-@contextlib.contextmanager
-def locked(folder):
-    """Holds the lock of `folder` during the block; the operating system releases it if the process ends."""
-    import fcntl  # imported here, since Windows has no such module
-
-    with open(folder / 'lock', 'w') as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f'--image_cache: another process is filling {folder}; waiting for it', flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def decode(path, resize):

@@ -24,7 +24,7 @@ def load(opt):
         return table
     paths, classes = [], []
     for part in ('images_background', 'images_evaluation'):
-        for character in sorted((path.parent / part).glob('*/*/')):
+        for character in sorted((path.parent / part).glob('[!.]*/[!.]*/')):
             files = image_files(character)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)

@@ -60,9 +60,16 @@ def closed_set(opt, table):
 
 
 def predefined(opt, table):
-    """The data set's official parts; queries and gallery together are the test split."""
+    """
+    The data set's official parts; queries and gallery together are the test split. Raises UserError where there are
+    queries or a gallery without the other, or test images besides them.
+    """
     if table.parts is None:
         raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
+    tested = {'test', 'query', 'gallery'} & set(table.parts)
+    if tested not in (set(), {'test'}, {'query', 'gallery'}):
+        raise UserError(f'--split_scheme predefined: the split of the test images is {" or ".join(sorted(tested))}; '
+                        'expected test for all of them, or query for some and gallery for the others')
     split_of = {'query': 'test', 'gallery': 'test'}
     splits = {}
     for i, part in enumerate(table.parts):

@@ -44,7 +44,7 @@ def mlrc(size):
 
 
 def none(size):
-    """No augmentation: as in evaluation."""
+    """No augmentation: as in evaluation without --eval_resize and --eval_size."""
     return centre(size), centre(size)
 
 

@@ -214,6 +214,10 @@ def test_flags_without_effect_are_named(tmp_path):
     assert idle('--data_sampler fid_batchmatch --data_gc_softened --data_mb_lr 2 --data_batchmatch_ncomps 3') == [
         '--data_gc_softened True', '--data_mb_lr 2.0']
     assert idle('--loss nir --batch_mining none --loss_oproxy_lrmulti 3') == ['--loss_oproxy_lrmulti 3.0']
+    for characters in ('--dataset glyphs', '--dataset cub200 --augmentation characters'):
+        assert idle(f'{characters} --eval_resize 288 --crop_scale 0.2 1 --eval_size 32') == [
+            '--crop_scale 0.2 1.0', '--eval_resize 288']
+    assert idle('--dataset glyphs --augmentation none --eval_resize 288') == []
     assert idle('--micro_bs 112 --clip_grad 1') == ['--micro_bs 112'] and idle('--bs 200 --micro_bs 112') == []
     assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
         '--miner_parametric_init hards']

@@ -1,4 +1,7 @@
-"""Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete."""
+"""
+Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete. A lock, for
+what only one process is to write.
+"""
 import contextlib
 import csv
 import glob
@@ -9,6 +12,7 @@ import time
 import zipfile
 from pathlib import Path
 
+from utilities import stopping
 from utilities.errors import UserError
 
 STALE = 600                                                  # seconds without a change
@@ -50,6 +54,28 @@ def remove_stale(folder):
     for old in folder.parent.glob(f'.{glob.escape(folder.name)}.*'):
         if old.is_dir() and old.stat().st_mtime < time.time() - STALE:
             shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(file, waiting):
+    """
+    Locks `file`, which is created, during the block; the operating system releases the lock if the process ends. While
+    another process holds it, prints the sentence `waiting` once and waits.
+    """
+    import fcntl  # imported here, since Windows has no such module
+
+    with open(file, 'w') as lock:
+        said = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not said:
+                    print(waiting, flush=True)
+                said = True
+                stopping.sleep(stopping.POLL)
+        yield
 
 
 def write_text(path, text):

@@ -220,7 +220,7 @@ NO_HIERARCHY = {'data_sampler': 'hierarchical', 'dataset': 'cub200'}
     *[({'data_sampler': by, 'bs': 12}, 'needs 6 classes per batch, but there are only 4 training') for by in BY_CLASS],
     ({'data_sampler': 'full_random', 'bs': 1}, '--bs 1: full_random needs at least 2'),
     ({'data_sampler': 'image_random', 'bs': 21}, '--bs 21: image_random .* without replacement, .* 20 training images'),
-    (NO_HIERARCHY, '--dataset cub200 has no super-classes; online_products, inshop and omniglot have them'),
+    (NO_HIERARCHY, '--dataset cub200 has no super-classes; online_products, inshop and omniglot have them, and your'),
     ({'data_sampler': 'hierarchical', 'data_hierarchical_superclasses': 4}, '--data_hierarchical_superclasses 4: .* 3'),
     *[({'data_sampler': by, 'data_batchmatch_bigbs': 7}, '--data_batchmatch_bigbs 7: expected at least --bs 8')
       for by in ('fid_batchmatch', 'disthist_batchmatch')],

@@ -129,7 +129,8 @@ def test_a_csv_file(opt, tmp_path):
     assert list(data.evaluation) == ['train', 'val', 'test'] and data.evaluation['test'].is_query.sum() == 2
     for content, sentence in (('a,b\n1,2', 'expected a header with the columns path,label'), ('', 'found no row'),
                               ('path,label\nx.png,', 'line 2: path and label must not be empty'),
-                              ('path,label,split\nx.png,a,dev', 'and split must be one of train, val, test')):
+                              ('path,label,split\nx.png,a,dev', 'and split must be one of train, val, test'),
+                              ('path,label\n0.png,a\n1.png,b, c', 'list.csv, line 3: more fields than the header')):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', **flags)
@@ -142,6 +143,14 @@ def test_a_csv_file(opt, tmp_path):
     file.unlink()
     with pytest.raises(UserError, match='No such file'):
         select(opt, tmp_path, 'folder', **flags)
+
+
+@pytest.mark.parametrize('names', [['class_0', 'class_1'], ['birds/owl', 'cats/lynx']])
+def test_hidden_folders_are_no_classes(names, opt, tmp_path):
+    for name in (*names, '.ipynb_checkpoints', f'{names[0]}/.thumbs', '.trash/fish/perch'):
+        write(tmp_path / 'images' / name / '0.png')
+    data = select(opt, tmp_path, 'folder', split_scheme='half', test_size=0)
+    assert data.train.class_names == names and len(data.train) == 2
 
 
 def test_a_csv_file_with_superclasses_of_several_levels(opt, tmp_path):
@@ -292,6 +301,13 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
     assert splits.split(opt(split_scheme='half'), parts) == {'train': [0], 'test': [1, 2]}
     with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no official parts'):
         splits.split(opt(split_scheme='predefined'), table([1, 1, 1]))
+
+
+@pytest.mark.parametrize('parts', [['test', 'query', 'gallery'], ['test', 'gallery', 'gallery'], ['query'] * 3,
+                                   ['gallery'] * 3])
+def test_queries_and_gallery_come_together_and_without_other_test_images(parts, opt):
+    with pytest.raises(UserError, match=f'the split of the test images is {" or ".join(sorted(set(parts)))}; expected'):
+        splits.split(opt(split_scheme='predefined'), table([1, 1, 1, 1], parts=['train', *parts]))
 
 
 @pytest.mark.parametrize('flags, sentence', [

@@ -1,8 +1,10 @@
 """Downloads continue, are checked, and unpack only below their own folder."""
 import hashlib
 import io
+import multiprocessing
 import tarfile
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -80,6 +82,32 @@ def test_a_download_continues_is_checked_and_unpacked_once(server, tmp_path):
     (tmp_path / 'data.tgz.part').write_bytes(server.content)
     download.fetch(url, checksum, tmp_path)
     assert (tmp_path / 'data.tgz.unpacked').exists()
+
+
+def test_of_two_processes_one_downloads(server, monkeypatch, tmp_path, capfd):
+    server.content, start = tar_of({'a.txt': b'x'}), download.download
+
+    def slowly(url, partial):
+        time.sleep(.5)
+        start(url, partial)
+
+    monkeypatch.setattr(download, 'download', slowly)
+    fork = multiprocessing.get_context('fork')
+    arguments = server.url + '/data.tgz', md5(server.content), tmp_path
+    processes = [fork.Process(target=download.fetch, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0] and server.requests == [0]
+    assert {file.name for file in tmp_path.iterdir()} == {'a.txt', 'data.tgz.unpacked'}
+    assert capfd.readouterr().out.count('another process is downloading') == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='--download: .*file: File exists'):
+        download.fetch('http://127.0.0.1:9/x.tgz', 'md5:0', tmp_path / 'file')
 
 
 def test_a_wrong_file_or_address_is_refused(server, tmp_path):

@@ -1,6 +1,8 @@
 """The embedded data set."""
 import unicodedata
+from pathlib import Path
 
+import pytest
 from PIL import Image
 
 import datasets
@@ -28,3 +30,23 @@ def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypa
     assert again.name == place.name and {file: (again / file).read_bytes() for file in files} == files
     data = datasets.select(opt(dataset='glyphs'), 32)
     assert data.train.n_classes == len(some) // 2 and 'Flip' not in repr(data.train.transform)
+
+
+def test_two_processes_may_render_at_once(monkeypatch, tmp_path):
+    rename = Path.rename
+
+    def after_the_other(unfinished, path):
+        (path / 'class').mkdir(parents=True)
+        return rename(unfinished, path)
+
+    monkeypatch.setattr(glyphs, 'distinct', lambda letters: {letter: letters[letter] for letter in 'AB'})
+    monkeypatch.setattr(Path, 'rename', after_the_other)
+    glyphs.render_all(glyphs.font_files(), tmp_path / 'glyphs')
+    assert [path.name for path in tmp_path.iterdir()] == ['glyphs'] and (tmp_path / 'glyphs' / 'class').exists()
+
+    def refuse(*_):
+        raise PermissionError(13, 'Permission denied')
+
+    monkeypatch.setattr(Path, 'rename', refuse)
+    with pytest.raises(PermissionError):
+        glyphs.render_all(glyphs.font_files(), tmp_path / 'other')

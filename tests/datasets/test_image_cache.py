@@ -251,6 +251,15 @@ def test_broken_images_are_named_when_they_are_used_or_left_out(select, decoded,
     assert_same_items(data, select(source, skip_bad_images=True, image_cache=None))
 
 
+def test_paths_that_no_file_system_takes_are_left_out(source, select, tmp_path, capsys):
+    file = tmp_path / 'list.csv'
+    paths = [f'images/class_0{c}/{i}.png' for c in range(4) for i in range(2)]
+    file.write_text('path,label\n' + ''.join(f'{path},{path[14]}\n' for path in paths)
+                    + f'{paths[0]}/b.png,0\n{"k" * 300}.png,1\n')
+    data = select(source, csv=str(file), skip_bad_images=True)
+    assert len(data.train) == 4 and '2 of 10 images cannot be read' in capsys.readouterr().out
+
+
 def test_too_little_disk_space(quick, run, monkeypatch, tmp_path, capsys):
     usage = namedtuple('usage', 'total used free')
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage(10 ** 9, 0, 100_000))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from utilities import backends, checkpoint, device, files, run_folder
+from utilities import backends, checkpoint, device, files, run_folder, stopping
 from utilities.checkpoint import Checkpoint
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
@@ -33,6 +33,16 @@ def test_a_folder_in_the_place_of_a_file_is_refused_and_kept(tmp_path):
     with pytest.raises(UserError, match='a.txt is a folder; give the name of a file'):
         files.write_text(tmp_path / 'a.txt', 'text')
     assert list(tmp_path.iterdir()) == [tmp_path / 'a.txt'] and not list((tmp_path / 'a.txt').iterdir())
+
+
+def test_a_process_that_waits_for_a_lock_can_be_stopped(monkeypatch, tmp_path, capsys):
+    with files.locked(tmp_path / 'lock', 'another process writes'):
+        monkeypatch.setattr(stopping, 'requested', True)
+        with pytest.raises(KeyboardInterrupt), files.locked(tmp_path / 'lock', 'another process writes'):
+            pass
+    assert capsys.readouterr().out == 'another process writes\n'
+    with files.locked(tmp_path / 'lock', 'nobody does'):
+        assert capsys.readouterr().out == ''
 
 
 def test_an_error_keeps_its_sentence_through_a_data_worker():
