@@ -127,7 +127,7 @@ def draw(file, queries, nearest, distances, transform):
         tiles = [tile(photo, transform, '', 'black')]
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
-        rows.append((Path(photo).name, tiles))
+        rows.append((plotting.plain(Path(photo).name), tiles))
     plotting.save(plotting.panel(rows), file)
 
 
