@@ -80,6 +80,7 @@ def test_sentences(call, index, trained, another, photos, tmp_path):
             (['query', index, tmp_path / 'wrong.csv'], 'expected a header with the column path, found file'),
             (['query', index, photos / 'class_00' / 'broken.jpg'], 'broken.jpg: not a readable image'),
             (['query', index, some, '--run', another], 'another network than that of'),
+            (['serve', index, '--port', '65536'], '--port: expected a whole number of at least 0 and at most 65535'),
             (['query', index, some, '--k', '0'], '--k: expected a whole number of at least 1'),
             (['query', index, some, '--picture', tmp_path / 'a.gif'], 'ends in .png or .svg'),
             (['query', index, some, '--json', tmp_path / 'nowhere' / 'a'], '--json'),
