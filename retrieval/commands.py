@@ -38,7 +38,7 @@ def extend(opt, folder, network, transform, paths):
     except KeyboardInterrupt:
         print('\nStopped. The same command continues.', file=sys.stderr)
         raise
-    name_some('Not in the index, since they cannot be read', list(unreadable.values()), len(paths),
+    name_some('Not embedded, since they cannot be read', list(unreadable.values()), len(paths),
               f'; all of them: {Path(folder) / changes.UNREADABLE}')
     print(found)
 

@@ -105,7 +105,8 @@ def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
 
 
 def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsewhere(client):
-    for host, code in ('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('[::1]', 200), ('rebound.example:8000', 403):
+    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('[::1]', 200),
+                       ('rebound.example:8000', 403)):
         assert client.get('/start', headers={'Host': host}).status_code == code
     page = client.get('/')
     assert "default-src 'self'" in page.headers['Content-Security-Policy']
