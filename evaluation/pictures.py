@@ -7,7 +7,7 @@ import torch
 
 from evaluation import geometry, ranking, verification
 from evaluation.neighbours import chunks
-from evaluation.protocol import embed_splits
+from evaluation.protocol import embed_splits, split_of_pictures
 from utilities import plotting, processes
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
@@ -23,8 +23,8 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves the --pictures of the test split, or of another one where there is none, in `folder` (--draw). Raises
-    UserError where `folder` cannot be made, or no picture is asked for.
+    Saves the --pictures of the split that protocol.split_of_pictures gives in `folder` (--draw). Raises UserError where
+    `folder` cannot be made, or no picture is asked for.
     """
     if opt.pictures == ['none']:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
@@ -33,7 +33,7 @@ def draw(opt, model, data, criterion, folder):
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     if processes.is_main() and Path(folder).is_file():
         raise UserError(f'--draw {folder}: it is a file; give a folder')
-    split = next(name for name in ('test', 'val', 'train') if name in data.evaluation)
+    split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
     files = processes.of_main(save, opt, embedded, split, folder)
     for file in files:

@@ -164,6 +164,8 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
                       for folder in (plots, tmp_path / 'drawn'))
         assert one == other, name
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'other', '--splits_to_eval', 'val') == 2
+    assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
 
 
 def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):
