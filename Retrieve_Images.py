@@ -35,7 +35,8 @@ def add_server(parser):
     parser.add_argument('--host', default='127.0.0.1',
                         help='address to listen on; by default only this machine can open the page; 0.0.0.0 lets every '
                              'machine of the network see the images')
-    parser.add_argument('--port', type=command_line.COUNT, default=8000, help='port to listen on; 0 means any free one')
+    parser.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
+                        help='port to listen on; 0 means any free one')
     parser.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
                         help='device to compute on, as in main.py')
 

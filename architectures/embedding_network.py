@@ -104,7 +104,7 @@ class EmbeddingNetwork(torch.nn.Module):
     def __init__(self, opt, backbone, frozen, normalize):
         super().__init__()
         self.backbone, self.input_size, self.frozen, self.normalize = backbone.network, backbone.size, frozen, normalize
-        self.bgr, self.warming_up = backbone.bgr, False
+        self.bgr, self.n_features, self.warming_up = backbone.bgr, backbone.n_features, False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool

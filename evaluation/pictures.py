@@ -7,7 +7,7 @@ import torch
 
 from evaluation import geometry, ranking, verification
 from evaluation.neighbours import chunks
-from evaluation.protocol import embed_splits
+from evaluation.protocol import embed_splits, split_of_pictures
 from utilities import plotting, processes
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
@@ -23,8 +23,8 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves the --pictures of the test split, or of another one where there is none, in `folder` (--draw). Raises
-    UserError where `folder` cannot be made, or no picture is asked for.
+    Saves the --pictures of the split that protocol.split_of_pictures gives in `folder` (--draw). Raises UserError where
+    `folder` cannot be made, or no picture is asked for.
     """
     if opt.pictures == ['none']:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
@@ -33,14 +33,15 @@ def draw(opt, model, data, criterion, folder):
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     if processes.is_main() and Path(folder).is_file():
         raise UserError(f'--draw {folder}: it is a file; give a folder')
-    split = next(name for name in ('test', 'val', 'train') if name in data.evaluation)
+    split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
     files = processes.of_main(save, opt, embedded, split, folder)
     for file in files:
         print(file)
     missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]
     if missing:
-        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, or no two of one class.')
+        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two of one class, or '
+              'equal embeddings only.')
 
 
 @plotting.styled
@@ -65,11 +66,11 @@ def save(opt, embedded, split, folder, panel=None):
 
 
 def short(name, length=26):
-    """'001.Black_footed_Albatross' -> 'Black footed Albatross'; cut where it is long."""
+    """'001.Black_footed_Albatross' -> 'Black footed Albatross', for a figure; cut where it is long."""
     name = str(name)
     number, _, rest = name.partition('.')
     name = (rest if number.isdigit() and rest else name).replace('_', ' ')
-    return name if len(name) <= length else name[:length - 1] + '…'
+    return plotting.plain(name if len(name) <= length else name[:length - 1] + '…')
 
 
 def sample_queries(embedded, seed, n_queries, n_neighbours):
@@ -139,7 +140,10 @@ def scatter_plot(embedded, seed, project):
     chosen = some_images(images.labels, seed)
     if len(chosen) < 8:
         return None
-    points = project(embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy())
+    points = embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy()
+    if not np.ptp(points, axis=0).any():                   # t-SNE of equal points is a segmentation fault
+        return None
+    points = project(points)
     labels = images.labels[chosen]
     sizes = np.bincount(labels)
     width, height = np.ptp(points, axis=0)

@@ -119,9 +119,9 @@ def splits_to_evaluate(opt, data):
 
 
 def split_of_pictures(opt, data):
-    """The split that a run plots at its end: test, or validation where test is not evaluated, or else training."""
-    order = ('test', 'val', 'train') if 'test' in splits_to_evaluate(opt, data) else ('val', 'test', 'train')
-    return next(split for split in order if split in data.evaluation)
+    """The split whose pictures are drawn: of those to evaluate, the first of test, validation and training."""
+    evaluated = splits_to_evaluate(opt, data)
+    return next(split for split in ('test', 'val', 'train') if split in evaluated)
 
 
 def names_of(images, level):
@@ -198,7 +198,7 @@ def check_data(opt, data):
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
-    if not (opt.draw or opt.check_overlap):
+    if not opt.check_overlap:
         splits_to_evaluate(opt, data)
     if opt.eval_reference == 'self':
         return

@@ -5,7 +5,7 @@ import numpy as np
 
 from evaluation import titles
 from reports import naming
-from utilities.plotting import COLUMN, GREY, mark, new_figure, save, styled, whole_epochs
+from utilities.plotting import COLUMN, GREY, mark, new_figure, plain, save, styled, whole_epochs
 
 
 def correlation(x, y):
@@ -44,8 +44,8 @@ def scatter(scores, x, y, file, title, regression=True):
     in_units = scores.assign(**{name: titles.unit(name) * scores[name].astype(float) for name in {x, y}})
     for index, (method, rows) in enumerate(in_units.groupby('method', sort=False)):
         colour, marker, _ = mark(index)
-        axes.scatter(rows[x], rows[y], color=colour, marker=marker, label=naming.method(method), s=12, linewidths=0,
-                     zorder=3)
+        axes.scatter(rows[x], rows[y], color=colour, marker=marker, label=plain(naming.method(method)), s=12,
+                     linewidths=0, zorder=3)
     r, n = correlation(scores[x], scores[y])
     words = f'r = {r:.2f} over {n} runs' if not math.isnan(r) else f'no correlation from {n} runs'
     if regression and not math.isnan(r):
@@ -79,7 +79,7 @@ def curves(groups, name, file, title):
         values = np.array([by_epoch[epoch] for epoch in epochs])
         mean, std = values.mean(axis=1), values.std(axis=1, ddof=1) if len(group.runs) > 1 else 0
         colour, marker, line = mark(index)
-        label = naming.method(group.method) + (f' (n = {len(group.runs)})' if len(group.runs) > 1 else '')
+        label = plain(naming.method(group.method)) + (f' (n = {len(group.runs)})' if len(group.runs) > 1 else '')
         lines += axes.plot(epochs, mean, color=colour, linestyle=line, marker=marker, label=label)
         axes.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     lines.sort(key=lambda line: -np.nan_to_num(line.get_ydata()[-1], nan=-np.inf))
@@ -101,7 +101,7 @@ def bars(scores, name, file, title, spread='std'):
     table.columns = ['mean', 'spread', 'count']
     figure = new_figure(COLUMN, 0.7 + 0.14 * len(table))
     axes = figure.add_subplot(xlabel=titles.axis(name), title=title)
-    labels = [naming.method(method) + (f' (n = {count})' if count > 1 else '')
+    labels = [plain(naming.method(method)) + (f' (n = {count})' if count > 1 else '')
               for method, count in table['count'].items()]
     mean, half = titles.unit(name) * table['mean'], titles.unit(name) * table['spread'].fillna(0)
     axes.errorbar(mean, range(len(table)), xerr=half, fmt='o', color='black', capsize=2)

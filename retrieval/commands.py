@@ -38,7 +38,7 @@ def extend(opt, folder, network, transform, paths):
     except KeyboardInterrupt:
         print('\nStopped. The same command continues.', file=sys.stderr)
         raise
-    name_some('Not in the index, since they cannot be read', list(unreadable.values()), len(paths),
+    name_some('Not embedded, since they cannot be read', list(unreadable.values()), len(paths),
               f'; all of them: {Path(folder) / changes.UNREADABLE}')
     print(found)
 
@@ -127,7 +127,7 @@ def draw(file, queries, nearest, distances, transform):
         tiles = [tile(photo, transform, '', 'black')]
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
-        rows.append((Path(photo).name, tiles))
+        rows.append((plotting.plain(Path(photo).name), tiles))
     plotting.save(plotting.panel(rows), file)
 
 

@@ -32,6 +32,7 @@ class Index:
         self.folder, self.device = Path(folder), torch.device(device)
         self.content = store.read(folder)
         self.run, self.network_id = self.content['run'], self.content['network_id']
+        self.files = store.load(folder, self.content)
         self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
         if len(self.embeddings) != self.content['n_images']:
             raise UserError(f'{folder}: damaged: the number of embeddings is not that of the images; make it again')
@@ -47,13 +48,13 @@ class Index:
                 f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest')
 
     def array(self, kind, dtype, n_columns):
-        data = store.load(self.folder, self.content, kind).view(dtype)
+        data = self.files[kind].view(dtype)
         return data.reshape(-1, n_columns) if n_columns else data.reshape(0, 0)
 
     @functools.cached_property
     def photos(self):
         """The records of the images: N lists [path, size in bytes, time of modification in ns]."""
-        lines = store.load(self.folder, self.content, 'photos').tobytes().splitlines()
+        lines = self.files['photos'].tobytes().splitlines()
         return json.loads(b'[' + b','.join(lines) + b']')
 
     @functools.cached_property
@@ -109,8 +110,12 @@ class Index:
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             raise UserError(f'{self.folder}: expected queries [Q, {self.embeddings.shape[1]}], not '
                             f'{list(queries.shape)}')
-        found = [self.nearest_to_some(queries[start:start + QUERIES], k) for start in range(0, len(queries), QUERIES)]
-        return tuple(np.concatenate(part) for part in zip(*found, strict=True))
+        rows = np.empty((len(queries), min(k, len(self))), np.int64)
+        distances = np.empty(rows.shape, np.float32)
+        for start in range(0, len(queries), QUERIES):
+            some = slice(start, start + QUERIES)
+            rows[some], distances[some] = self.nearest_to_some(queries[some], k)
+        return rows, distances
 
     def nearest_to_some(self, queries, k):
         n_candidates = min(k + search.MORE, len(self))

@@ -118,10 +118,16 @@ class Photos(torch.utils.data.Dataset):
         if not command_line.is_text(str(image)):
             return index, None, f'{shown(image)}: names of images cannot hold bytes that are not UTF-8; rename it'
         try:
-            photo = prepared(image) if hasattr(image, 'getexif') else decoding.open_photo(image)
+            photo = self.opened(image)
             return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
         except UserError as error:
             return index, None, f'{image}: not a readable image ({decoding.reason_of(error.__context__)})'
+
+    def opened(self, image):
+        if not hasattr(image, 'getexif'):
+            return decoding.open_photo(image)
+        with decoding.named(image):
+            return prepared(image)
 
     def collate(self, items):
         """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} of those that cannot be read."""
@@ -161,9 +167,10 @@ def embed(network, transform, images, bs=112, kernels=0):
 
     Raises UserError for the first image that cannot be read.
     """
-    found = []
+    width = network.model.n_features if network.settings['eval_features'] else network.settings['embed_dim']
+    found = [np.empty((0, width), np.float32)]
     for _, embeddings, broken in embedded(network, transform, images, bs, kernels):
         if broken:
             raise UserError(next(iter(broken.values())))
         found.append(embeddings)
-    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, network.settings['embed_dim'])
+    return torch.from_numpy(np.concatenate(found))

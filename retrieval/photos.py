@@ -54,7 +54,10 @@ def listed(file):
         raise UserError(f'{file}: {error.strerror}') from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f'{file}: not a list of images in UTF-8 ({error})') from None
-    return [file.parent / name for name in names if name]
+    names = [name for name in names if name]
+    if any('\0' in name for name in names):
+        raise UserError(f'{file}: not a list of images in UTF-8 (it has NUL bytes)')
+    return [file.parent / name for name in names]
 
 
 def of_csv(file, opened):

@@ -54,8 +54,9 @@ def review(photos, run, flags, out):
     write_csv(Path(out), rows)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
+    sheet = Path(out).with_suffix('.png')
+    sheet.unlink(missing_ok=True)                          # of an earlier call
     if found:
-        sheet = Path(out).with_suffix('.png')
         draw(found, places, names[labels], sheet)
         print(f'all: {out}\nthe first of each kind: {sheet}')
 
@@ -87,6 +88,7 @@ def of_run(run, flags):
 def of_photos(place, run, flags):
     """[Embedded] of labelled photos, by the network of `run`, or by the pooled features of a pretrained backbone."""
     table = labelled(Path(place))
+    datasets.check_names(table)
     opt = parameters.parse(['--evaluate', str(run), *flags] if run else ['--eval_features', '--eval_normalize', *flags])
     if opt.pca:
         raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
@@ -98,6 +100,8 @@ def of_photos(place, run, flags):
         model = parts.network_of(opt, parts.backbone_of(opt))
     if opt.skip_bad_images:
         table = datasets.without_bad_images(table, table.paths)
+        if not table.paths:
+            raise UserError(f'{place}: no image can be read')
     images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]

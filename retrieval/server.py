@@ -2,6 +2,7 @@
 import io
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ HEADERS = {
     'X-Content-Type-Options': 'nosniff',
     'Referrer-Policy': 'no-referrer',
 }
-LOCAL = ('127.0.0.1', 'localhost', '[::1]')
+LOCAL = ('127.0.0.1', 'localhost', '::1')
 
 
 def application(index, network, transform, k=24, hosts=LOCAL):
@@ -49,7 +50,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
     @app.before_request
     def check_host():
-        if hosts is not None and flask.request.host.rsplit(':', 1)[0] not in hosts:
+        if hosts is not None and urlsplit(f'//{flask.request.host}').hostname not in hosts:
             flask.abort(403, 'This page is for the machine it runs on; --host names another address.')
 
     @app.after_request
@@ -114,13 +115,17 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
         import waitress
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
+    host = host.strip('[]')
     app = application(index, network, transform, k, LOCAL if host in LOCAL else None)
     try:
         server = waitress.create_server(app, host=host, port=port, threads=8,   # a browser asks 6 times at once
                                         max_request_body_size=4 * MAX_MB * 2 ** 20)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host
         raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
-    print(f'{len(index.paths):,} images: http://{host}:{server.effective_port} (Ctrl-C ends)', flush=True)
+    # a host with several addresses has a socket for each
+    port = server.effective_listen[0][1] if hasattr(server, 'effective_listen') else server.effective_port
+    url = f'http://[{host}]:{port}' if ':' in host else f'http://{host}:{port}'
+    print(f'{len(index.paths):,} images: {url} (Ctrl-C ends)', flush=True)
     threading.Thread(target=server.run, daemon=True).start()
     while True:
         stopping.sleep(60)

@@ -87,17 +87,28 @@ def replace(folder, content, n_images, **rows):
                   **rows)
 
 
-def load(folder, content, kind):
-    """A file, mapped into memory: uint8 [bytes]. Raises UserError where it is missing, or not as it was written."""
-    file = content['files'].get(kind)
+def load(folder, content):
+    """
+    {kind: uint8 [bytes]} of all KINDS, mapped into memory, so that they stay when the files are replaced. Raises
+    UserError where a file is missing, or not as it was written.
+    """
+    files = {kind: content['files'].get(kind) for kind in KINDS}
+    found = {kind: mapped(folder, file) for kind, file in files.items()}       # at once; the checksums take time
+    for kind, file in files.items():
+        checksum = 0
+        for start in range(0, len(found[kind]), CHUNK):
+            checksum = zlib.crc32(found[kind][start:start + CHUNK], checksum)
+        if len(found[kind]) and checksum != file['crc32']:
+            raise UserError(f'{Path(folder) / file["name"]}: damaged: its checksum is not that in {NAME}; make the '
+                            'index again')
+    return found
+
+
+def mapped(folder, file):
+    """A file, as index.json describes it, or None -> uint8 [bytes]. Raises UserError where it is too short."""
     if file is None or not file['bytes']:
         return np.empty(0, np.uint8)
-    path, checksum = Path(folder) / file['name'], 0
+    path = Path(folder) / file['name']
     if path.name != file['name'] or not path.is_file() or path.stat().st_size < file['bytes']:
         raise UserError(f'{path}: missing, or cut off; make the index again')
-    data = np.asarray(np.memmap(path, np.uint8, 'c', shape=(file['bytes'],)))       # torch wants writable memory
-    for start in range(0, len(data), CHUNK):
-        checksum = zlib.crc32(data[start:start + CHUNK], checksum)
-    if checksum != file['crc32']:
-        raise UserError(f'{path}: damaged: its checksum is not that in {NAME}; make the index again')
-    return data
+    return np.asarray(np.memmap(path, np.uint8, 'c', shape=(file['bytes'],)))      # torch wants writable memory

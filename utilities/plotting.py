@@ -69,6 +69,11 @@ def panel(rows, frame=0.035, gap=0.1):
     return figure
 
 
+def plain(text):
+    """Text that a figure shows as it is; two dollar signs would otherwise enclose a formula."""
+    return text.replace('$', r'\$')
+
+
 def mark(index):
     """Colour, marker and line of the method with this index; neighbours differ in all three, no two of 56 are alike."""
     return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]

@@ -16,7 +16,7 @@ import evaluation
 from evaluation.pictures import PICTURES, short
 from tests.blank.plots import RETRIEVAL
 from tests.helpers import folder_of, printed_metrics, rows_of
-from utilities import checkpoint
+from utilities import checkpoint, plotting
 
 
 def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
@@ -164,6 +164,8 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
                       for folder in (plots, tmp_path / 'drawn'))
         assert one == other, name
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'other', '--splits_to_eval', 'val') == 2
+    assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
 
 
 def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):
@@ -183,6 +185,27 @@ def test_pictures_of_what_has_nothing_to_show():
     for name in PICTURES:
         figure = PICTURES[name](embedded, 0)
         assert (figure is not None) == (name == 'spectrum'), name
+
+
+class Images(torch.utils.data.Dataset):
+    """Grey images of 4 classes of 10."""
+    labels, is_query, n_classes, class_names = np.arange(40) // 10, None, 4, ['$$', 'a$^$b', r'\$x_1$', '$']
+
+    def __getitem__(self, index):
+        return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index
+
+
+@pytest.mark.parametrize('name', ['retrieval', 'tsne', 'classes'])
+def test_names_with_dollars_are_no_formulas(name, tmp_path, all_plots):
+    embeddings = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    figure = PICTURES[name](evaluation.embedding.Embedded(embeddings, Images()), 0)
+    plotting.save(figure, tmp_path / 'picture.svg')
+    assert '<!-- $$ -->' in (tmp_path / 'picture.svg').read_text()
+
+
+def test_equal_embeddings_have_no_picture_on_a_plane():
+    embedded = evaluation.embedding.Embedded(torch.full((40, 8), 0.5), Images())
+    assert PICTURES['tsne'](embedded, 0) is None
 
 
 def test_short_names():

@@ -29,7 +29,7 @@ def call(capsys):
 def index(call, trained, photos, tmp_path):
     code, out, err = call('index', trained, photos, '--out', tmp_path / 'index')
     assert code == 0 and out == f'{tmp_path / "index"}: 12 images, exact search\n'
-    assert 'Not in the index, since they cannot be read: 1 of 13 images; all of them: ' in err
+    assert 'Not embedded, since they cannot be read: 1 of 13 images; all of them: ' in err
     return tmp_path / 'index'
 
 
@@ -74,12 +74,17 @@ def test_sentences(call, index, trained, another, photos, tmp_path):
     some = images_of(photos)[0]
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'wrong.csv').write_text('file\na.png\n')
+    (tmp_path / 'nul.csv').write_text('path\na\0.png\n')
+    (tmp_path / 'nul.txt').write_text('a.png\n', encoding='utf-16-le')
     for arguments, sentence in (
             (['query', index, tmp_path / 'nowhere.jpg'], 'nowhere.jpg: there is no such file or folder'),
             (['query', index, tmp_path / 'empty'], 'empty: it names no image; expected a folder with images'),
             (['query', index, tmp_path / 'wrong.csv'], 'expected a header with the column path, found file'),
+            (['add', index, tmp_path / 'nul.csv'], 'nul.csv: not a list of images in UTF-8 (it has NUL bytes)'),
+            (['add', index, tmp_path / 'nul.txt'], 'nul.txt: not a list of images in UTF-8 (it has NUL bytes)'),
             (['query', index, photos / 'class_00' / 'broken.jpg'], 'broken.jpg: not a readable image'),
             (['query', index, some, '--run', another], 'another network than that of'),
+            (['serve', index, '--port', '65536'], '--port: expected a whole number of at least 0 and at most 65535'),
             (['query', index, some, '--k', '0'], '--k: expected a whole number of at least 1'),
             (['query', index, some, '--picture', tmp_path / 'a.gif'], 'ends in .png or .svg'),
             (['query', index, some, '--json', tmp_path / 'nowhere' / 'a'], '--json'),

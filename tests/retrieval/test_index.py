@@ -211,6 +211,16 @@ def test_changed_and_unreadable_files(network, photos, tmp_path):
     assert all(after[path] == before[path] for path in paths[1:12])
 
 
+def test_an_open_index_stays_as_it_was_when_its_files_are_replaced(tmp_path, monkeypatch):
+    pytest.importorskip('faiss')
+    monkeypatch.setattr(search, 'LARGE', 1000)
+    embeddings = clustered(1100, 16, 11, 0.05)
+    index = index_of(tmp_path / 'index', embeddings)
+    changes.remove(tmp_path / 'index', ['/photos/3.png'])
+    assert index.query(embeddings[3:4], 1)[0] == [['/photos/3.png']]
+    assert len(index.paths) == index.inverted_file.ntotal == 1100 and len(Index(tmp_path / 'index')) == 1099
+
+
 class Killed(BaseException):
     """What no clean-up expects."""
 
@@ -312,6 +322,11 @@ def edit(folder, **entries):
     content = json.loads((folder / 'index.json').read_text())
     content['files']['photos'] |= entries
     (folder / 'index.json').write_text(json.dumps(content))
+
+
+def test_no_queries(with_faiss, tmp_path):
+    paths, distances = index_of(tmp_path / 'index', clustered(10, 16, 2, 0.1)).query(np.empty((0, 16)), 20)
+    assert paths == [] and distances.shape == (0, 10) and distances.dtype == np.float32
 
 
 def test_queries_that_do_not_fit(tmp_path):

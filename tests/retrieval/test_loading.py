@@ -1,4 +1,6 @@
 """retrieval.load against main.py --embed, which builds the network together with its data."""
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ def test_embeddings_are_those_of_embed(flags, trained, tmp_path, run):
     written = np.load(tmp_path / 'out.npz')
     network, transform = retrieval.load(folder, 'cpu')
     assert np.array_equal(retrieval.embed(network, transform, written['paths'].tolist(), bs=6), written['embeddings'])
+    assert retrieval.embed(network, transform, []).shape == (0, written['embeddings'].shape[1])
     images = torch.stack([transform(Image.open(path)) for path in written['paths'][:6]])
     assert images.shape == (6, 3, network.input_size, network.input_size)
     embeddings = network(images)
@@ -78,6 +81,10 @@ def test_what_cannot_be_loaded(trained, photos, tmp_path):
     with pytest.raises(UserError, match='broken.jpg: not a readable image'):
         retrieval.embed(network, transform, sorted((photos / 'class_00').iterdir()), bs=2)
     assert retrieval.embed(network, transform, []).shape == (0, 16)
+    file = io.BytesIO()
+    Image.new('RGB', (300, 300), 'red').save(file, 'PNG')
+    with pytest.raises(UserError, match='not a readable image .*truncated'):
+        retrieval.embed(network, transform, [Image.open(io.BytesIO(file.getvalue()[:-60]))])
     with pytest.raises(UserError, match='nowhere: not a run folder'):
         retrieval.load(tmp_path / 'nowhere')
     with pytest.raises(UserError, match='--device'):

@@ -1,11 +1,14 @@
 """Retrieve_Images.py serve: what the page asks for by HTTP, and the page itself in a headless browser."""
+import http.client
 import io
 import re
 import shutil
+import socket
 import sys
 import threading
 from base64 import b64encode
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -102,7 +105,8 @@ def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
 
 
 def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsewhere(client):
-    for host, code in ('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('rebound.example:8000', 403):
+    for host, code in (('localhost:8000', 200), ('127.0.0.1', 200), ('[::1]:8000', 200), ('[::1]', 200),
+                       ('rebound.example:8000', 403)):
         assert client.get('/start', headers={'Host': host}).status_code == code
     page = client.get('/')
     assert "default-src 'self'" in page.headers['Content-Security-Policy']
@@ -120,6 +124,51 @@ def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, mon
     monkeypatch.setitem(sys.modules, 'waitress', None)
     with pytest.raises(UserError, match='pip install flask waitress'):
         server.serve(index, MeanColour(), transform)
+
+
+def has_ipv6():
+    try:
+        socket.create_server(('::1', 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize('host, shown', [('localhost', 'localhost'), ('::1', '[::1]'), ('[::1]', '[::1]')])
+@pytest.mark.parametrize('n_addresses', [1, 2])
+def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses, index, capsys, monkeypatch):
+    waitress = pytest.importorskip('waitress')
+    if ':' in host and not has_ipv6():
+        pytest.skip('this machine has no IPv6')
+    resolve, create, started, codes = socket.getaddrinfo, waitress.create_server, [], []
+
+    def addresses(name, *arguments):                                 # equal ones, each at a free port of its own
+        return resolve(name, *arguments)[:1] * n_addresses
+
+    def created(*arguments, **options):
+        started.append(create(*arguments, **options))
+        return started[0]
+
+    def visit(seconds):
+        url = urlsplit(re.search(r'http://\S+', capsys.readouterr().out)[0])
+        assert url.netloc == f'{shown}:{url.port}'
+        for name in (url.netloc, shown, 'rebound.example'):
+            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+            connection.request('GET', '/start', headers={'Host': name})
+            codes.append(connection.getresponse().status)
+            connection.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, 'getaddrinfo', addresses)
+    monkeypatch.setattr(waitress, 'create_server', created)
+    monkeypatch.setattr(server.stopping, 'sleep', visit)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            server.serve(index, MeanColour(), transform, host=host, port=0)
+    finally:
+        for running in started:
+            running.close()
+    assert codes == [200, 200, 403]
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Retrieve_Images.py suspects: planted faults are found, and the scores are those of a brute-force computation."""
 import csv
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -122,6 +124,9 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
                                               for path in sorted(photos.glob('*/*.png'))))
     assert Retrieve_Images.main(['suspects', str(table), '--out', str(tmp_path / 'again.csv'), *flags]) == 0
     assert [row['path'] for row in rows_of(tmp_path / 'again.csv')] == [row['path'] for row in rows_of(out)]
+    table.write_text(f'path,label\n{moved},class_00\n')                        # one image has no suspects
+    assert Retrieve_Images.main(['suspects', str(table), '--out', str(out), *flags]) == 0
+    assert not out.exists() and not (tmp_path / 'found.png').exists()
 
 
 def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_path, capsys):
@@ -135,19 +140,28 @@ def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_pat
     assert '24 images of 6 classes' in capsys.readouterr().out
 
 
+UNTRAINED = ['--arch', 'conv4', '--not_pretrained', '--device', 'cpu', '--kernels', '0']
+
+
 @pytest.mark.parametrize('arguments, sentence', [
     (['nowhere'], 'nowhere: there is no such folder of photos, CSV file, run folder or checkpoint'),
     (['{empty}'], 'no images; expected one folder of images per class'),
     (['{empty}', '--out', 'found.txt'], '--out found.txt: give a file that ends in .csv'),
     (['{photos}', '--archh', 'conv4'], '--archh: unknown flag; did you mean arch?'),
+    (['{broken}', *UNTRAINED, '--skip_bad_images'], 'broken: no image can be read'),
+    (['{named}', *UNTRAINED], r"b\udcff.png': names of images and classes cannot hold NUL bytes, or bytes that are"),
     (['{photos}', '--run', 'nowhere'], 'nowhere: not a run folder'),
-    (['{photos}', '--arch', 'conv4', '--not_pretrained', '--device', 'cpu', '--kernels', '0'],
-     'broken.jpg: not a readable image'),
+    (['{photos}', *UNTRAINED], 'broken.jpg: not a readable image'),
 ])
 def test_what_cannot_be_examined(arguments, sentence, photos, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'empty').mkdir()
-    places = {'empty': tmp_path / 'empty', 'photos': photos}
+    places = {name: tmp_path / name for name in ('empty', 'photos', 'broken', 'named')}
+    for name in ('a', 'b'):
+        (tmp_path / 'broken' / name).mkdir(parents=True)
+        (tmp_path / 'broken' / name / 'image.png').write_bytes(b'no image')
+    shutil.copytree(photos / 'class_01', tmp_path / 'named' / 'class')
+    os.rename(tmp_path / 'named' / 'class' / '0.png', os.fsencode(tmp_path / 'named' / 'class') + b'/b\xff.png')
     assert Retrieve_Images.main(['suspects', *(argument.format(**places) for argument in arguments)]) == 2
     assert sentence in capsys.readouterr().err
 

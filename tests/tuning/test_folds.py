@@ -73,3 +73,6 @@ def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):
     folder = tmp_path / 'runs' / 'folder' / 'quick_s1'
     assert (folder / 'retrieval_val.png').exists() and not (folder / 'retrieval_test.png').exists()
     assert (folder / 'plots' / 'spectrum_val.png').exists()
+    for flags, split in ([], 'val'), (['--splits_to_eval', 'train'], 'train'):
+        assert run('--draw', folder, tmp_path / split, *flags) == 0
+        assert {file.stem for file in (tmp_path / split).iterdir()} == {f'spectrum_{split}'}
