@@ -318,7 +318,8 @@ def test_intervals_of_correlations(kind):
                                 n_resamples=2000, method='percentile', rng=np.random.default_rng(1))
     assert found.value == pytest.approx(test(x, y).statistic) and found.p == pytest.approx(test(x, y).pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval), abs=0.05)
-    assert np.isnan(study.correlation([1, 2, 3], [1, 2, 3], kind).value)
+    assert study.correlation([*x, np.inf, 1.], [*y, 1., np.nan], kind) == found        # which 9 points have
+    assert np.isnan(study.correlation([1, 2, 3, np.inf], [1, 2, 3, 4], kind).value)
 
 
 def test_the_interval_of_the_intraclass_correlation_covers_it():
