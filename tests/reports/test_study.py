@@ -272,6 +272,8 @@ def test_what_is_missing_is_named(rows, page_of):
     (['--study', 'page.md', '--folds', 'no.csv'], '--folds no.csv: no such file'),
     (['--study', 'page.md', '--folds', 'study.csv'], 'not a file that Evaluate_Ensemble.py --rows wrote'),
     (['--study', 'page.md', '--csv', 'table.csv', '--rows', 'rows.csv'], 'leave out --csv and --rows'),
+    (['--study', 'page.md', '--with_unfinished', '--select', 'best_test', '--baseline', 'Omniglot_MS', '--seeds', '0'],
+     'leave out --seeds, --with_unfinished, --select and --baseline'),
     (['--folds', 'no.csv'], '--folds goes with --study'),
     (['--all_epochs'], '--all_epochs goes with --rows')])
 def test_what_the_user_must_change(arguments, sentence, rows, tmp_path, monkeypatch, capsys):
