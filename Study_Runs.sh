@@ -63,13 +63,18 @@ if [ "${1:-}" = --budget ]; then
     flags_for_every_run=("${@:3}")
 fi
 
-# A run that several sections compare with is listed once.
+# A run that several sections compare with is listed once. Sections may have different numbers of seeds.
 listed=' '
 once() {
-    if [[ $listed != *" $1 "* ]]; then
-        listed+="$1 "
-        every_seed "$@"
-    fi
+    local group=$1 seed new=()
+    for seed in "${seeds[@]}"; do
+        if [[ $listed != *" $group:$seed "* ]]; then
+            listed+="$group:$seed "
+            new+=("$seed")
+        fi
+    done
+    local seeds=(${new[@]+"${new[@]}"})
+    [ ${#seeds[@]} -eq 0 ] || every_seed "$@"
 }
 omniglot() {
     once "Omniglot_$1" --dataset omniglot --source_path "$data" --arch conv4_normalize --not_pretrained \

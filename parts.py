@@ -67,10 +67,8 @@ def build(opt):
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
-    if opt.embed_init in embedding_layer.FITTED and not has_checkpoint(opt):
-        train = parts.data.evaluation['train']
-        features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
+    if not has_checkpoint(opt):
+        fit_embedding(opt, parts)
     parts.miner = batch_mining.select(criteria.with_used_miners(opt))
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
@@ -143,6 +141,14 @@ def prepare(opt):
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if opt.loss_s2sd_pool_aggr else None
     evaluation.check_data(opt, data)
     return Parts(network_of(opt, backbone), data)
+
+
+def fit_embedding(opt, parts):
+    """Fits the embedding layer to the features of the training images, with --embed_init pca or lda."""
+    if opt.embed_init in embedding_layer.FITTED:
+        train = parts.data.evaluation['train']
+        features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
+        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
 
 
 def backbone_of(opt):

@@ -67,6 +67,7 @@ def of_script(file, only=(), skip_refused=False):
         if run.log in taken:
             problems.append(f'{file}, runs {taken[run.log]} and {number}: both would be {run.name}; give them '
                             'different --group, --seed or --savename')
+            continue
         taken[run.log] = number
         runs.append(run)
     if problems and not (skip_refused and runs):

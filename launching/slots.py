@@ -26,8 +26,9 @@ def of_flags(opt):
     """
     if opt.gpus and opt.workers:
         raise UserError('--gpus and --workers: give one of them')
-    if opt.gpus_per_run > 1 and not opt.gpus:
-        raise UserError(f'--gpus_per_run {opt.gpus_per_run} needs --gpus with the indices of the GPUs, such as 0,1,2,3')
+    for flag in ('per_gpu', 'gpus_per_run'):
+        if getattr(opt, flag) > 1 and not opt.gpus:
+            raise UserError(f'--{flag} {getattr(opt, flag)} needs --gpus with the indices of the GPUs, such as 0,1,2,3')
     if opt.gpus:
         if not re.fullmatch(r'\d+(,\d+)*', opt.gpus):
             raise UserError(f'--gpus {opt.gpus}: expected indices separated by commas, such as 0,1')

@@ -40,7 +40,7 @@ def job_of(run, n_gpus=1, n_nodes=1):
     The Job that trains a Planned run on n_gpus GPUs of each of n_nodes machines. The run's secrets are not in it, since
     submitit writes it to a file.
     """
-    return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), '--line', shlex.join(run.arguments),
+    return Job([sys.executable, str(ROOT / 'Launch_Runs.py'), f'--line={shlex.join(run.arguments)}',
                 f'--gpus_per_job={n_gpus}', f'--nodes={n_nodes}'])
 
 

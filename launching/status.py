@@ -6,7 +6,7 @@ from launching import process
 from utilities import run_records, stopping
 from utilities.columns import Column
 
-N_TIMED = 5                                                       # epochs of which the mean duration is taken
+N_TIMED = 5                                 # epochs, or --eval_every if it is more, of which the mean duration is taken
 REFRESH = 2                                                       # seconds between tables on a terminal
 
 
@@ -57,18 +57,22 @@ def row_of(run):
     """
     The row of a run: run, state, epoch, n_epochs, score and pace.
 
-    score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated.
-    pace:  seconds per epoch, the mean of the last five; None before the first epoch.
+    epoch: the last recorded one, evaluated or not.
+    score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated, at
+           the last evaluated epoch.
+    pace:  seconds per epoch, the mean of the last five, or of the last --eval_every, which have one evaluation, if that
+           is more; None before the first epoch.
     """
     folder, is_running = run.folder(), process.is_running(run)      # before the records, which may be finished by then
     records = run_records.read(folder) if folder else None
-    rows = records.rows if records else []
-    last = rows[-1] if rows else {}
+    rows = run_records.rows_of(folder / 'log.csv') if folder else []
+    evaluated = records.rows[-1] if records and records.rows else {}
     metric = run.settings['storage_metrics'][0]
-    times = [row['seconds'] for row in rows if row['epoch'] and 'seconds' in row][-N_TIMED:]
-    return {'run': run, 'state': state_of(run, records, is_running), 'epoch': last.get('epoch'),
+    n_timed = max(N_TIMED, run.settings['eval_every'])
+    times = [row['seconds'] for row in rows if row['epoch'] and 'seconds' in row][-n_timed:]
+    return {'run': run, 'state': state_of(run, records, is_running), 'epoch': rows[-1]['epoch'] if rows else None,
             'n_epochs': run.settings['n_epochs'],
-            'score': last.get(Column('test', metric).name, last.get(Column('val', metric).name)),
+            'score': evaluated.get(Column('test', metric).name, evaluated.get(Column('val', metric).name)),
             'pace': sum(times) / len(times) if times else None}
 
 

@@ -16,7 +16,7 @@ import evaluation
 import parameters
 import parts
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
-from utilities import checkpoint, command_line
+from utilities import checkpoint, command_line, run_folder
 from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import require_folder
@@ -24,11 +24,6 @@ from utilities.files import require_folder
 STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
 # flags that Evaluate_Ensemble.py may set for this machine
 MACHINE = ('source_path', 'device', 'gpu', 'kernels', 'evaluate_on_gpu', 'bs', 'weights')
-# flags on which the scores of an untrained network depend
-OF_THE_NETWORK = ('arch', 'embed_dim', 'embed_layers', 'pool', 'embed_norm', 'embed_norm_affine', 'embed_bias',
-                  'embed_init', 'embed_lda_shrinkage', 'not_pretrained', 'weights', 'input_size', 'input_mean',
-                  'input_std', 'input_bgr', 'augmentation', 'interpolation', 'eval_size', 'eval_resize',
-                  'eval_normalize', 'eval_autocast', 'seed')
 
 
 def report(opt, arguments):
@@ -135,6 +130,8 @@ def network(opt, member, state):
     if built.data.description['hash'] != member.config['split_hash']:
         raise UserError(f'{member.run.where}: the classes or numbers of images are not those of this run; '
                         '--source_path must lead to the same data')
+    if state == 'untrained_trunk_and_embedder':
+        parts.fit_embedding(own, built)
     if state == 'untrained_trunk':
         own.eval_features, own.eval_normalize = True, own.eval_normalize or built.model.normalize
     return own, built
@@ -143,8 +140,9 @@ def network(opt, member, state):
 def key_of(ensemble, state):
     """What the scores of untrained networks depend on, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    return (state, ensemble.dataset, *(member.config['split_hash'] for member in ensemble.members),
-            *(str(flags.get(name)) for name in OF_THE_NETWORK))
+    names = [name for name in parameters.of_the_untrained() if name not in run_folder.MACHINE]
+    return (state, *(member.config['split_hash'] for member in ensemble.members),
+            *(str(flags.get(name)) for name in names))
 
 
 def identity_of(opt, ensemble):

@@ -113,7 +113,7 @@ def compare(old, new, metrics, digits=1):
 
     metrics: as for --metrics. Raises UserError where the files have no group in common.
     """
-    names = [columns.asked_for(metric) for metric in metrics]
+    names = list(dict.fromkeys(map(columns.asked_for, metrics)))
     before, after = by_group(read(old)), by_group(read(new))
     found = []
     for key in [key for key in before if key in after]:

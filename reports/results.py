@@ -26,10 +26,12 @@ def report(opt, planned=()):
     if opt.folds:
         raise UserError('--folds goes with --study')
     if opt.compare:
+        if ignored := [f'--{name}' for name in (*tables.FORMATS, 'rows', 'figures') if getattr(opt, name)]:
+            raise UserError(f'--compare prints a table and writes no file; leave out {", ".join(ignored)}')
         from reports import final_rows
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
         return
-    names = [columns.asked_for(metric) for metric in opt.metrics]
+    names = list(dict.fromkeys(map(columns.asked_for, opt.metrics)))
     rule = selection.rule_of(opt, names)
     found = runs.collect(opt)
     expected = [(dataset, group, seed) for dataset, group, seed in planned

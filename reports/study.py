@@ -270,11 +270,13 @@ class Correlation(NamedTuple):
 
 def correlation(x, y, kind):
     """
-    The Correlation of two lists of numbers; nan for fewer than 4 points.
+    The Correlation of two lists of numbers, of which points that are not finite are left out; nan for fewer than 4.
 
     kind: 'Pearson', 'Spearman', or, for few points, since it takes the memory of all their pairs, 'Kendall'.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
         return Correlation(*[math.nan] * 4, len(x))
     chosen = np.random.default_rng(0).integers(len(x), size=(SAMPLES, len(x)))

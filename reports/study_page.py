@@ -11,6 +11,9 @@ from utilities.errors import UserError
 from utilities.files import read_csv, require_folder, write_text
 
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
+# flags of tables that have no effect on the page
+NOT_OF_THE_PAGE = (*tables.FORMATS, 'rows', 'all_epochs', 'compare', 'figures', 'figure_metrics', 'script', 'seeds',
+                   'with_unfinished', 'select', 'select_by', 'per_metric', 'baseline')
 OF_REGULARISERS = ('h_ap', 'asi', 'ndcg', 'r_auroc', 'opis')
 INTRODUCTION = """\
 {} of {} on {}, which anyone can download. All networks of a data set are trained with the
@@ -56,9 +59,10 @@ def report(opt, listed_runs):
 
     listed_runs: {section: the arguments of main.py in each run} of Study_Runs.sh.
     """
-    others = [f'--{name}' for name in ('latex', 'markdown', 'csv', 'rows', 'compare', 'figures') if getattr(opt, name)]
+    others = [f'--{name}' for name in NOT_OF_THE_PAGE if getattr(opt, name) not in (None, False, [], 'last')]
     if others:
-        raise UserError(f'--study writes nothing but the page; leave out {listed(others)}')
+        raise UserError('--study writes nothing but the page, of the last epoch of all finished runs; leave out '
+                        f'{listed(others)}')
     require_folder(opt.study, '--study')
     page = Path(opt.study)
     if page.suffix != '.md':

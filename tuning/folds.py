@@ -1,14 +1,16 @@
 """One trial: trains a setting on each fold, and reports its validation scores to the study."""
+import argparse
 import math
 
 import optuna
 
+import criteria
 import parameters
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
 from tuning import ranges
 from tuning.trials import Superfluous, TrialFailed, is_counted, is_under_way, name_of
-from utilities import command_line, run_records, stopping
+from utilities import command_line, run_folder, run_records, stopping
 from utilities.columns import Column
 from utilities.errors import UserError
 
@@ -71,13 +73,11 @@ class Folds:
     def untrained(self, run):
         """The flag --untrained with a run of another trial that has evaluated the same untrained network, if any."""
         same_network = not self.search.tuned.keys() - {*command_line.of_groups(parameters.build(), *ranges.TRAINING)}
-        losses = [self.search.main.loss, *getattr(self.search.tuned.get('loss'), 'choices', [])]
-        own_distance = any('hyperbolic' in loss for loss in losses)
-        if not same_network or own_distance or run.folder():                # a run with a folder is resumed
+        if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
             return []
         for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
             rows = run_records.rows_of(folder / 'log.csv')
-            if rows and rows[0]['epoch'] == 0:
+            if rows and rows[0]['epoch'] == 0 and not has_own_distance(run_folder.read(folder)['flags']):
                 return ['--untrained', str(folder)]
         return []
 
@@ -124,3 +124,8 @@ class Folds:
         self.trial.report(value, step)
         if self.trial.should_prune():
             raise optuna.TrialPruned
+
+
+def has_own_distance(flags):
+    """Whether a run with these flags is evaluated by a distance of its loss."""
+    return criteria.ranks(argparse.Namespace(**flags))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import optuna
 
+import datasampler
 import datasets
 import parameters
 from launching import local, plan, script, slots
@@ -94,7 +95,8 @@ class Search:
 
 def parse(opt, others):
     """
-    opt: the flags of Hyperparameter_Search.py; others: the remaining arguments, for main.py -> Search.
+    opt: the flags of Hyperparameter_Search.py; others: the remaining arguments, for main.py -> Search. A default batch
+    that is too large for a fold becomes smaller for all folds.
 
     Raises UserError for what can be refused before the study is opened.
     """
@@ -105,7 +107,9 @@ def parse(opt, others):
         parameters.parse([*others, *command_line.tokens(dict(zip(tuned, ends, strict=True)))], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
-        datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)
+        train = datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)['train']
+        if not tuned.keys() & set(datasampler.BATCH):
+            datasampler.choose_batch(main, datasets.ImageSet(table, train, transform=None))
     return search
 
 

@@ -1,10 +1,11 @@
-"""launching/plan.py: a line that main.py would refuse starts nothing."""
+"""launching/plan.py: a line that main.py would refuse starts nothing. launching/status.py: epochs and pace of a run."""
 import pytest
 
 import Launch_Runs
-from launching import plan
+from launching import plan, status
 from tests.helpers import folder_of
 from utilities import run_folder, run_records
+from utilities.files import write_csv
 
 
 @pytest.mark.parametrize('flags, sentence', [
@@ -22,6 +23,13 @@ def test_a_line_that_main_would_refuse_starts_nothing(flags, sentence, script, t
 def test_two_lines_must_not_share_a_run_folder(script, capsys):
     assert Launch_Runs.main([script([], ['--seed', '0', '--lr', '1']), '--dry_run']) == 2
     assert 'runs 1 and 2: both would be folder/r_s0' in capsys.readouterr().err
+
+
+def test_of_two_lines_with_a_run_folder_the_first_one_stays(script, capsys):
+    file = script(['--lr', '1'], ['--seed', '0', '--lr', '2'], ['--seed', '0', '--lr', '3'])
+    assert [run.settings['lr'] for run in plan.of_script(file, skip_refused=True)] == [1]
+    printed = capsys.readouterr().err
+    assert printed.startswith('Left out:\n') and 'runs 1 and 2: both' in printed and 'runs 1 and 3: both' in printed
 
 
 def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_path):
@@ -42,3 +50,19 @@ def test_a_run_with_a_given_batch_is_not_that_of_a_line_without(run, quick, tmp_
     other = line[:at] + line[at + 4:]
     assert '--bs' not in other and '--samples_per_class' not in other and plan.of_line(other).folder() is None
     assert run(*other, '--auto_resume') == 0 and plan.of_line(other).folder() == folder_of(tmp_path, 'quick_s1_1')
+
+
+def test_the_status_of_a_run_counts_the_epochs_that_are_not_evaluated(script, tmp_path):
+    planned, = plan.of_script(script(['--eval_every', '6', '--n_epochs', '20']))
+    folder = folder_of(tmp_path, 'r_s0')
+    folder.mkdir(parents=True)
+    config = {'flags': planned.settings, 'split_hash': 'x', 'run_id': 'y'}
+    run_folder.write_yaml(folder / 'config.yaml', config)
+    (folder / 'splits.yaml').write_text('hash: x')
+    write_csv(folder / 'log.csv', [
+        {'epoch': epoch, 'seconds': 11 if epoch % 6 == 0 else 1, 'test_e_recall@1': '' if epoch % 6 else epoch / 10}
+        for epoch in range(8)])
+    row = status.row_of(planned)
+    assert (row['epoch'], row['score']) == (7, 0.6)
+    assert row['pace'] == pytest.approx((5 * 1 + 11) / 6)                 # of epochs 2 to 7
+    assert status.with_remaining_time([row])[0]['seconds'] == pytest.approx(13 * 16 / 6)

@@ -1,5 +1,6 @@
 """The run scripts of the papers: main.py takes every line, and the lines are the published runs."""
 import os
+import re
 import shlex
 import subprocess
 from collections import Counter
@@ -112,6 +113,18 @@ def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
     assert float(none.stderr.partition('exceed it by ')[2].split()[0]) == pytest.approx(samplers * .4, abs=.02)
     assert 'expected a number of hours' in budget('many').stderr and budget('many').returncode == 2
     assert budget('9', '--device', 'cpu', **small).stdout.splitlines()[0].endswith('--device cpu')
+
+
+def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():
+    def runs(sections):
+        done = subprocess.run(['bash', ROOT / 'Study_Runs.sh', '--list'], capture_output=True, text=True, check=True,
+                              env=os.environ | {'SECTIONS': sections})
+        return re.findall(r'--group (\S+) --seed (\d)', done.stdout)
+
+    few, many = runs('methods'), runs('miners')                # of Omniglot_triplet_distance: three seeds and five
+    both = runs('methods miners')
+    assert len(both) == len(set(both)) and set(both) == {*few, *many}
+    assert ('Omniglot_triplet_distance', '4') in set(many) - set(few) and both[:len(few)] == few
 
 
 def test_the_searches_of_the_study(patterns, tmp_path):

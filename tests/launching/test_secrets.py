@@ -93,7 +93,7 @@ def test_a_submission_leaves_no_key_and_its_jobs_get_it_by_the_environment(scrip
     assert Launch_Runs.main([script(key, key), '--slurm']) == 0
     assert (tmp_path / 'exported').exists()
     jobs = [pickle.loads(file.read_bytes()).function.command for file in (tmp_path / 'slurm_logs').glob('*.pkl')]
-    assert len(jobs) == 2 and all('--line' in command for command in jobs)
+    assert len(jobs) == 2 and all('--line=' in ' '.join(command) for command in jobs)
     printed = capsys.readouterr()
     assert '2 jobs: 7' in printed.out
     assert_nowhere(tmp_path, KEY, printed, but=('runs.sh', 'sbatch'))

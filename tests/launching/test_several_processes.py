@@ -25,6 +25,8 @@ def test_slots_of_several_gpus():
         of_flags('--gpus', '0,1,2', '--gpus_per_run', '2')
     with pytest.raises(UserError, match='--gpus_per_run 2 needs --gpus with the indices of the GPUs'):
         of_flags('--gpus_per_run', '2')
+    with pytest.raises(UserError, match='--per_gpu 4 needs --gpus with the indices of the GPUs'):
+        of_flags('--per_gpu', '4')
 
 
 def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):

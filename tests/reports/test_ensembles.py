@@ -26,21 +26,24 @@ def data(tmp_path_factory):
     return draw_classes(tmp_path_factory.mktemp('data') / 'images', 12, 5).parent
 
 
+def common(data, place):
+    return ['--dataset', 'folder', '--source_path', str(data), '--arch', 'conv4_normalize', '--not_pretrained',
+            '--input_size', '16', '--bs', '6', '--lr', '0.01', '--n_epochs', '1', '--iterations_per_epoch', '2',
+            '--embed_dim', '8', '--kernels', '0', '--device', 'cpu', '--save_path', str(place), '--pictures', 'none',
+            '--split_scheme', 'class_folds', '--n_folds', '2', '--splits_to_eval', 'val', 'test',
+            '--evaluation_metrics', 'map_at_r', '--storage_metrics', 'map_at_r']
+
+
 @pytest.fixture(scope='module')
 def runs(data, tmp_path_factory):
     """Two methods, two seeds, two folds: {(method, fold, seed): run folder}."""
     place, folders = tmp_path_factory.mktemp('runs'), {}
-    common = ['--dataset', 'folder', '--source_path', str(data), '--arch', 'conv4_normalize', '--not_pretrained',
-              '--input_size', '16', '--bs', '6', '--lr', '0.01', '--n_epochs', '1', '--iterations_per_epoch', '2',
-              '--embed_dim', '8', '--kernels', '0', '--device', 'cpu', '--save_path', str(place), '--pictures', 'none',
-              '--split_scheme', 'class_folds', '--n_folds', '2', '--splits_to_eval', 'val', 'test',
-              '--evaluation_metrics', 'map_at_r', '--storage_metrics', 'map_at_r']
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('evaluation.curves.plot', lambda *arguments: None)
         patch.setattr('evaluation.pictures.save', lambda *arguments: [])
         patch.setattr('sys.argv', ['main.py'])
         for method, fold, seed in itertools.product(LOSSES, (0, 1), (0, 1)):
-            assert main.main([*common, *LOSSES[method], '--fold', str(fold), '--seed', str(seed),
+            assert main.main([*common(data, place), *LOSSES[method], '--fold', str(fold), '--seed', str(seed),
                               '--group', f'{method}_fold{fold}']) == 0
             folders[method, fold, seed] = place / 'folder' / f'{method}_fold{fold}_s{seed}'
     return folders
@@ -237,6 +240,21 @@ def test_killed_while_writing_leaves_nothing(runs, evaluate, tmp_path, monkeypat
 def test_untrained_networks_are_evaluated_once_for_all_methods(runs, evaluate, counted):
     some = [folder for (_, _, seed), folder in runs.items() if seed == 0]
     assert evaluate(*some, '--untrained')[0] == 0 and counted['n'] == 4 + 2 * 2         # two states of two folds
+
+
+@pytest.mark.parametrize('flags', [['--embed_init', 'pca'], ['--cascade', '2', '--cascade_fractions', '0.5']],
+                         ids=['pca', 'cascade'])
+def test_untrained_networks_are_those_that_the_runs_began_with(flags, data, runs, evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    assert main.main([*common(data, tmp_path), '--loss', 'triplet', '--batch_mining', 'random', *flags, '--seed', '0',
+                      '--group', 'C_fold0']) == 0
+    other = tmp_path / 'folder' / 'C_fold0_s0'
+    assert evaluate(runs['A', 0, 0], other, '--untrained')[0] == 0
+    for run, name in (runs['A', 0, 0], 'A'), (other, 'C'):
+        log = {(row['form'], row['trained_status']): row for row in rows_of(
+            tmp_path / 'E' / 'folder' / f'{name}_ensemble_s0' / 'log.csv')}
+        assert log['separated', 'untrained_trunk_and_embedder']['test_map_at_r'] == rows_of(run / 'log.csv')[0][
+            'test_map_at_r']
 
 
 def test_missing_folds_and_seeds_are_named(runs, evaluate, tmp_path):

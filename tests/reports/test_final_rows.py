@@ -101,6 +101,10 @@ def test_the_comparison_finds_what_changed_beyond_seeds(evaluate, tmp_path):
     half = stats.t.ppf(.975, 4) * stats.sem(change)
     assert rows['worse'][6] == f'**{100 * change.mean():.2f} ± {100 * half:.2f}**'
     assert '4 differences, 1 of them' in out
+    assert evaluate('--compare', *files, '--metrics', 'nmi', 'test_nmi', source=['--digits', '2'])[1] == out
+    for flag in ('--markdown', '--latex', '--csv', '--rows', '--figures'):
+        code, _, error = evaluate('--compare', *files, flag, tmp_path / 'new', source=['--digits', '2'])
+        assert code == 2 and f'leave out {flag}' in error and not (tmp_path / 'new').exists()
     assert 'Only in the old file: gone on cub200.' in out and 'Only in the new file: new on cub200.' in out
     files[1] = written(tmp_path / 'third.csv', {'other': base})
     code, _, error = evaluate('--compare', *files, source=['--digits', '2'])

@@ -56,6 +56,16 @@ def test_the_printed_numbers_are_those_of_the_records(rule, flags, make, evaluat
     assert words in out and words in latex and 'over seeds 0, 1, 2' in latex and (tmp_path / 't.md').read_text() in out
 
 
+def test_a_metric_that_is_given_twice_is_one_column(make, evaluate, tmp_path):
+    for group in ('CUB_A', 'CUB_B'):
+        for seed in range(2):
+            make(group, seed)
+    outputs = ['--latex', tmp_path / 't.tex', '--rows', tmp_path / 'r.csv', '--figures', tmp_path / 'f']
+    once, again = (evaluate('--metrics', *metrics, '--baseline', 'CUB_B', *outputs)
+                   for metrics in (['nmi', 'f1'], ['nmi', 'test_nmi', 'f1', 'nmi']))
+    assert once[0] == 0 and once == again
+
+
 def test_differences_to_a_baseline(make, evaluate, tmp_path):
     """Against scipy's intervals; a single run of the baseline counts as known, and single runs have no interval."""
     a, b, c = ([column_of(make(f'CUB_{name}', seed), 'test_e_recall@1')[-1] for seed in range(n)]

@@ -272,6 +272,8 @@ def test_what_is_missing_is_named(rows, page_of):
     (['--study', 'page.md', '--folds', 'no.csv'], '--folds no.csv: no such file'),
     (['--study', 'page.md', '--folds', 'study.csv'], 'not a file that Evaluate_Ensemble.py --rows wrote'),
     (['--study', 'page.md', '--csv', 'table.csv', '--rows', 'rows.csv'], 'leave out --csv and --rows'),
+    (['--study', 'page.md', '--with_unfinished', '--select', 'best_test', '--baseline', 'Omniglot_MS', '--seeds', '0'],
+     'leave out --seeds, --with_unfinished, --select and --baseline'),
     (['--folds', 'no.csv'], '--folds goes with --study'),
     (['--all_epochs'], '--all_epochs goes with --rows')])
 def test_what_the_user_must_change(arguments, sentence, rows, tmp_path, monkeypatch, capsys):
@@ -318,7 +320,8 @@ def test_intervals_of_correlations(kind):
                                 n_resamples=2000, method='percentile', rng=np.random.default_rng(1))
     assert found.value == pytest.approx(test(x, y).statistic) and found.p == pytest.approx(test(x, y).pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval), abs=0.05)
-    assert np.isnan(study.correlation([1, 2, 3], [1, 2, 3], kind).value)
+    assert study.correlation([*x, np.inf, 1.], [*y, 1., np.nan], kind) == found        # which 9 points have
+    assert np.isnan(study.correlation([1, 2, 3, np.inf], [1, 2, 3, 4], kind).value)
 
 
 def test_the_interval_of_the_intraclass_correlation_covers_it():

@@ -49,6 +49,19 @@ def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(fla
     assert lines[0].endswith('--group=trial_0001_fold0')
 
 
+@pytest.mark.parametrize('changed, taken', [
+    (['--tune', 'lr', '1e-4,1e-3', '--loss', 's2sd', '--loss_s2sd_source', 'hyperbolic'], [None, None]),
+    (['--tune', 'loss_s2sd_source', 'hyperbolic,triplet,margin', '--loss', 's2sd'], [None, None, 1]),
+], ids=['all', 'one'])
+def test_an_untrained_network_that_a_loss_ranks_is_not_shared(changed, taken, flags, stub):
+    runs = stub() / 'study/trials/folder'
+    assert Hyperparameter_Search.main([*flags, *changed, '--sampler', 'grid', '--n_epochs', '0']) == 0
+    for number, other in enumerate(taken):
+        command = (runs / f'trial_{number:04d}_fold1_s1.log').read_text()
+        assert command.partition('--untrained ')[2].split('\n')[0] == (
+            '' if other is None else str(runs / f'trial_{other:04d}_fold1_s1'))
+
+
 def test_the_metrics_of_the_untrained_network_are_taken_from_another_run(quick, run, tmp_path, capsys):
     assert run(*quick, '--evaluation_metrics', 'map_at_r', 'e_recall@1', 'rho_spectrum@0') == 0
     other = tmp_path / 'runs' / 'folder' / 'quick_s1'

@@ -7,7 +7,7 @@ import pytest
 import Hyperparameter_Search
 import parameters
 from tests.tuning.stub import TUNE, table_of
-from tuning import optimize, status
+from tuning import optimize, search, status
 
 
 @pytest.mark.parametrize('changed, sentence', [
@@ -45,6 +45,19 @@ def test_bad_input_is_refused_in_a_sentence_and_leaves_nothing_behind(changed, s
     error = capsys.readouterr().err
     assert sentence in error and error.startswith('Hyperparameter_Search.py: error: ') and 'secret' not in error
     assert not (tmp_path / 'study').exists()
+
+
+@pytest.mark.parametrize('sampler, n_folds, batch', [('class_random', 4, (24, 6)), ('image_random', 4, (24, 2)),
+                                                     ('class_random', 2, (18, 6))])
+def test_a_default_batch_is_one_that_every_fold_allows(sampler, n_folds, batch, flags, capsys):
+    """6 of the 12 classes, with 6 images each, are divided into folds; with 4 folds, 4 or 5 are training classes."""
+    at = flags.index('--bs')
+    arguments = [*flags[:at], *flags[at + 2:], *TUNE, '--n_folds', str(n_folds), '--data_sampler', sampler]
+    settings = search.parse(*Hyperparameter_Search.build().parse_known_args(arguments)).settings
+    assert (settings['bs'], settings['samples_per_class']) == batch
+    assert f'--bs {batch[0]} --samples_per_class {batch[1]}: chosen for ' in capsys.readouterr().out
+    settings = search.parse(*Hyperparameter_Search.build().parse_known_args([*arguments, '--bs', '8'])).settings
+    assert (settings['bs'], settings['samples_per_class']) == (8, 2)
 
 
 @pytest.mark.parametrize('sampler', ['tpe', 'gp', 'random'])
