@@ -15,7 +15,7 @@ import optimization
 import parameters
 import training_step
 from architectures import embedding_layer
-from utilities import allocator, backends, checkpoint, combination, device, pml, processes
+from utilities import allocator, backends, checkpoint, combination, device, pml, processes, run_folder
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
@@ -120,8 +120,9 @@ def check(opt, data):
                     for name in splits)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
-    if opt.untrained and criteria.ranks(opt):
-        raise UserError(f'--untrained: --loss {opt.loss} ranks by a distance of its own; leave the flag out')
+    for flags in (vars(opt), run_folder.read(opt.untrained)['flags']) if opt.untrained else ():
+        if criteria.ranks(argparse.Namespace(**flags)):
+            raise UserError(f'--untrained: --loss {flags["loss"]} ranks by a distance of its own; leave the flag out')
 
 
 def prepare(opt):
