@@ -180,7 +180,7 @@ def data_parameters(parser):
     group.add_argument('--eval_resize', type=POSITIVE_INT,
                        help='length in pixels to which the shorter side of an image is resized in evaluation, before '
                             'the centre is cropped; by default 256 for images of 224 to 256 pixels, else 8/7 of their '
-                            'size; without effect with the augmentation characters, which crops nothing')
+                            'size; no effect with --augmentation characters, which does not crop')
     switch(group, '--augment_on_gpu',
            help='compute the crops, flips, colours and erasing of the training images on the --device; the random '
                 'numbers stay the same, and pixels differ by rounding; affine changes of characters stay on the CPU')

@@ -122,7 +122,8 @@ def check(opt, data):
                         'positive; retrieval needs classes of two images or more')
     for flags in (vars(opt), run_folder.read(opt.untrained)['flags']) if opt.untrained else ():
         if criteria.ranks(argparse.Namespace(**flags)):
-            raise UserError(f'--untrained: --loss {flags["loss"]} ranks by a distance of its own; leave the flag out')
+            raise UserError(f'--untrained {opt.untrained}: --loss {flags["loss"]}, of this run or of the other, ranks '
+                            'by a distance of its own; leave --untrained out')
 
 
 def prepare(opt):
@@ -233,8 +234,8 @@ def restore(opt, source):
         try:
             parts.criterion.load_state_dict(states['criterion'])
         except RuntimeError:
-            raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and has class weights of other '
-                            'classes than these data have; it can be evaluated only on the data of its run') from None
+            raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit '
+                            'the number of classes of these data; evaluate it on the data of its run') from None
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
 

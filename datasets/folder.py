@@ -70,8 +70,8 @@ def listed(file, source_path):
                         + (f'found the columns {", ".join(map(str, columns))}' if columns else 'found no row'))
     for number, row in enumerate(rows, start=2):
         if None in row:
-            raise UserError(f'--csv {file}, line {number}: more fields than the header has; put a text with a comma in '
-                            'double quotes')
+            raise UserError(f'--csv {file}, line {number}: more fields than the header has; put fields that contain '
+                            'a comma in double quotes')
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
             raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))

@@ -68,8 +68,8 @@ def predefined(opt, table):
         raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
     tested = {'test', 'query', 'gallery'} & set(table.parts)
     if tested not in (set(), {'test'}, {'query', 'gallery'}):
-        raise UserError(f'--split_scheme predefined: the split of the test images is {" or ".join(sorted(tested))}; '
-                        'expected test for all of them, or query for some and gallery for the others')
+        raise UserError(f'--split_scheme predefined: the test images are marked {" and ".join(sorted(tested))}; mark '
+                        'all of them test, or some of them query and the others gallery')
     split_of = {'query': 'test', 'gallery': 'test'}
     splits = {}
     for i, part in enumerate(table.parts):

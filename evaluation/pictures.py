@@ -23,8 +23,8 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves the --pictures of the split that protocol.split_of_pictures gives in `folder` (--draw). Raises UserError where
-    `folder` cannot be made, or no picture is asked for.
+    Saves in `folder` the --pictures of the split that protocol.split_of_pictures returns (--draw). Raises UserError
+    where `folder` cannot be made, or no picture is asked for.
     """
     if opt.pictures == ['none']:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
@@ -40,8 +40,8 @@ def draw(opt, model, data, criterion, folder):
         print(file)
     missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]
     if missing:
-        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two of one class, or '
-              'equal embeddings only.')
+        print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two images of one '
+              'class, or only identical embeddings.')
 
 
 @plotting.styled
@@ -141,7 +141,7 @@ def scatter_plot(embedded, seed, project):
     if len(chosen) < 8:
         return None
     points = embedded.embeddings[torch.as_tensor(chosen)].cpu().numpy()
-    if not np.ptp(points, axis=0).any():                   # t-SNE of equal points is a segmentation fault
+    if not np.ptp(points, axis=0).any():                   # t-SNE crashes (segmentation fault) on equal points
         return None
     points = project(points)
     labels = images.labels[chosen]

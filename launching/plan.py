@@ -26,7 +26,7 @@ class Planned:
     settings:    the value of every flag, as parameters.settings_of gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
-    chosen:      the flags whose values the run chooses itself.
+    chosen:      the flags that were not given, and whose values the run may adapt to its data.
     environment: what its process gets in addition to the environment of this one: the secrets.
     """
     arguments: list

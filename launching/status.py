@@ -6,7 +6,7 @@ from launching import process
 from utilities import run_records, stopping
 from utilities.columns import Column
 
-N_TIMED = 5                                 # epochs, or --eval_every if it is more, of which the mean duration is taken
+N_TIMED = 5       # least number of epochs over which the mean duration is taken; --eval_every if that is more
 REFRESH = 2                                                       # seconds between tables on a terminal
 
 
@@ -60,8 +60,8 @@ def row_of(run):
     epoch: the last recorded one, evaluated or not.
     score: the first of --storage_metrics on the test split, or on the validation split where only that is evaluated, at
            the last evaluated epoch.
-    pace:  seconds per epoch, the mean of the last five, or of the last --eval_every, which have one evaluation, if that
-           is more; None before the first epoch.
+    pace:  seconds per epoch, the mean over the last max(5, --eval_every) epochs, so that it includes an evaluation;
+           None before the first epoch.
     """
     folder, is_running = run.folder(), process.is_running(run)      # before the records, which may be finished by then
     records = run_records.read(folder) if folder else None

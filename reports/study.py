@@ -270,7 +270,7 @@ class Correlation(NamedTuple):
 
 def correlation(x, y, kind):
     """
-    The Correlation of two lists of numbers, of which points that are not finite are left out; nan for fewer than 4.
+    The Correlation of two lists of numbers. Pairs with a value that is not finite are left out; nan for fewer than 4.
 
     kind: 'Pearson', 'Spearman', or, for few points, since it takes the memory of all their pairs, 'Kendall'.
     """

@@ -74,9 +74,9 @@ def correlations(found):
     corrected = significance.holm([one.p for *_, one in rows])
     return ['Correlations over losses of the means over seeds at the last epoch, all on the test classes. rho@1 is the '
             'spectral decay ρ of Roth et al. (2020); intra/inter is the ratio of the mean distances within and between '
-            'classes, of which less is better. Methods with an infinite value are left out. The interval is from a '
-            'bootstrap over losses; p is that of the test of zero correlation, corrected by Holm\'s method over the '
-            'table. A single loss can decide a correlation: see the figures.', '',
+            'classes, of which less is better. Losses for which a metric is infinite are left out. The interval is '
+            'from a bootstrap over losses; p is that of the test of zero correlation, corrected by Holm\'s method over '
+            'the table. A single loss can decide a correlation: see the figures.', '',
             *markdown_table(['data', 'R@1 and', 'losses', 'coefficient', 'value', '95 % interval', 'p'], [
                 [study.named(data), metric, one.n, kind, f'{one.value:.2f}', f'{one.low:.2f} to {one.high:.2f}',
                  p_of(p)]

@@ -61,8 +61,8 @@ def report(opt, listed_runs):
     """
     others = [f'--{name}' for name in NOT_OF_THE_PAGE if getattr(opt, name) not in (None, False, [], 'last')]
     if others:
-        raise UserError('--study writes nothing but the page, of the last epoch of all finished runs; leave out '
-                        f'{listed(others)}')
+        raise UserError('--study writes only the page and its figures, from the last epoch of every finished run; '
+                        f'leave out {listed(others)}')
     require_folder(opt.study, '--study')
     page = Path(opt.study)
     if page.suffix != '.md':

@@ -89,11 +89,12 @@ def replace(folder, content, n_images, **rows):
 
 def load(folder, content):
     """
-    {kind: uint8 [bytes]} of all KINDS, mapped into memory, so that they stay when the files are replaced. Raises
-    UserError where a file is missing, or not as it was written.
+    {kind: uint8 [bytes]} of all KINDS. The files are mapped into memory, so that they remain readable after they are
+    replaced. Raises UserError where a file is missing, or not as it was written.
     """
     files = {kind: content['files'].get(kind) for kind in KINDS}
-    found = {kind: mapped(folder, file) for kind, file in files.items()}       # at once; the checksums take time
+    # all files first: another process may replace them while the checksums are computed
+    found = {kind: mapped(folder, file) for kind, file in files.items()}
     for kind, file in files.items():
         checksum = 0
         for start in range(0, len(found[kind]), CHUNK):
@@ -105,7 +106,10 @@ def load(folder, content):
 
 
 def mapped(folder, file):
-    """A file, as index.json describes it, or None -> uint8 [bytes]. Raises UserError where it is too short."""
+    """
+    Maps a file of index.json into memory: uint8 [bytes]; of None, an empty array. Raises UserError where the file is
+    missing or too short.
+    """
     if file is None or not file['bytes']:
         return np.empty(0, np.uint8)
     path = Path(folder) / file['name']

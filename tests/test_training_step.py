@@ -266,11 +266,11 @@ def test_the_trace_of_skipped_steps():
         step_of(trace, norm=math.inf if i == 3 else 2.0, skipped=i == 3)
     step_of(trace, norm=math.inf, skipped=True)
     assert trace.summary() == {'train_loss': 1, 'train_grad_norm': 2, 'train_skipped_steps': 2}
-    with pytest.raises(RunFailed, match='in 50 steps one after the other, a gradient in float16 was not finite'):
+    with pytest.raises(RunFailed, match='in each of 50 consecutive steps, a float16 gradient was not finite'):
         for _ in range(Trace.COPY_EVERY):
             step_of(trace, norm=math.inf, skipped=True)
     n_epochs = 0
-    with pytest.raises(RunFailed, match='Epoch 3, step 10: in 50 steps one after the other'):          # short epochs
+    with pytest.raises(RunFailed, match='Epoch 3, step 10: in each of 50 consecutive steps'):          # short epochs
         for n_epochs in range(1, 9):
             trace = Trace(n_epochs, trace.skipped_in_a_row if n_epochs > 1 else 0)
             for _ in range(20):

@@ -195,8 +195,8 @@ def given(parser, arguments):
 
 def tokens(settings, parser=None):
     """
-    {flag: value} -> the arguments that set these flags; none for None and empty lists, but for those flags of the
-    parser that may be given without a value.
+    {flag: value} -> the arguments that set these flags. None and empty lists give no argument, except that an empty
+    list gives the bare flag if the parser accepts this flag without a value.
     """
     arguments, without_value = [], {action.dest for action in parser._actions if action.nargs == '*'} if parser else ()
     for name, value in settings.items():

@@ -13,7 +13,7 @@ def select(opt):
     the CPU. Of several processes on a machine, each takes one index of --gpu, by default that of its number.
     """
     here, indices = processes.local_count(), opt.gpu
-    if (here > 1 or len(indices) > 1) and 'gpu' not in opt.given:          # it may be that of a run folder
+    if (here > 1 or len(indices) > 1) and 'gpu' not in opt.given:          # --gpu may come from a run folder
         indices = range(here)
     if len(indices) != here or len(set(indices)) < here:
         raise UserError(f'--gpu {" ".join(map(str, indices))}: a run uses one GPU for each of its processes, and there '

@@ -1,6 +1,6 @@
 """
-Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete. A lock, for
-what only one process is to write.
+Atomic writes: a file is written under a temporary name and then renamed, so that it is never incomplete. Locks: only
+one process at a time writes a file or folder.
 """
 import contextlib
 import csv
@@ -59,8 +59,8 @@ def remove_stale(folder):
 @contextlib.contextmanager
 def locked(file, waiting):
     """
-    Locks `file`, which is created, during the block; the operating system releases the lock if the process ends. While
-    another process holds it, prints the sentence `waiting` once and waits.
+    Holds a lock on `file`, which is created if needed, during the block; the operating system releases the lock if the
+    process ends. While another process holds it, prints the sentence `waiting` once and waits.
     """
     import fcntl  # imported here, since Windows has no such module
 

@@ -29,7 +29,8 @@ class Loader(torch.utils.data.DataLoader):
         if self.transform:
             dataset, arguments['collate_fn'] = Loaded(dataset), Collate(self.transform)
         if arguments.get('num_workers') and sys.platform == 'linux':
-            arguments['multiprocessing_context'] = 'fork'      # since Python 3.14, they would import all packages anew
+            # forkserver, the default since Python 3.14, would import all packages again in each worker
+            arguments['multiprocessing_context'] = 'fork'
         super().__init__(dataset, **arguments)
 
     def __iter__(self):

@@ -36,7 +36,7 @@ def create(opt, settings, arguments, description, chosen=()):
     settings:    the flags, as parameters.settings_of gives them.
     arguments:   of the command line.
     description: of the splits, as datasets.splits.describe gives it.
-    chosen:      the flags whose values the run has chosen itself.
+    chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)

@@ -68,7 +68,7 @@ def find(place, settings, chosen=()):
     where there is none. Of several, the one with the most epochs. Flags of the machine, and those that only one side
     has, may differ.
 
-    chosen: flags whose values the run must have chosen itself.
+    chosen: flags that must have been left to the run.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
@@ -78,8 +78,8 @@ def find(place, settings, chosen=()):
 
 def are_same(settings, config, chosen=()):
     """
-    Whether the flags in the config.yaml of a run folder are these settings, and it has chosen the values of the flags
-    `chosen` itself, as far as it says so; flags of the machine may differ.
+    Whether config.yaml describes a run with these settings, to which the flags in `chosen` were left. A config.yaml of
+    an earlier version, which does not name such flags, is accepted. Flags of the machine may differ.
     """
     flags = config['flags']
     return {*chosen} <= {*config.get('chosen', chosen)} and all(
@@ -169,8 +169,8 @@ def contents(folder, start, last):
 
 def summary_of(file, n_epochs=None):
     """
-    (finished or not, last epoch) of a summary.json; of none, (False, -1). A run that was finished, and whose number of
-    epochs is now another, `n_epochs`, is not finished.
+    (finished or not, last epoch) of a summary.json; of none, (False, -1). A run that finished with another number of
+    epochs than `n_epochs` counts as unfinished: it is being extended.
     """
     summary = loaded_summary(file)
     finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs

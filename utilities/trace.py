@@ -10,8 +10,7 @@ class Trace:
     """
     Collects the scalars of each step of an epoch; a loss or gradient that is not finite stops the run.
 
-    skipped_in_a_row: number of steps, up to now, that were skipped one after the other; at first that of the epoch
-    before.
+    skipped_in_a_row: number of consecutive steps skipped up to now, including those at the end of the previous epoch.
     """
 
     COPY_EVERY = 50                          # steps
@@ -42,9 +41,9 @@ class Trace:
                                 ' A lower --lr or other parameters of the loss may help.')
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
             if self.skipped_in_a_row >= self.COPY_EVERY:
-                raise RunFailed(f'Epoch {self.epoch}, step {step}: in {self.skipped_in_a_row} steps one after the '
-                                'other, a gradient in float16 was not finite, whatever the loss was multiplied by. '
-                                '--amp bfloat16 may help.')
+                raise RunFailed(f'Epoch {self.epoch}, step {step}: in each of {self.skipped_in_a_row} consecutive '
+                                'steps, a float16 gradient was not finite, at every scale of the loss. --amp bfloat16 '
+                                'may help.')
         columns['grad_norm'] = [norm for norm, is_skipped in zip(columns['grad_norm'], skipped, strict=True)
                                 if not is_skipped]
         for name, column in columns.items():

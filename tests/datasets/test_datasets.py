@@ -306,7 +306,7 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
 @pytest.mark.parametrize('parts', [['test', 'query', 'gallery'], ['test', 'gallery', 'gallery'], ['query'] * 3,
                                    ['gallery'] * 3])
 def test_queries_and_gallery_come_together_and_without_other_test_images(parts, opt):
-    with pytest.raises(UserError, match=f'the split of the test images is {" or ".join(sorted(set(parts)))}; expected'):
+    with pytest.raises(UserError, match=f'the test images are marked {" and ".join(sorted(set(parts)))}; mark all'):
         splits.split(opt(split_scheme='predefined'), table([1, 1, 1, 1], parts=['train', *parts]))
 
 
