@@ -87,10 +87,11 @@ def test_the_memory_bank_adds_no_wait(loss, opt):
 @pytest.mark.parametrize('loss, miner', [(loss, miner) for loss, miner in PAIRS
                                          if miner != 'none' and criteria.CRITERIA[loss].ALLOWED_MINING_OPS is None])
 def test_direction_regularisation_adds_no_wait_but_that_for_triplets(loss, miner, opt):
-    """Where the loss could do with masks, they are listed as triplets."""
+    """A loss that takes masks keeps them; for the directions, they are listed as triplets."""
     with host_waits.fake_gpu() as waits:
         found = found_in(build(opt, loss=loss, batch_mining=miner, dr_weight=.3), waits)
-    assert found == [*MINERS.get(miner, {}), *(CONVERSION if gives_masks(miner) else [])]
+    takes_masks = gives_masks(miner) and getattr(criteria.CRITERIA[loss], 'ACCEPTS_MASKS', False)
+    assert found == [*listed(loss, miner), *(CONVERSION if takes_masks else [])]
 
 
 def test_a_sum_waits_for_what_its_losses_wait_for(opt):
