@@ -80,7 +80,7 @@ def test_the_metrics_of_the_untrained_network_are_taken_from_another_run(quick, 
         assert not list(other.parent.glob('bad*'))
     assert run(*quick, *metrics, '--loss', 'hyperbolic', '--n_epochs', '0', '--group', 'ball') == 0
     assert run(*quick, *metrics, '--group', 'bad', '--untrained', other.with_name('ball_s1')) == 2
-    assert '--loss hyperbolic ranks by a distance of its own' in capsys.readouterr().err
+    assert '--loss hyperbolic, of this run or of the other, ranks by a distance of its own' in capsys.readouterr().err
 
 
 def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):
