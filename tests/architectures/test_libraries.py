@@ -17,8 +17,8 @@ from architectures import pretrainedmodels_models, torchvision_models, weights
 from utilities.errors import UserError
 
 ALL = bool(os.environ.get('ALL_NETWORKS'))
-# These read numbers while they are built, which the meta device does not have.
-ON_THE_CPU = re.compile('regnet_|resnext101_.*4d')
+# These read numbers while they are built, which the meta device does not have; or have recurrent layers, slow on it.
+ON_THE_CPU = re.compile('regnet_|resnext101_.*4d|sequencer2d_s')
 # By default left out: deeper or wider networks of the same code, and large ones on the CPU.
 LARGER = re.compile(r'101|107|131|152|154|161|169|201|92|98|efficientnet_b[2-7]|efficientnet_v2_[ml]|convnext_[sbl]|'
                     r'swin_(v2_)?[sb]$|vit_l|vit_b_16|wide|inceptionresnet|nasnetalarge|regnet_.*[0-9]gf')
