@@ -120,7 +120,8 @@ def tsne(embedded, seed):
     def project(points):
         from sklearn.manifold import TSNE
         perplexity = min(30, (len(points) - 1) / 3)
-        return TSNE(perplexity=perplexity, init='pca', random_state=seed % 2 ** 32).fit_transform(points)
+        init = 'pca' if points.shape[1] > 1 else 'random'
+        return TSNE(perplexity=perplexity, init=init, random_state=seed % 2 ** 32).fit_transform(points)
 
     return scatter_plot(embedded, seed, project)
 

@@ -208,6 +208,11 @@ def test_equal_embeddings_have_no_picture_on_a_plane():
     assert PICTURES['tsne'](embedded, 0) is None
 
 
+def test_embeddings_of_one_dimension_have_a_picture_on_a_plane():
+    embeddings = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+    assert PICTURES['tsne'](evaluation.embedding.Embedded(embeddings, Images()), 0) is not None
+
+
 def test_short_names():
     assert short('001.Black_footed_Albatross') == 'Black footed Albatross' and short('a.b') == 'a.b'
     assert len(short('x' * 99)) == 26 and short(12) == '12'
