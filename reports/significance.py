@@ -6,13 +6,13 @@ from scipy import stats
 def t_interval(values, level=0.95):
     """
     (mean, half the width of the interval) of independent values, by Student's t with n − 1 degrees of freedom; the
-    width is nan for fewer than two values.
+    width is nan for fewer than two values, or if one is infinite.
 
     >>> t_interval([1., 2., 3.])
     (2.0, 2.484...)
     """
     values = np.asarray(values, float)
-    if len(values) < 2:
+    if len(values) < 2 or np.isinf(values).any():
         return float(values.mean()), np.nan
     return float(values.mean()), float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
 
