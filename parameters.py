@@ -12,7 +12,7 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, PREFIXES, embedding_layer, pooling
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA
+from criteria import CRITERIA, takes_miner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
@@ -1009,8 +1009,7 @@ def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
     parts = combination.with_inner(combination.parts(opt))
     losses = {method(part.loss) for part in parts}
-    miners = {method(part.batch_mining) for part in parts
-              if getattr(CRITERIA.get(part.loss), 'REQUIRES_BATCHMINER', True)} - {'none'}
+    miners = {method(part.batch_mining) for part in parts if takes_miner(part)} - {'none'}
     if 'random_distance' in miners:
         miners.add('distance')                                        # whose flag it shares
     of_nir = {f'loss_oproxy_{name}' for name in ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta') if 'nir' in losses}

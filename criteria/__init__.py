@@ -155,8 +155,7 @@ def with_used_miners(opt):
 
 def takes_miner(part):
     """Whether a loss, or one inside it, takes a miner."""
-    return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True)
-               for one in with_inner([part]))
+    return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_inner([part]))
 
 
 def requires_maps(criterion):
