@@ -125,7 +125,8 @@ def test_another_environment_needs_another_server(start, monkeypatch):
 def test_a_child_is_adopted_only_while_it_is_started(start):
     run, begun = start('0')
     assert begun.wait(timeout=60) == 0
-    code = 'import os, time; child = os.fork(); print(child, flush=True) if child else time.sleep(30)'
+    code = ('import os, time; child = os.fork(); print(child, flush=True) if child else '
+            '(os.close(1), time.sleep(30))')                     # an open output would be waited for
     orphan = int(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True).stdout)
     with pytest.raises(ChildProcessError):
         os.waitpid(orphan, os.WNOHANG)
