@@ -155,15 +155,15 @@ def why_offline(wandb):
     """What keeps W&B from running online, or None."""
     if os.environ.get('WANDB_MODE') == 'offline':
         return 'WANDB_MODE is offline'
-    if not wandb.login(prompt=False, verify=False):
-        return 'there is no key: set WANDB_API_KEY or run wandb login'
     address = wandb.Settings().base_url
     try:
         urllib.request.urlopen(address, timeout=10).close()
     except urllib.error.HTTPError:
-        return None                                          # an answer of any kind
+        pass                                                 # an answer of any kind
     except OSError as error:
         return f'{address} does not answer: {error}'
+    if not wandb.login(prompt=False, verify=False):          # last, since it tries an address that does not answer again
+        return 'there is no key: set WANDB_API_KEY or run wandb login'
     return None
 
 
