@@ -24,8 +24,8 @@ from utilities import processes
 from utilities.loading import TrainingLoader
 from utilities.randomness import seed_everything
 
-COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 5 '
-          '--n_epochs 4 --data_batchmatch_bigbs 20 --decay 0.001')
+COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 4 '
+          '--n_epochs 3 --data_batchmatch_bigbs 20 --decay 0.001')
 MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
 
 

@@ -321,7 +321,7 @@ def test_every_backend_gets_what_it_takes(quick, run, tmp_path):
     assert 0 < share.value <= 1
 
 
-def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch):
+def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch, capsys):
     pytest.importorskip('wandb')
     monkeypatch.delenv('WANDB_API_KEY', raising=False)
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))                     # no ~/.netrc is written either
@@ -330,6 +330,7 @@ def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch):
     (tmp_path / 'c.yaml').write_text('wandb_key: ' + 's' * 40)
     assert run(*quick, '--log_online', '--wandb_key', 's' * 40, '--n_epochs', '1') == 0
     assert run(*quick, '--log_online', '--config', tmp_path / 'c.yaml', '--n_epochs', '1') == 0
+    assert capsys.readouterr().out.count('W&B runs offline (http://127.0.0.1:9 does not answer') == 2
     assert (folder_of(tmp_path) / 'wandb').exists()
     for path in tmp_path.rglob('*'):
         assert not path.is_file() or path.name == 'c.yaml' or b's' * 40 not in path.read_bytes(), path

@@ -155,14 +155,14 @@ def why_offline(wandb):
     """What keeps W&B from running online, or None."""
     if os.environ.get('WANDB_MODE') == 'offline':
         return 'WANDB_MODE is offline'
-    address = wandb.Settings().base_url
+    address = wandb.setup().settings.base_url                # also of WANDB_BASE_URL and of W&B's own files
     try:
         urllib.request.urlopen(address, timeout=10).close()
     except urllib.error.HTTPError:
         pass                                                 # an answer of any kind
     except OSError as error:
         return f'{address} does not answer: {error}'
-    if not wandb.login(prompt=False, verify=False):          # last, since it tries an address that does not answer again
+    if not wandb.login(prompt=False, verify=False):          # last, since it tries a silent address for seconds
         return 'there is no key: set WANDB_API_KEY or run wandb login'
     return None
 
