@@ -48,7 +48,7 @@ def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
     assert (panel == right).all(axis=2).any()                             # something right was retrieved
     out = capsys.readouterr().out
     assert f'run folder: {folder}' in out and 'retrieval_test.png' in out and 'epoch   2  loss' in out
-    assert run(*quick) == 0 and folder_of(tmp_path, 'quick_s1_1').exists()        # never overwritten
+    assert run(*quick, '--n_epochs', '0') == 0 and folder_of(tmp_path, 'quick_s1_1').exists()     # never overwritten
 
 
 def test_training_learns(quick, run, tmp_path):

@@ -146,7 +146,7 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
     register(folder, 'criteria', 'CRITERIA', name)
     command, = re.findall(r'```bash\npython main.py (.*?)```', section, re.DOTALL)
     shorter = ['--n_epochs', '1', '--iterations_per_epoch', '1', '--no_train_metrics', '--pictures', 'none',
-               '--bs', '32', '--kernels', '0', '--device', 'cpu']
+               '--evaluation_metrics', 'e_recall@1', '--bs', '32', '--kernels', '0', '--device', 'cpu']
     run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter)
     assert (folder / 'Training_Results' / 'glyphs' / 'softmargin_s1' / 'summary.json').exists()
 
