@@ -20,7 +20,6 @@ os.environ['WANDB_MODE'] = 'offline'
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
-os.fsync = lambda file: None                                  # no test cuts the power, and each run would wait for it
 # seconds after which data workers are ended whose loader is deleted late, since the error of a batch has kept it alive
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 
