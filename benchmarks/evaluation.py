@@ -144,9 +144,10 @@ def ranking_table(options):
 
 
 def sweep_points(n, positives, recalls, dim=128, rounds=3):
-    """Yields (positives, measured recall at 1, metrics, chosen way, {way: CPU seconds})."""
+    """Yields (positives, measured recall at 1, metrics, chosen way, {way: CPU seconds}), for about n images."""
     for n_positives, recall in itertools.product(positives, recalls):
-        points, labels, _ = embeddings(n, n // (n_positives + 1), n_positives + 2, 0, dim, recall)
+        n_classes = n // (n_positives + 1)
+        points, labels, _ = embeddings(n_classes * (n_positives + 1), n_classes, n_positives + 2, 0, dim, recall)
         search = neighbours.Search(points, labels)
         measured = evaluation.compute(['precision_at_1'], points, labels)['precision_at_1']
         for metrics, depth in ((SHORT, search.n_positives), (DEEP, np.inf)):
@@ -157,7 +158,7 @@ def sweep_points(n, positives, recalls, dim=128, rounds=3):
 
 
 def sweep_table(options):
-    print(f'{options.images:,} images x 128; CPU seconds of each way, and of auto over the faster one')
+    print(f'about {options.images:,} images x 128; CPU seconds of each way, and of auto over the faster one')
     print(f'| positives | R@1 | metrics | chosen | {" | ".join(WAYS)} | auto / best |')
     ratios = []
     for n_positives, measured, metrics, chosen, seconds in sweep_points(
