@@ -179,7 +179,7 @@ def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
                       '--kernels', '1')
     wait_for(rows_written(folder_of(tmp_path), 2), 600)
     pids = set()
-    wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 6, 600)     # three, and a data worker of each
+    wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 6, 600)      # three, and their data workers
     process.kill()
     process.wait()
     wait_for(lambda: not any(map(is_running, pids)), 600)

@@ -34,8 +34,8 @@ def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script
 
 def launcher(folder, *arguments):
     """As a script starts it in the background, where Ctrl-C does not reach."""
-    code = ('import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); '
-            'from tests import forks; forks.install(); runpy.run_path(sys.path[0] + "/Launch_Runs.py", run_name="__main__")')
+    code = ('import runpy, signal, sys; from tests import forks; signal.signal(signal.SIGINT, signal.SIG_IGN); '
+            'forks.install(); runpy.run_path(sys.path[0] + "/Launch_Runs.py", run_name="__main__")')
     return executing(folder, code, *arguments)
 
 
