@@ -100,9 +100,10 @@ def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick,
     for n_rows in (0, 2, 5):
         wait_for(functools.partial(has_reached, n_rows), 600)
         time.sleep(generator.uniform(0, 1.5))
-        if workers_of(killed):
-            os.kill(generator.choice(workers_of(killed)), signal.SIGKILL)
-            time.sleep(1)
+        if workers := workers_of(killed):
+            chosen = generator.choice(workers)
+            os.kill(chosen, signal.SIGKILL)
+            wait_for(lambda: chosen not in workers_of(killed))         # noqa: B023
     for process, group in ((killed, 'killed'), (whole, 'whole')):
         assert process.wait(timeout=1200) == 0, (tmp_path / group).read_text()
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)

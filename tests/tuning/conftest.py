@@ -9,8 +9,9 @@ from tuning import folds, report
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
     """
-    stub(pace) makes the runs of a search in this process those of STUB, without plots; returns its folder. pace: seconds
-    per epoch, a number or an expression of the run's `flags`.
+    stub(pace) makes the runs of a search in this process those of STUB, without plots; returns its folder.
+
+    pace: seconds per epoch, a number or an expression of the run's `flags`.
     """
     def make(pace=0, has_plots=False):
         (tmp_path / 'main.py').write_text(STUB.replace('PACE', str(pace)))
