@@ -17,7 +17,9 @@ from evaluation import PICTURES, curves
 from tests.blank import plots
 
 os.environ['WANDB_MODE'] = 'offline'
+os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
+CHANGING = {'PYTEST_CURRENT_TEST', 'TORCHINDUCTOR_CACHE_DIR'} - os.environ.keys()
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
 # seconds after which data workers are ended whose loader is deleted late, since the error of a batch has kept it alive
@@ -26,8 +28,9 @@ torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call():
-    """Each test changes this variable, and a fork server is used again only in an environment that is the same."""
-    os.environ.pop('PYTEST_CURRENT_TEST', None)
+    """Tests change these variables, and a fork server is used again only in an environment that is the same."""
+    for name in CHANGING:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 import main
-from tests.helpers import assert_same_end, executing, folder_of, wait_for
+from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 from utilities import run_folder, run_records
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']
@@ -76,26 +76,6 @@ def test_a_batch_size_that_the_run_has_chosen_is_no_other_setting(quick, run, tm
     assert [path.name for path in folder_of(tmp_path).parent.iterdir()] == ['quick_s1']
 
 
-# torchrun --nproc_per_node=3 --max-restarts=3 main.py ARGUMENTS, whose processes are forked instead of started
-TORCHRUN = """
-import sys
-import main
-from torch.distributed import run
-from torch.distributed.launcher.api import elastic_launch
-from utilities import processes, stopping
-
-def work():
-    stopping.install()
-    if code := main.main(sys.argv[1:]):
-        processes.leave(code)
-
-flags = ['--rdzv_backend=c10d', '--rdzv_endpoint=localhost:0', '--nproc_per_node=3', '--max-restarts=3', 'main.py']
-config, _, _ = run.config_from_args(run.parse_args(flags))
-config.start_method = 'fork'
-elastic_launch(config, work)()
-"""
-
-
 def workers_of(torchrun):
     """The process ids of the processes that torchrun has started, those that run."""
     listed = subprocess.run(['ps', '-o', 'pid=,stat=', '--ppid', str(torchrun.pid)], capture_output=True, text=True)
@@ -106,12 +86,13 @@ def workers_of(torchrun):
 def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick, tmp_path):
     """One of three processes is killed at three random moments; compared with an undisturbed run of three."""
     def start(group):
-        return executing(tmp_path, TORCHRUN, *quick, *FEW, '--n_epochs', '8', '--loss', 'margin', '--data_sampler',
-                         'd2_coreset', '--data_batchmatch_bigbs', '30', '--group', group)
+        flags = ['--rdzv_backend=c10d', '--rdzv_endpoint=localhost:0', '--nproc_per_node=3', '--max-restarts=3']
+        return started(tmp_path / group, ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *quick, *FEW, '--n_epochs',
+                       '8', '--loss', 'margin', '--data_sampler', 'd2_coreset', '--data_batchmatch_bigbs', '30',
+                       '--group', group)
 
     generator, folder = random.Random(time.time_ns()), folder_of(tmp_path, 'killed_s1')
-    whole, *of_whole = start('whole')
-    killed, *of_killed = start('killed')
+    whole, killed = start('whole'), start('killed')
 
     def has_reached(n_rows):
         return killed.poll() is not None or len(workers_of(killed)) == 3 and n_rows_of(folder) >= n_rows
@@ -119,11 +100,12 @@ def test_torchrun_restarts_after_random_kills_and_ends_with_the_same_bits(quick,
     for n_rows in (0, 2, 5):
         wait_for(functools.partial(has_reached, n_rows), 600)
         time.sleep(generator.uniform(0, 1.5))
-        if workers_of(killed):
-            os.kill(generator.choice(workers_of(killed)), signal.SIGKILL)
-            time.sleep(1)
-    for process, printed in ((killed, of_killed), (whole, of_whole)):
-        assert process.wait(timeout=1200) == 0, ''.join(file.read_text() for file in printed)
+        if workers := workers_of(killed):
+            chosen = generator.choice(workers)
+            os.kill(chosen, signal.SIGKILL)
+            wait_for(lambda: chosen not in workers_of(killed))         # noqa: B023
+    for process, group in ((killed, 'killed'), (whole, 'whole')):
+        assert process.wait(timeout=1200) == 0, (tmp_path / group).read_text()
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith('killed')] == ['killed_s1']
 

@@ -4,10 +4,10 @@ import os
 import re
 import signal
 import subprocess
-import time
 
 import numpy as np
 
+from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
 
@@ -146,7 +146,7 @@ def rows_written(folder, n):
 def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
     """On a machine without GPUs, processes on the CPU."""
     log = tmp_path / 'printed'
-    assert started(log, ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5').wait(600) == 2
+    assert started(log, MAIN, *quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5').wait(600) == 2
     assert log.read_text().count('main.py: error: ') == 1
     process = started(log, ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
     wait_for(rows_written(folder_of(tmp_path), 2), 600)
@@ -162,19 +162,29 @@ def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
     assert process.wait(600) == 130
 
 
-def pids_of(group):
-    """The process ids of the main.py's that run with this --group."""
-    listed = subprocess.run(['ps', '-wweo', 'pid,args'], capture_output=True, text=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in listed if 'main.py' in line and f'--group {group} ' in f'{line} ']
+def descendants(pid):
+    """The process ids of the processes that this one has started, of those that they have started, and so on."""
+    listed = subprocess.run(['ps', '-eo', 'pid=,ppid='], capture_output=True, text=True, check=True).stdout.splitlines()
+    children = {}
+    for child, parent in (map(int, line.split()) for line in listed):
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return set(found[1:])
 
 
 def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
-    group = f'orphan{time.time_ns()}'
-    process = started(tmp_path / 'printed', ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200',
-                      '--kernels', '1', '--group', group)
-    wait_for(rows_written(folder_of(tmp_path, f'{group}_s1'), 2), 600)
-    n_processes = len(pids_of(group))
+    process = started(tmp_path / 'printed', MAIN, *quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200',
+                      '--kernels', '1')
+    wait_for(rows_written(folder_of(tmp_path), 2), 600)
+    pids = set()
+    wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 6, 600)      # three, and their data workers
     process.kill()
     process.wait()
-    assert n_processes >= 4
-    wait_for(lambda: not pids_of(group), 600)
+    wait_for(lambda: not any(map(is_running, pids)), 600)
+
+
+def is_running(pid):
+    state = subprocess.run(['ps', '-o', 'stat=', '-p', str(pid)], capture_output=True, text=True).stdout
+    return bool(state) and not state.startswith('Z')

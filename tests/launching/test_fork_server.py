@@ -1,5 +1,6 @@
 """launching/fork_server.py: a forked run is what `python main.py ...` would be, without the imports."""
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -135,6 +136,7 @@ def test_a_child_is_adopted_only_while_it_is_started(start):
 
 def test_no_server_after_a_stop_was_requested(start, monkeypatch):
     monkeypatch.setenv('ANY', 'x')
+    monkeypatch.setattr(fork_server, 'server', functools.lru_cache(fork_server.server.__wrapped__))    # keeps the other
     monkeypatch.setattr(fork_server.stopping, 'requested', True)
     run, begun = start('0')
     assert isinstance(begun, subprocess.Popen) and begun.wait(timeout=60) == 0

@@ -34,15 +34,15 @@ def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script
 
 def launcher(folder, *arguments):
     """As a script starts it in the background, where Ctrl-C does not reach."""
-    code = ('import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); '
-            'runpy.run_path(sys.path[0] + "/Launch_Runs.py", run_name="__main__")')
+    code = ('import runpy, signal, sys; from tests import forks; signal.signal(signal.SIGINT, signal.SIG_IGN); '
+            'forks.install(); runpy.run_path(sys.path[0] + "/Launch_Runs.py", run_name="__main__")')
     return executing(folder, code, *arguments)
 
 
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
     more = ['--n_epochs', '6', '--iterations_per_epoch', '20', '--no_train_metrics']
-    runs = script(more, more)
+    runs = script(more, [])
     first, _, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)

@@ -1,13 +1,12 @@
 """launching/script.py: which files are scripts of runs, what their commands are, and which of them are executed."""
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import Launch_Runs
 from launching import script
+from tests.helpers import started
 from utilities.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +76,7 @@ def test_a_script_that_is_executed_is_named_before(mode, tmp_path):
     runs, printed = tmp_path / 'runs.sh', tmp_path / 'printed.txt'
     runs.write_text(f'#!/bin/bash\n{script.MARKER}\ncp {printed} {tmp_path}/before.txt\n'
                     'for seed in 0 1; do echo "python main.py --seed $seed"; done\n')
-    with open(printed, 'w') as file:
-        done = subprocess.run([sys.executable, ROOT / 'Launch_Runs.py', runs, mode], stdout=file, stderr=file)
-    assert done.returncode == 0
+    assert started(printed, ROOT / 'Launch_Runs.py', runs, mode).wait(120) == 0
     assert (tmp_path / 'before.txt').read_text() == f'Executing bash {runs} --list\n'
 
 

@@ -53,8 +53,8 @@ def test_a_search_leaves_no_key_and_no_password(flags, tmp_path, monkeypatch, ca
     (tmp_path / 'main.py').write_text(NOTES + STUB.replace('PACE', '0'))
     monkeypatch.setattr(process, 'MAIN', process.MAIN)
     monkeypatch.setattr(process, 'start', process.start)
-    monkeypatch.setattr(folds, 'POLL', 0.1)
-    with_stub(tmp_path)
+    monkeypatch.setattr(folds, 'POLL', 0.03)
+    with_stub(tmp_path, forked=False)                              # a server with the key would be needed once
     # SQLite ignores what it does not know, and stands here for a database with a password
     storage = f'sqlite:///file:{tmp_path}/study.sqlite?uri=true&password=pa55word'
     arguments = [*flags, *TUNE, '--n_trials', '2', '--wandb_key', KEY, '--storage', storage, '--n_epochs', '1',

@@ -12,6 +12,16 @@ from tests.test_processes import runs
 from utilities import run_records
 from utilities.errors import UserError
 
+# Launch_Runs.py, whose torchrun is forked, and the processes of that as well. argv: arguments.
+LAUNCH = '''
+import sys
+import Launch_Runs
+from tests import forks
+from utilities import stopping
+forks.install_torchrun()
+stopping.install()
+sys.exit(Launch_Runs.main(sys.argv[1:]))
+'''
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
 
 
@@ -66,10 +76,10 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path):
 
     def job():
         number = str(random.randrange(10 ** 6))                          # of the port, among other things
-        command = [ROOT / 'Launch_Runs.py', '--nodes=2', '--gpus_per_job=0', '--line', shlex.join(arguments)]
+        command = ['--nodes=2', '--gpus_per_job=0', '--line', shlex.join(arguments)]
         files = [tmp_path / f'{number}_{node}' for node in '01']
-        return [started(file, *command, SLURM_NODEID=node, SLURM_JOB_ID=number, **variables)
-                for file, node in zip(files, '01', strict=True)], files
+        return [started(file, ROOT / 'tests' / 'execute.py', file, LAUNCH, *command, SLURM_NODEID=node,
+                        SLURM_JOB_ID=number, **variables) for file, node in zip(files, '01', strict=True)], files
 
     def codes_of(job):
         return [process.wait(timeout=1200) for process in job[0]], [file.read_text() for file in job[1]]

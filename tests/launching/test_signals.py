@@ -24,10 +24,12 @@ note.unlink()
 '''
 STOPS = 'lambda *_: (note.unlink(missing_ok=True), sys.exit(130))'
 # Imports the scripts once, then starts one process after the other that launches or searches, and sends each a signal
-# after some seconds. argv: a folder, which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
+# after some seconds; two of four have a fork server that need not import anything, and soon start runs. argv: a folder,
+# which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
 DRIVER = '''
 import importlib, json, os, pathlib, sys, time
 from launching import process
+from tests import forks
 from utilities import stopping
 folder, name, arguments, signals = pathlib.Path(sys.argv[1]), sys.argv[2], *map(json.loads, sys.argv[3:])
 process.MAIN = folder / 'main.py'
@@ -36,6 +38,8 @@ for number, (seconds, signal_number) in enumerate(signals):
     ready, go = os.pipe()
     child = os.fork()
     if not child:
+        if number % 4 < 2:
+            forks.install()
         stopping.install()
         os.write(go, b'x')
         sys.stdout = sys.stderr = open(folder / f'printed_{number}', 'w')
@@ -45,11 +49,11 @@ for number, (seconds, signal_number) in enumerate(signals):
     os.read(ready, 1)
     time.sleep(seconds)
     os.kill(child, signal_number)
-    for _ in range(600):
+    for _ in range(3000):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
-        time.sleep(0.1)
+        time.sleep(0.02)
     else:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -71,7 +75,8 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
     runs = script([], [], [])
     line = Path(runs).read_text().splitlines()[0].removeprefix('python main.py ')
     arguments = [argument.replace('{script}', runs).replace('{line}', line) for argument in arguments]
-    moments = [random.Random(0).uniform(0, 1.5) for _ in range(12)]
+    generator = random.Random(0)
+    moments = [generator.uniform(0, 0.8) for _ in range(12)]
     assert drive(tmp_path, 'Launch_Runs', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
     logs = list((tmp_path / 'runs' / 'folder').glob('*.log'))
@@ -80,7 +85,8 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
 
 def test_a_search_is_stopped_at_any_moment(flags, tmp_path):
     arguments = [flags[0], f'{flags[1]}_NUMBER', *flags[2:], *TUNE, '--n_trials', '3', '--workers', '2']
-    moments = [random.Random(1).uniform(0, 5) for _ in range(6)]
+    generator = random.Random(1)
+    moments = [generator.uniform(0, 1.5) for _ in range(6)]
     assert drive(tmp_path, 'Hyperparameter_Search', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
 
@@ -88,7 +94,8 @@ def test_a_search_is_stopped_at_any_moment(flags, tmp_path):
 def test_while_runs_are_stopped_a_second_ctrl_c_ends_at_once(script, tmp_path):
     (tmp_path / 'main.py').write_text(STUB.replace('HANDLER', 'signal.SIG_IGN'))
     start = ('import sys; from pathlib import Path; import Launch_Runs; from launching import process; '
-             'from utilities import stopping; process.MAIN = Path(sys.argv[1]); stopping.install(); '
+             'from tests import forks; from utilities import stopping; process.MAIN = Path(sys.argv[1]); '
+             'forks.install(); stopping.install(); '
              'sys.exit(Launch_Runs.main(sys.argv[2:]))')
     launcher, _, errors = executing(tmp_path, start, tmp_path / 'main.py', script([], []))
     wait_for(lambda: list(tmp_path.glob('running_*')))

@@ -8,12 +8,16 @@ from tuning import folds, report
 
 @pytest.fixture
 def stub(monkeypatch, tmp_path):
-    """stub(pace) makes the runs of a search in this process those of STUB, without plots; returns its folder."""
+    """
+    stub(pace) makes the runs of a search in this process those of STUB, without plots; returns its folder.
+
+    pace: seconds per epoch, a number or an expression of the run's `flags`.
+    """
     def make(pace=0, has_plots=False):
         (tmp_path / 'main.py').write_text(STUB.replace('PACE', str(pace)))
         monkeypatch.setattr(process, 'MAIN', process.MAIN)
         monkeypatch.setattr(process, 'start', process.start)
-        monkeypatch.setattr(folds, 'POLL', 0.1)
+        monkeypatch.setattr(folds, 'POLL', 0.03)
         if not has_plots:
             monkeypatch.setattr(report, 'plot', lambda *_: None)
         with_stub(tmp_path)

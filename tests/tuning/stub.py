@@ -6,9 +6,11 @@ with it as processes of their own.
 """
 import csv
 import json
+import sqlite3
 from collections import Counter
 
 import optuna
+from sqlalchemy import Engine, event
 
 from launching import process
 from tests.helpers import executing
@@ -53,6 +55,13 @@ trials.HEARTBEAT, trials.GRACE, folds.POLL = 1, 3, 0.1
 sys.exit(Hyperparameter_Search.main(sys.argv[2:]))
 '''
 TUNE = ['--tune', 'lr', '1e-5', '1e-1', 'log', '--tune', 'loss_triplet_margin', '0.01', '0.7']
+
+
+@event.listens_for(Engine, 'connect')
+def without_waiting_for_the_disk(connection, _):
+    """A study then survives what kills its workers, as before, but not a loss of power."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute('PRAGMA synchronous=OFF')
 
 
 def search_flags(patterns, folder):
