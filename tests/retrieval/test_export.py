@@ -69,7 +69,8 @@ def checkpoint_of(arch, flags, folder):
 
 @pytest.mark.parametrize('suffix', ['.pt2', '.onnx'])
 @pytest.mark.parametrize('arch', NETWORKS)
-def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, shallow, patterns, tmp_path, run, capsys):
+def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, shallow, patterns, tmp_path, run,
+                                                                  capsys):
     for package in {'.onnx': ['onnx', 'onnxscript', 'onnxruntime']}.get(suffix, []) + (
             ['timm'] if ':' in arch else ['pretrainedmodels'] if 'bn' in arch else []):
         pytest.importorskip(package)
