@@ -46,7 +46,7 @@ def test_they_build_and_take_a_step(line, patterns):
     if 'bninception' in line:
         pytest.importorskip('pretrainedmodels')
     small = ['--dataset', 'folder', '--source_path', str(patterns), '--not_pretrained', '--device', 'cpu', '--bs', '8',
-             '--samples_per_class', '2', *(['--input_size', '64'] if 'resnet50' in line else [])]
+             '--samples_per_class', '2', '--input_size', '64']
     opt = parameters.parse([*line.split(), *small])
     built = parts.build(opt)
     before = [parameter.detach().clone() for group in built.optimizer.param_groups for parameter in group['params']]
