@@ -86,11 +86,19 @@ def test_it_is_added_to_any_loss_with_its_weight(loss, more, opt):
 
 # Runs
 
+@pytest.fixture(scope='module')
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp('kept') / 'teacher_s5'
+
+
 @pytest.fixture
-def teacher(quick, run, tmp_path):
-    """The folder of a trained run with another network, dimension and input format."""
-    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', *TEACHER) == 0
-    return folder_of(tmp_path, 'teacher_s5')
+def teacher(quick, run, tmp_path, kept):
+    """The folder of a run with another network, dimension and input format: trained for the first test, then copied."""
+    folder = folder_of(tmp_path, 'teacher_s5')
+    if not kept.exists():
+        assert run(*quick, '--no_train_metrics', '--n_epochs', '1', *TEACHER) == 0
+        shutil.copytree(folder, kept)
+    return shutil.copytree(kept, folder, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize('flags', [

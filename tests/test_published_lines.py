@@ -3,6 +3,7 @@ import itertools
 
 import pytest
 import torch
+from torchvision.models import resnet
 
 import criteria
 import parameters
@@ -42,7 +43,10 @@ def test_they_parse_and_each_flag_has_an_effect(line):
 
 @pytest.mark.parametrize('line', [line for line in dict.fromkeys(
     line.replace('cars196', 'cub200').replace('.0075', '.01') for line in LINES)])
-def test_they_build_and_take_a_step(line, patterns):
+def test_they_build_and_take_a_step(line, patterns, monkeypatch):
+    """ResNet-50 with one block of each stage: the widths that the flags are about are those of the whole network."""
+    monkeypatch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
+        block, [1, 1, 1, 1], *more, **flags))
     if 'bninception' in line:
         pytest.importorskip('pretrainedmodels')
     small = ['--dataset', 'folder', '--source_path', str(patterns), '--not_pretrained', '--device', 'cpu', '--bs', '8',

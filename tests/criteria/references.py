@@ -1,5 +1,6 @@
 """
-The formula of every loss, one scalar at a time, with loops over samples: slow, and independent of the losses' code.
+The formula of every loss, mostly one scalar at a time, with loops over samples: slow, and independent of the losses'
+code.
 
 Each takes the embeddings x [B, D], the labels y, a list, the flags, and where it needs them the mined tuples and the
 trained parameters w. Mined tuples are a list of triples (a, p, n), or two lists of pairs: positive and negative ones.
@@ -17,7 +18,7 @@ def zero(x):
 
 
 def average(terms, x):
-    return sum(terms) / len(terms) if terms else zero(x)
+    return torch.stack(terms).mean() if terms else zero(x)
 
 
 def average_active(terms, x):
@@ -29,16 +30,18 @@ def hinge(value):
 
 
 def dot(x, y):
-    return (x * y).sum()
+    return x @ y
 
 
 def squared(x, y):
-    return dot(x - y, x - y)
+    difference = x - y
+    return dot(difference, difference)
 
 
 def distance(x, y):
     """With gradient 0 for equal points."""
-    return squared(x, y).sqrt() if squared(x, y) > 0 else squared(x, y) * 0
+    value = squared(x, y)
+    return value.sqrt() if value > 0 else value * 0
 
 
 def unit(x):
@@ -59,7 +62,7 @@ def logistic(value):
 
 
 def log_sum_exp(terms):
-    return LOG(sum(EXP(term) for term in terms))
+    return LOG(EXP(torch.stack(list(terms))).sum())
 
 
 def cross_entropy(logits, target):
@@ -108,8 +111,8 @@ def mean_norm(x):
 # Losses of tuples
 
 def triplet(x, y, opt, mined):
-    power = opt.loss_triplet_power
-    terms = [hinge(distance(x[a], x[p]) ** power - distance(x[a], x[n]) ** power + opt.loss_triplet_margin)
+    power, d = opt.loss_triplet_power, table(distance, x)
+    terms = [hinge(d[a][p] ** power - d[a][n] ** power + opt.loss_triplet_margin)
              for a, p, n in triplets_of(mined)]
     return average_active(terms, x) if opt.loss_triplet_active_only else average(terms, x)
 
@@ -123,19 +126,19 @@ def contrastive(x, y, opt, mined, references=None):
 
 
 def margin(x, y, opt, mined, w):
-    total, count = zero(x) + 0 * w.sum(), 0
+    total, count, d = zero(x) + 0 * w.sum(), 0, table(distance, x)
     for a, p, n in triplets_of(mined):
         beta = w[0] if opt.loss_margin_beta_shared else w[y[a]]
-        u = hinge(distance(x[a], x[p]) - beta + opt.loss_margin_margin)
-        v = hinge(beta - distance(x[a], x[n]) + opt.loss_margin_margin)
+        u = hinge(d[a][p] - beta + opt.loss_margin_margin)
+        v = hinge(beta - d[a][n] + opt.loss_margin_margin)
         total, count = total + u + v + opt.loss_margin_nu * beta, count + int(u > 0) + int(v > 0)
     return total / count if count else 0 * total
 
 
 def quadruplet(x, y, opt, mined, fourths):
-    first = [hinge(distance(x[a], x[p]) - distance(x[a], x[n]) + opt.loss_quadruplet_margin_alpha_1)
-             for a, p, n in mined]
-    second = [hinge(distance(x[a], x[p]) - distance(x[n], x[f]) + opt.loss_quadruplet_margin_alpha_2)
+    d = table(distance, x)
+    first = [hinge(d[a][p] - d[a][n] + opt.loss_quadruplet_margin_alpha_1) for a, p, n in mined]
+    second = [hinge(d[a][p] - d[n][f] + opt.loss_quadruplet_margin_alpha_2)
               for (a, p, n), f in zip(mined, fourths, strict=True) if f >= 0]
     return average(first, x) + average(second, x)
 
@@ -243,8 +246,8 @@ def histogram(x, y, opt):
         return zero(x)
     width, total, cumulated = 2 / (n_nodes - 1), zero(x), 0
     for r in range(n_nodes):
-        cumulated = cumulated + average([triangle(value, r * width - 1, width) for value in same], x)
-        total = total + average([triangle(value, r * width - 1, width) for value in other], x) * cumulated
+        cumulated = cumulated + triangle(torch.stack(same), r * width - 1, width).mean()
+        total = total + triangle(torch.stack(other), r * width - 1, width).mean() * cumulated
     return total
 
 
@@ -254,11 +257,11 @@ def fastap(x, y, opt):
         own, width = positives(y, i), 4 / n_bins
         if not own:
             continue
+        d_own, d = (torch.stack([squared(u[i], u[j]) for j in some]) for some in (own, [*own, *negatives(y, i)]))
         cumulated, cumulated_own, precision = 0, 0, 0
         for r in range(n_bins + 1):
-            share = {j: triangle(squared(u[i], u[j]), r * width, width) for j in range(len(y)) if j != i}
-            share_own = sum(share[j] for j in own)
-            cumulated, cumulated_own = cumulated + sum(share.values()), cumulated_own + share_own
+            share, share_own = (triangle(some, r * width, width).sum() for some in (d, d_own))
+            cumulated, cumulated_own = cumulated + share, cumulated_own + share_own
             if cumulated > 0:
                 precision = precision + share_own * cumulated_own / cumulated
         terms.append(1 - precision / len(own))
@@ -306,9 +309,9 @@ def smoothap(x, y, opt):
         if positives(y, q):
             own, precisions = [q, *positives(y, q)], []
             for j in own:
-                among_own = 1 + sum(logistic((s[q][k] - s[q][j]) / tau) for k in own if k != j)
-                among_all = 1 + sum(logistic((s[q][k] - s[q][j]) / tau) for k in range(len(y)) if k != j)
-                precisions.append(among_own / among_all)
+                own_rank, rank = (1 + logistic((torch.stack([s[q][k] for k in some if k != j]) - s[q][j]) / tau).sum()
+                                  for some in (own, range(len(y))))
+                precisions.append(own_rank / rank)
             terms.append(1 - average(precisions, x))
     return average(terms, x)
 
@@ -326,12 +329,13 @@ def recallatk(x, y, opt, shares=None):
         own = positives(y, q)
         if not own:
             continue
-        ranks = [1 + sum(logistic((s[q][z] - s[q][p]) / opt.loss_recallatk_rank_temperature)
-                         for z in range(len(y)) if z not in (p, q)) for p in own]
-        recalls = []
+        ranks, recalls = [], []
+        for p in own:
+            others = torch.stack([s[q][z] for z in range(len(y)) if z not in (p, q)])
+            ranks.append(1 + logistic((others - s[q][p]) / opt.loss_recallatk_rank_temperature).sum())
         for k in opt.loss_recallatk_k:
             k = min(k, len(y))
-            found = sum(logistic((k - rank) / opt.loss_recallatk_k_temperature) for rank in ranks)
+            found = logistic((k - torch.stack(ranks)) / opt.loss_recallatk_k_temperature).sum()
             recalls.append((found if found < k else zero(x) + k) / min(k, len(own)))
         terms.append(1 - average(recalls, x))
     return average(terms, x)
@@ -353,7 +357,7 @@ def supap(x, y, opt):
             for j in own:
                 rank = 1 + sum(int(s[q][k] >= s[q][j]) for k in own if k != j)
                 precisions.append(rank / (rank + sum(step(s[q][n] - s[q][j]) for n in negatives(y, q))))
-            terms.append(1 - sum(precisions) / len(own))
+            terms.append(zero(x) + 1 - sum(precisions) / len(own))
     return average(terms, x)
 
 
@@ -549,15 +553,14 @@ def s2sd(x, y, opt, *parameters):
 def pfml(x, y, opt, w):
     points = unit(x) + [proxy for proxies in w for proxy in unit(proxies)]
     labels = y + [c for c, proxies in enumerate(w) for _ in proxies]
-    alpha, delta, total = opt.loss_pfml_alpha, opt.loss_pfml_delta, zero(x)
-    for i, j in itertools.permutations(range(len(points)), 2):
-        d = distance(points[i], points[j])
-        d = d if d > 1e-3 else 1e-3 + 0 * d
-        if labels[i] == labels[j]:
-            total = total - (d if d > delta else delta + 0 * d) ** -alpha
-        else:
-            total = total + (d if d < delta else delta + 0 * d) ** -alpha
-    return total
+    alpha, delta = opt.loss_pfml_alpha, opt.loss_pfml_delta
+    pairs = list(itertools.permutations(range(len(points)), 2))
+    i, j = torch.tensor(pairs).T
+    square = ((torch.stack(points)[i] - torch.stack(points)[j]) ** 2).sum(dim=1)
+    d = torch.where(square > 1e-6, square, 1e-6).sqrt()
+    same = torch.tensor([labels[i] == labels[j] for i, j in pairs])
+    pull, push = torch.where(d > delta, d, delta) ** -alpha, torch.where(d < delta, d, delta) ** -alpha
+    return torch.where(same, -pull, push).sum()
 
 
 def happier(x, y, opt, w):

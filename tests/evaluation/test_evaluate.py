@@ -15,6 +15,7 @@ import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
 from tests.blank.plots import RETRIEVAL
+from tests.conftest import draw_classes
 from tests.helpers import folder_of, printed_metrics, rows_of
 from utilities import checkpoint, plotting
 
@@ -149,7 +150,8 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
 def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(PICTURES, 'retrieval', RETRIEVAL)
     pictures = [name for name in PICTURES if name != 'umap']
-    assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
+    few = draw_classes(tmp_path / 'few' / 'images', 6, 4).parent                    # each image takes time to draw
+    assert run(*quick, '--source_path', few, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
     capsys.readouterr()
     assert run('--draw', folder_of(tmp_path), tmp_path / 'drawn') == 0

@@ -23,7 +23,7 @@ def brute_force(points, labels, levels, is_query):
         gallery = [j for j in range(n) if (j != q if is_query is None else not is_query[j])]
         squared = ((points[q] - points) ** 2).sum(axis=1).tolist()
         gallery.sort(key=lambda j: (round(squared[j], 9), j))
-        level = [sum(every[q, k] == every[j, k] for k in range(n_levels)) for j in gallery]
+        level = (every[gallery] == every[q]).sum(axis=1).tolist()
         if not any(level):
             continue
         rel = [lev / n_levels / level.count(lev) if lev else 0 for lev in level]

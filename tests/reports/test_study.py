@@ -1,4 +1,5 @@
 """Result_Evaluations.py --study: the numbers of the page against scipy and numpy, and what it says of missing runs."""
+import copy
 import csv
 import itertools
 import json
@@ -22,17 +23,23 @@ LOSSES = ['contrastive_distance', 'DR_MS', 'MS', 'triplet_distance', 'contrastiv
 GROUPS = [f'Omniglot_{name}' for name in (*LOSSES, 'MS_class_random', 'MS_balanced', 'triplet_semihard',
                                           'margin_semihard', 'margin_hard', 'triplet_hard', 'Untrained_none')]
 SEEDS = (0, 1, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    for name in ('DATA', 'SECTIONS', 'SEEDS', 'MINERS'):
-        monkeypatch.delenv(name, raising=False)
+VARIABLES = ('DATA', 'SECTIONS', 'SEEDS', 'MINERS')                  # of the environment, which the script reads
 
 
 @pytest.fixture(scope='module')
 def listed():
-    return Result_Evaluations.listed_by_study()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in VARIABLES:
+            patch.delenv(name, raising=False)
+        return Result_Evaluations.listed_by_study()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, listed):
+    """The script is read once, which takes half a second."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Result_Evaluations, 'listed_by_study', lambda: copy.deepcopy(listed))
 
 
 @pytest.fixture

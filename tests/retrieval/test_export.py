@@ -1,10 +1,12 @@
 """main.py --export: both formats give what the network gives, without the program that trained it."""
+import functools
 import importlib.util
 import json
 
 import numpy as np
 import pytest
 import torch
+from torchvision.models import mobilenetv2, resnet
 
 import architectures
 import datasets
@@ -20,6 +22,18 @@ NETWORKS = {'conv4': [], 'resnet50_frozen_normalize': ['--pool', 'gem'],
             'mobilenet_v2_normalize': ['--embed_layers', '32'],
             'bninception_normalize': ['--embed_norm', 'layer', '--pool', 'avg'],
             'timm:vit_tiny_patch16_224_normalize': ['--lora_rank', '2', '--pool', 'token_patches']}
+
+
+@pytest.fixture
+def shallow(monkeypatch):
+    """Networks of every kind of block that they have, but of few blocks, since each takes time to export."""
+    monkeypatch.setattr(mobilenetv2, 'MobileNetV2', functools.partial(
+        mobilenetv2.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]))
+    monkeypatch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
+        block, [2, 1, 1, 1], *more, **flags))
+    if importlib.util.find_spec('timm'):
+        import timm
+        monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=3))
 
 
 def runner(file):
@@ -55,7 +69,8 @@ def checkpoint_of(arch, flags, folder):
 
 @pytest.mark.parametrize('suffix', ['.pt2', '.onnx'])
 @pytest.mark.parametrize('arch', NETWORKS)
-def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, patterns, tmp_path, run, capsys):
+def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, shallow, patterns, tmp_path, run,
+                                                                  capsys):
     for package in {'.onnx': ['onnx', 'onnxscript', 'onnxruntime']}.get(suffix, []) + (
             ['timm'] if ':' in arch else ['pretrainedmodels'] if 'bn' in arch else []):
         pytest.importorskip(package)
