@@ -3,6 +3,7 @@ import argparse
 import copy
 import functools
 import os
+import pickle
 import signal
 from pathlib import Path
 
@@ -31,6 +32,16 @@ def pytest_pyfunc_call():
     """Tests change these variables, and a fork server is used again only in an environment that is the same."""
     for name in CHANGING:
         os.environ.pop(name, None)
+
+
+# The files that take longest. They begin first, so that at the end no process is left alone with one of them.
+LONGEST = ('test_training_step.py', 'test_reliability.py', 'test_main.py', 'test_export.py', 'test_resume.py',
+           'test_libraries.py', 'test_processes.py', 'test_signals.py', 'test_folds.py', 'test_search.py',
+           'test_optimize.py', 'test_fork_server.py', 'test_structure.py', 'test_local.py')
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture
@@ -84,8 +95,8 @@ def run(monkeypatch):
 
 @functools.cache
 def default_flags():
-    """Kept, since to build the parser takes longer than a small loss."""
-    return vars(parameters.build().parse_args([]))
+    """The pickled default flags: both to build the parser and to copy them deeply takes longer than a small loss."""
+    return pickle.dumps(vars(parameters.build().parse_args([])))
 
 
 @pytest.fixture
@@ -93,6 +104,6 @@ def opt():
     """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
     def make(n_classes=10, **flags):
         known = {'superclasses': [[label // 2] for label in range(n_classes)], 'n_features': 8, 'n_maps': 8}
-        known |= flags | {'n_classes': n_classes, 'device': torch.device('cpu')}
-        return argparse.Namespace(**copy.deepcopy(default_flags()) | known)
+        known |= copy.deepcopy(flags) | {'n_classes': n_classes, 'device': torch.device('cpu')}
+        return argparse.Namespace(**pickle.loads(default_flags()) | known)
     return make
