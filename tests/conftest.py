@@ -23,8 +23,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's ba
 CHANGING = {'PYTEST_CURRENT_TEST', 'TORCHINDUCTOR_CACHE_DIR'} - os.environ.keys()
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
-# seconds after which data workers are ended whose loader is deleted late, since the error of a batch has kept it alive
+# seconds, 5 by default: until a loader looks for killed data workers, and ends those that do not answer
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
+torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
 
 
 @pytest.hookimpl(tryfirst=True)

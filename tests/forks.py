@@ -49,14 +49,15 @@ def fork_that_serves():
     if not pid:
         ours.close()
         os.setsid()
-        for stream in (1, 2):                                     # they may be a log that is locked by this file
+        for stream in (1, 2):                                     # a run's log would stay locked while this is open
             os.dup2(0, stream)
         try:
             if found := fork_server.serve(its):
                 fork_server.become(*found)
         except BaseException:
             traceback.print_exc()
-        fork_server.end(1)                                        # never returns to what called install()
+        finally:
+            fork_server.end(1)                                    # never returns to what called install()
     its.close()
     ours.settimeout(fork_server.PATIENCE)
     ours.recv(1)
