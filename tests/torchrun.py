@@ -39,6 +39,7 @@ class Context(api.MultiprocessContext):
 
 
 def work(arguments):
+    time.sleep(0.5)          # torchrun has a thread that resolves names as processes connect: a fork then could hang
     stopping.install()
     if code := main.main(arguments):
         processes.leave(code)
