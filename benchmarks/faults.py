@@ -202,7 +202,7 @@ def removed(lab, n):
 
 # what is tried, how often with --quick, how often without, what a number counts
 KINDS = {
-    'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 12, 100),
+    'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
     'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
     'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300)}

@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 
 import torch
+from torchvision.models import resnet
 
 import datasampler
 from launching import fork_server
 from utilities import checkpoint
 
 ROOT = Path(__file__).parents[1]
+# without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
+manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def started(log, script, *arguments, **environment):
@@ -164,3 +167,9 @@ def printed_metrics(out, split='test'):
     column = lines[head].split().index(split)
     cells = {line.split()[0]: line[start[column]:end[column]].strip() for line in lines[head + 1:] if line}
     return {f'{split}_{name}': text for name, text in cells.items() if text}
+
+
+def with_blocks(patch, numbers):
+    """ResNets of torchvision have so many blocks in each of their stages."""
+    patch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
+        block, numbers, *more, **flags))

@@ -3,11 +3,11 @@ import itertools
 
 import pytest
 import torch
-from torchvision.models import resnet
 
 import criteria
 import parameters
 import parts
+from tests.helpers import with_blocks
 
 S2SD = ('--n_epochs 150 --log_online --project Runs --seed 0 --gpu 0 --bs 112 --loss s2sd --loss_s2sd_T 1 '
         '--loss_s2sd_w 50 --loss_s2sd_target_dims 512 1024 1536 2048 --loss_s2sd_feat_distill '
@@ -45,8 +45,7 @@ def test_they_parse_and_each_flag_has_an_effect(line):
     line.replace('cars196', 'cub200').replace('.0075', '.01') for line in LINES)])
 def test_they_build_and_take_a_step(line, patterns, monkeypatch):
     """ResNet-50 with one block of each stage: the widths that the flags are about are those of the whole network."""
-    monkeypatch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
-        block, [1, 1, 1, 1], *more, **flags))
+    with_blocks(monkeypatch, [1, 1, 1, 1])
     if 'bninception' in line:
         pytest.importorskip('pretrainedmodels')
     small = ['--dataset', 'folder', '--source_path', str(patterns), '--not_pretrained', '--device', 'cpu', '--bs', '8',

@@ -51,7 +51,7 @@ def attempts(folder, plan):
 
 
 def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
-    arguments = [*quick, '--batch_mining', 'random', '--kernels', '1', '--no_train_metrics', '--evaluation_metrics',
+    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics', '--evaluation_metrics',
                  'e_recall@1', 'map_at_r', 'rho_spectrum@0']
     codes, (n_writes,) = attempts(tmp_path, [[arguments, 0, False]])
     whole = folder_of(tmp_path)

@@ -342,7 +342,7 @@ def test_a_compiled_network_computes_the_same(more, compiler):
     from torch._inductor import config
     flags = f'--loss proxyanchor --batch_mining none --n_epochs 1 {more}'
     with config.patch(fallback_random=True):
-        plain, compiled = (train(f'{flags} {compiler}', torch.float32, dropout=0.5) for compiler in ('', '--compile'))
+        plain, compiled = (train(f'{flags} {flag}', torch.float32, dropout=0.5) for flag in ('', '--compile'))
     assert_near(plain['network'], compiled['network'], 1e-4)
 
 

@@ -20,8 +20,8 @@ from batch_mining import (
 )
 from tests.batch_mining import references
 from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
+from tests.helpers import manual_seed
 
-seed_cpu = torch.default_generator.manual_seed            # torch.manual_seed also seeds GPUs, which is slow
 P_VALUE = 1e-4           # below it, frequencies are not those of the rule; the seeds are fixed
 WEIGHTS = torch.tensor([1., 4., 1e-15, 2., 3.])
 EASYHARD = {f'easyhard {pos} {neg}': {'pos': pos, 'neg': neg}
@@ -61,7 +61,7 @@ def test_each_triplet_follows_the_rule_and_no_anchor_is_missing(rule, labels, ma
         if make is grid and len(labels) not in (4, 8, 16):
             continue                                       # elsewhere rounding decides between equal distances
         allowed = reference(batch, labels, **flags)
-        seed_cpu(seed)
+        manual_seed(seed)
         triplets = mine(batch, labels, **flags)
         assert triplets.dtype == torch.int64 and triplets.shape == (len(allowed), 3)
         assert triplets[:, 0].tolist() == sorted(allowed)
@@ -75,7 +75,7 @@ def test_frequencies_are_those_of_the_rule(rule, make):
     labels = torch.tensor([0, 3, 0, 1, 3, 0, 1, 0])
     batch, n_draws = make(8, seed=1), 600
     counts = collections.defaultdict(collections.Counter)
-    seed_cpu(0)
+    manual_seed(0)
     for _ in range(n_draws):
         for a, p, n in mine(batch, labels, **flags).tolist():
             counts[a][p, n] += 1
@@ -116,7 +116,7 @@ def others(anchor):
 
 def drawn(mine, *arguments, n_draws=200):
     """{anchor: its negatives} in many draws from the known batch, where each positive is determined."""
-    seed_cpu(0)
+    manual_seed(0)
     found = collections.defaultdict(set)
     for _ in range(n_draws):
         for a, p, n in mine(BATCH, LABELS, *arguments).tolist():
@@ -162,7 +162,7 @@ def test_weights_of_antipodes_and_duplicates(dim, lower_cutoff):
         found = weights[a] / weights[a].sum()
         assert all(abs(found[n] - chance) < 1e-3 for n, chance in expected.items())
     for seed in range(5):
-        seed_cpu(seed)
+        manual_seed(seed)
         triplets = distance.distance_triplets(batch, labels, lower_cutoff)
         assert (labels[triplets[:, 0]] != labels[triplets[:, 2]]).all()
 
@@ -183,7 +183,7 @@ def test_each_positive_pair_has_a_negative_of_its_own(labels, make):
     batch = make(len(labels), seed=1)
     chances = references.distance_of_pairs(batch, labels)
     counts, n_draws = {pair: collections.Counter() for pair in chances}, 600
-    seed_cpu(0)
+    manual_seed(0)
     for _ in range(n_draws):
         triplets = distance.distance_triplets(batch, labels, positives='all')
         assert triplets.dtype == torch.int64 and triplets.shape == (len(chances), 3)
@@ -197,7 +197,7 @@ def test_each_positive_pair_has_a_negative_of_its_own(labels, make):
 
 def test_negatives_of_one_anchor_are_independent():
     labels, batch, n_equal = torch.tensor([0, 0, 0, 1, 2]), torch.eye(5), 0
-    seed_cpu(0)
+    manual_seed(0)
     for _ in range(600):
         negatives = distance.distance_triplets(batch, labels, positives='all')[:2, 2]
         n_equal += int(negatives[0] == negatives[1])
@@ -236,14 +236,14 @@ def test_random_distance_is_distance_mining_for_shuffled_labels():
     labels = SHAPES['uneven, not contiguous, one class alone']
     batch, anchors_seen = unit(10), set()
     for seed in range(20):
-        seed_cpu(seed)
+        manual_seed(seed)
         triplets = random_distance.random_distance_triplets(batch, labels)
-        seed_cpu(seed)
+        manual_seed(seed)
         shuffled = labels[torch.randperm(10)]
         assert triplets.equal(distance.distance_triplets(batch, shuffled))
-        seed_cpu(seed)
+        manual_seed(seed)
         triplets_of_all = random_distance.random_distance_triplets(batch, labels, positives='all')
-        seed_cpu(seed)
+        manual_seed(seed)
         shuffled = labels[torch.randperm(10)]
         assert triplets_of_all.equal(distance.distance_triplets(batch, shuffled, positives='all'))
         anchors_seen |= set(triplets[:, 0].tolist())
@@ -254,7 +254,7 @@ def test_random_distance_is_distance_mining_for_shuffled_labels():
 def test_random_triplets_are_valid_distinct_and_as_many_as_there_can_be(labels):
     valid = {(a, p, n) for a, positives, negatives in references.anchors(labels) for p in positives for n in negatives}
     for n_triplets in (1, len(labels), 1000):
-        seed_cpu(n_triplets)
+        manual_seed(n_triplets)
         triplets = list(map(tuple, random_triplets.random_triplets(labels, n_triplets).tolist()))
         assert set(triplets) <= valid and len(set(triplets)) == len(triplets) == min(n_triplets, len(valid))
 
@@ -264,7 +264,7 @@ def test_random_triplets_are_uniform(n_triplets):
     labels, n_draws = torch.tensor([0, 2, 0, 1, 2, 0]), 2000
     valid = [(a, p, n) for a, positives, negatives in references.anchors(labels) for p in positives for n in negatives]
     counts = collections.Counter()
-    seed_cpu(0)
+    manual_seed(0)
     for _ in range(n_draws):
         counts.update(map(tuple, random_triplets.random_triplets(labels, n_triplets).tolist()))
     # without replacement the counts vary less than Pearson's test takes for granted, so it still holds
@@ -275,7 +275,7 @@ def test_random_triplets_of_many_are_distinct_and_uniform():
     """Where the valid triplets are many more than those asked for, they are drawn in another way."""
     labels = torch.arange(16).repeat_interleave(4)                     # 64 · 3 · 60 = 11,520 valid triplets
     counts = torch.zeros(64, 64)
-    seed_cpu(0)
+    manual_seed(0)
     for _ in range(600):
         triplets = random_triplets.random_triplets(labels, 64)
         assert len(triplets.unique(dim=0)) == 64
@@ -288,7 +288,7 @@ def test_random_triplets_of_many_are_distinct_and_uniform():
 
 def test_intra_random_draws_a_class_then_three_of_its_samples_with_replacement():
     labels = torch.tensor([3, 3, 7, 3, 0, 0])
-    seed_cpu(0)
+    manual_seed(0)
     n_draws = 6000
     counts = collections.Counter(map(tuple, intra_random.intra_random_triplets(labels, n_draws).tolist()))
     members = [(0, 1, 3), (2,), (4, 5)]
@@ -324,6 +324,6 @@ def test_pytorch_metric_learning_mines_the_same(labels):
         window = miners.TripletMarginMiner(.2, 'semihard', distance=distances.LpDistance(power=2))(batch, labels)
         window = set(zip(*(part.tolist() for part in window), strict=True))
         with_window = {(a, p) for a, p, _ in window}
-        seed_cpu(seed)
+        manual_seed(seed)
         for a, p, n in semihard.semihard_triplets(batch, labels, .2).tolist():
             assert (a, p, n) in window or (a, p) not in with_window

@@ -4,10 +4,9 @@ import torch
 import batch_mining
 import criteria
 from tests.criteria import references
+from tests.helpers import manual_seed
 
 F64 = torch.float64
-# without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
-seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
 UNIT = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)], dtype=F64)
 RAW = UNIT * torch.tensor([1, 1.5, .5, 2, 1, .5], dtype=F64)[:, None]
@@ -118,14 +117,14 @@ def slow(criterion, recorder, namespace, batch, labels):
     function, labels = getattr(references, namespace.loss), labels.tolist()
     more = [] if recorder is None else [recorder.last]
     if namespace.loss == 'quadruplet':
-        seed(0)
+        manual_seed(0)
         triplets = torch.tensor(recorder.last, dtype=torch.int64).reshape(-1, 3)
         more.append(criteria.quadruplet.sample_fourths(torch.tensor(labels), triplets).tolist())
     if namespace.loss == 'recallatk' and namespace.loss_recallatk_simix:
-        seed(0)
+        manual_seed(0)
         more.append(torch.rand(len(references.all_pairs(labels)[0]) // 2, dtype=F64).tolist())
     if namespace.loss == 'nir':
-        seed(0)
+        manual_seed(0)
         more.append((criterion.flow.orders.tolist(), torch.rand_like(batch)))
     if namespace.loss == 'hier':
         more.append(drawn_by_hier(batch, labels, namespace, *criterion.parameters()))
@@ -134,7 +133,7 @@ def slow(criterion, recorder, namespace, batch, labels):
 
 def drawn_by_hier(batch, labels, namespace, proxies):
     """What references.hier takes: the triplets and the noise that the loss samples with the seed 0."""
-    seed(0)
+    manual_seed(0)
     module, c, drawn, labels = criteria.hier, namespace.loss_hier_c, [], torch.tensor(labels)
     for rows, same in ((batch, labels[:, None] == labels), (proxies, 0)):
         points = [references.to_ball(row, c, namespace.loss_hier_clip_r) for row in rows.detach()]
@@ -148,7 +147,7 @@ def drawn_by_hier(batch, labels, namespace, proxies):
 
 
 def fast(criterion, batch, labels, **kwargs):
-    seed(0)
+    manual_seed(0)
     return criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None, feature_maps=maps_of(batch),
                      **kwargs)
 

@@ -9,9 +9,9 @@ from torchvision.transforms import v2
 
 import datasets
 from datasets import base, decoding, on_device, pipeline, transforms
+from tests.helpers import manual_seed
 from utilities.loading import TrainingLoader, evaluation_batches, evaluation_loader, network_input
 
-seed_cpu = torch.default_generator.manual_seed            # torch.manual_seed also seeds GPUs, which is slow
 KINDS = {'444': {'subsampling': '4:4:4'}, '422': {'subsampling': '4:2:2'}, '420': {'subsampling': '4:2:0'},
          'progressive': {'progressive': True}, 'optimised': {'optimize': True, 'quality': 95}}
 
@@ -69,9 +69,9 @@ def test_augmented_images_are_those_of_torchvisions_transforms(name, photos, opt
     for ours, expected in zip(transforms.select(opt(augmentation=name), 64), steps, strict=True):
         reference = v2.Compose([*expected, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
         for path in photos:
-            seed_cpu(7)
+            manual_seed(7)
             found = ours(decoding.open_photo(path))
-            seed_cpu(7)
+            manual_seed(7)
             assert torch.equal(found, reference(as_before(path))) and found.is_contiguous(), path
 
 
@@ -98,7 +98,7 @@ def test_further_augmentation_is_that_of_torchvisions_transforms(flags, name, ph
             images = []
             for augment, photo in ((training, decoding.open_photo(path)), (reference, as_before(path)),
                                    (plain[0], decoding.open_photo(path))):
-                seed_cpu(seed)
+                manual_seed(seed)
                 images.append(augment(photo))
             assert torch.equal(*images[:2]) and type(images[0]) is torch.Tensor, path
             changed += not torch.equal(images[0], images[2])
@@ -136,7 +136,7 @@ def test_batches_of_images_of_every_size_and_kind_are_exact(name, has_torchvisio
     reference = v2.Compose([*transforms.AUGMENTATIONS[name](32)[0], v2.ToImage()])
     state = torch.get_rng_state()
     for (index, seed), found in zip(items, images.transform.collate(loaded), strict=True):
-        seed_cpu(seed)
+        manual_seed(seed)
         assert torch.equal(found, reference(as_before(paths[index]))), paths[index]
     torch.set_rng_state(state)
     unseeded = images.transform.collate([image for image, _, _ in images.loaded(range(20))])
@@ -155,7 +155,7 @@ def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
             images = []
             for augment, photo in ((reference, as_before(path)), *((one, decoding.open_photo(path))
                                                                    for one in (exact, fast, bilinear))):
-                seed_cpu(7)
+                manual_seed(7)
                 images.append(augment(photo))
             assert torch.equal(*images[:2]) and not torch.equal(images[0], images[3]), path
             assert (images[2] - images[0]).abs().mean() < 1.5 / 255, path
@@ -194,7 +194,7 @@ def test_fast_decoding_differs_little(tmp_path, opt):
             for seed in range(4):
                 images = []
                 for one in (exact, fast):
-                    seed_cpu(seed)
+                    manual_seed(seed)
                     images.append(one(decoding.open_photo(path)))
                 assert images[0].shape == images[1].shape
                 assert path.name != 'large.jpg' or not torch.equal(*images)
@@ -249,9 +249,9 @@ def on_both(name, opt, photo, n_images, size=48, **flags):
     moved = on_device.DevicePipeline(ours, torch.device('cpu'))
     loaded, plain = [], []
     for seed in range(n_images):
-        seed_cpu(seed)
+        manual_seed(seed)
         plain.append(ours(photo))
-        seed_cpu(seed)
+        manual_seed(seed)
         loaded.append(moved.load(photo, moved.sample(photo)))
     images = moved.finish(moved.collate(loaded))
     assert images.dtype == torch.uint8
@@ -307,12 +307,12 @@ def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
     Image.fromarray(ramp).save(tmp_path / 'ramp.png')
     photo = decoding.open_photo(tmp_path / 'ramp.png')
     moved = on_device.DevicePipeline(transforms.select(opt(augmentation='adv'), 16)[0], torch.device('cpu'))
-    seed_cpu(0)
+    manual_seed(0)
     images = moved.finish(moved.collate([moved.load(photo, moved.sample(photo)) for _ in range(1500)])).float()
     flipped = (images[..., 0] > images[..., -1])[:, 0, 0].float().mean()
     greys = (images[:, 0] == images[:, 2]).all(dim=(1, 2)).float().mean()
     assert abs(flipped - .5) < .05 and abs(greys - .2) < .04
-    seed_cpu(1)
+    manual_seed(1)
     ours, _ = transforms.select(opt(augmentation='adv'), 16)
     plain = torch.stack([ours(photo) for _ in range(1500)]) * 255
     for statistic in (torch.mean, torch.std):

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from torchvision.models import mobilenetv2, resnet
+from torchvision.models import mobilenetv2
 
 import architectures
 import datasets
@@ -14,7 +14,7 @@ import evaluation
 import parameters
 import retrieval
 from retrieval import export
-from tests.helpers import folder_of
+from tests.helpers import folder_of, with_blocks
 from utilities.loading import network_input
 
 SIZE = 64
@@ -29,8 +29,7 @@ def shallow(monkeypatch):
     """Networks of every kind of block that they have, but of few blocks, since each takes time to export."""
     monkeypatch.setattr(mobilenetv2, 'MobileNetV2', functools.partial(
         mobilenetv2.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]))
-    monkeypatch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
-        block, [2, 1, 1, 1], *more, **flags))
+    with_blocks(monkeypatch, [2, 1, 1, 1])
     if importlib.util.find_spec('timm'):
         import timm
         monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=3))
