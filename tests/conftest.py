@@ -16,6 +16,7 @@ import main
 import parameters
 from evaluation import PICTURES, curves
 from tests.blank import plots
+from utilities.cores import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
@@ -26,6 +27,11 @@ plots.install()
 # seconds, 5 by default: until a loader looks for killed data workers, and ends those that do not answer
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
+
+
+def pytest_xdist_auto_num_workers():
+    """The processes of -n auto: one more than there are cores, since some tests wait for what they have started."""
+    return n_cores() + 1
 
 
 @pytest.hookimpl(tryfirst=True)
