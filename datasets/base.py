@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from datasets import decoding
 from utilities.command_line import is_text
@@ -38,15 +37,9 @@ class ImageTable:
 
 
 def read_image(path):
-    """
-    The image at `path` as a PIL image in RGB: rotated upright as EXIF says, transparency replaced by white, 16-bit grey
-    scaled to 8 bits.
-
-    Raises UserError with the file's name if it is missing, truncated or not an image.
-    """
-    with decoding.named(path), Image.open(path) as image:
-        image = decoding.upright(image)
-        return image if image.mode == 'RGB' else image.convert('RGB')      # convert copies RGB images, too
+    """The image at `path` as a PIL image in RGB, also if it is grey; otherwise as decoding.read_upright."""
+    image = decoding.read_upright(path)
+    return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 
 
 class ImageSet(torch.utils.data.Dataset):

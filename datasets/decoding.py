@@ -59,9 +59,20 @@ def upright(image):
     return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
 
 
+def read_upright(path):
+    """
+    The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
+    replaced by white, 16-bit grey scaled to 8 bits.
+
+    Raises UserError with the file's name if it is missing, truncated or not an image.
+    """
+    with named(path), Image.open(path) as image:
+        return upright(image)
+
+
 def open_photo(path):
     """
-    The Photo at `path`, with the pixels of read_image. Raises UserError as read_image does, here or when it is decoded.
+    The Photo at `path`, with the pixels of read_upright. Raises UserError as it does, here or when it is decoded.
 
     torchvision decodes a JPEG file faster than Pillow. It is used if both give the same pixels.
     """
@@ -93,7 +104,7 @@ def channels_last(image):
 
 def jpeg_header(data):
     """
-    The (height, width) of a JPEG file. None if only Pillow gives the pixels of read_image: if the file is truncated,
+    The (height, width) of a JPEG file. None if only Pillow gives the pixels of read_upright: if the file is truncated,
     has an EXIF orientation, is neither RGB nor grey with 8 bits, or is not a JPEG file.
 
     ITU-T Recommendation T.81, 1992, Annex B.

@@ -1,13 +1,14 @@
 """
 Decoded images on disk, shared by all runs and data workers of a machine: --image_cache FOLDER.
 
-A cache is a folder below FOLDER whose name has a hash of its content. It contains `pixels`, the uint8 RGB values of all
-images one after the other, and `index`, an int64 row (offset, height, width, checksum) per image. All processes map the
-same file into memory and so share the operating system's page cache. The first process that needs the cache fills it.
-Pixels are flushed to disk before their row of the index is written, so that filling can continue after the last
-complete row, however it was stopped.
+A cache is a folder below FOLDER whose name has a hash of its content. It contains `pixels`, the uint8 values of all
+images one after the other, and `index`, an int64 row (offset, height, width, channels, checksum) per image. Grey images
+have one channel, all others three. All processes map the same file into memory and so share the operating system's page
+cache. The first process that needs the cache fills it. Pixels are flushed to disk before their row of the index is
+written, so that filling can continue after the last complete row, however it was stopped.
 """
 import hashlib
+import math
 import os
 import shutil
 import zlib
@@ -18,14 +19,13 @@ import numpy as np
 import PIL
 from tqdm import tqdm
 
-from datasets.base import read_image
-from datasets.decoding import Photo, open_photo
+from datasets.decoding import Photo, channels_last, open_photo, read_upright
 from utilities import stopping
 from utilities.errors import UserError
 from utilities.files import locked
 
-VERSION = 2                  # raise it when read_image or the format changes
-COLUMNS = 4                  # of the index
+VERSION = 3                  # raise it when read_upright or the format changes
+COLUMNS = 5                  # of the index
 SAMPLE = 50                  # number of images that are compared with their checksums when a cache is opened
 CHUNK = 64                   # number of images decoded between two writes
 
@@ -61,22 +61,22 @@ class ImageCache:
         return self.__dict__ | {'pixels': None}
 
     def __call__(self, path):
-        offset, height, width, _ = self.index[self.rows[path]].tolist()
-        if height == 0:
+        offset, *shape, _ = self.index[self.rows[path]].tolist()
+        if 0 in shape:
             return open_photo(path)
         if self.pixels is None:
             # copy on write: torch warns of memory that cannot be written to
             self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'c')
-        pixels = self.pixels[offset:offset + 3 * height * width].reshape(height, width, 3)
-        return Photo(height, width, lambda scale: pixels)
+        pixels = self.pixels[offset:offset + math.prod(shape)].reshape(shape)
+        return Photo(*shape[:2], lambda scale: pixels)
 
     def check(self, rows, paths):
         """Raises UserError where images of these rows are not as they were written."""
         damaged = []
         for row in tqdm(rows, desc='checking the image cache', disable=None if len(rows) > SAMPLE else True):
-            offset, height, width, expected = self.index[row].tolist()
-            pixels = np.fromfile(self.folder / 'pixels', np.uint8, 3 * height * width, offset=offset)
-            if checksum(self.index[row, :3], pixels) != expected:
+            offset, *shape, expected = self.index[row].tolist()
+            pixels = np.fromfile(self.folder / 'pixels', np.uint8, math.prod(shape), offset=offset)
+            if checksum(self.index[row, :-1], pixels) != expected:
                 damaged.append(paths[row])
         if damaged:
             raise UserError(f'--image_cache: {len(damaged)} of {len(rows)} images looked at in {self.folder} are '
@@ -102,26 +102,31 @@ def key(paths, source, resize):
 
 
 def complete_rows(folder, n_images):
-    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 4]."""
+    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 5]."""
     try:
         index = np.fromfile(folder / 'index', '<i8')
         n_bytes = (folder / 'pixels').stat().st_size
     except FileNotFoundError:
         index, n_bytes = np.empty(0, '<i8'), 0
     index = index[:len(index) // COLUMNS * COLUMNS].reshape(-1, COLUMNS)[:n_images]
-    offsets, sizes = index[:, 0], 3 * index[:, 1] * index[:, 2]
+    offsets, sizes = index[:, 0], sizes_of(index)
     valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
     return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the row before may be the broken one
 
 
 def checksum(row, pixels):
-    """CRC-32 of an image: of its offset, height and width, int64 [3], and its pixels."""
+    """CRC-32 of an image: of its row of the index without the checksum, int64 [4], and its pixels."""
     return zlib.crc32(pixels, zlib.crc32(row.tobytes()))
+
+
+def sizes_of(index):
+    """The number of bytes of each image."""
+    return index[:, 1:4].prod(axis=1)
 
 
 def n_bytes_of(index):
     """The number of bytes of `pixels` that the rows of the index cover."""
-    return int(index[-1, 0] + 3 * index[-1, 1] * index[-1, 2]) if len(index) else 0
+    return int(index[-1, 0] + sizes_of(index)[-1]) if len(index) else 0
 
 
 def fill(folder, paths, resize):
@@ -141,9 +146,9 @@ def fill(folder, paths, resize):
             while len(index) < len(paths):
                 stopping.check()
                 images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
-                shapes = np.array([image.shape[:2] for image in images], '<i8')
-                sizes = 3 * shapes.prod(axis=1)
-                rows = np.column_stack([n_bytes_of(index) + sizes.cumsum() - sizes, shapes])
+                sizes = np.array([image.size for image in images])
+                offsets = n_bytes_of(index) + sizes.cumsum() - sizes
+                rows = np.column_stack([offsets, [image.shape for image in images]]).astype('<i8')
                 contents = [image.tobytes() for image in images]
                 chunk = np.column_stack([rows, list(map(checksum, rows, contents))])
                 longer = np.concatenate([index, chunk])
@@ -160,12 +165,12 @@ def fill(folder, paths, resize):
 
 
 def decode(path, resize):
-    """uint8 [H, W, 3], or [0, 0, 3] for an image that cannot be read."""
+    """uint8 [H, W, 3 or 1], or [0, 0, 3] for an image that cannot be read."""
     try:
-        image = read_image(path)
+        image = read_upright(path)
     except UserError:
         return np.empty((0, 0, 3), np.uint8)
-    return np.asarray(resize(image) if resize else image)
+    return channels_last(resize(image) if resize else image)
 
 
 def require_space(folder, n_bytes):

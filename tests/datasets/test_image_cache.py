@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, image_cache, transforms
+from datasets import decoding, image_cache, transforms
 from reports import groups
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
@@ -40,13 +40,13 @@ def select(opt, tmp_path):
 @pytest.fixture
 def decoded(monkeypatch):
     """The paths that are decoded for a cache, 4 between two writes."""
-    paths, read_image = [], base.read_image
+    paths, read_upright = [], decoding.read_upright
 
     def read(path):
         paths.append(path)
-        return read_image(path)
+        return read_upright(path)
 
-    monkeypatch.setattr(image_cache, 'read_image', read)
+    monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)
     return paths
 
@@ -77,7 +77,8 @@ def test_images_of_every_kind_are_the_same_bit_by_bit(augmentation, select, tmp_
     read = select(tmp_path, augmentation=augmentation).train.read
     if augmentation not in ('red', 'mlrc', 'none'):
         for path in read.rows:
-            assert np.array_equal(np.asarray(read(path)), np.asarray(base.read_image(path))), path
+            assert np.array_equal(np.asarray(read(path)), np.asarray(decoding.open_photo(path))), path
+        assert {np.asarray(read(path)).shape[2] for path in read.rows} == {1, 3}           # grey images stay grey
 
 
 def test_what_was_resized_once_passes_again_unchanged():
@@ -126,14 +127,14 @@ def test_a_changed_file_makes_a_new_cache(source, select, tmp_path):
 
 def test_a_killed_process_loses_no_more_than_its_last_images(source, select, decoded, tmp_path):
     def until_the_eleventh():
-        read = image_cache.read_image
+        read = image_cache.read_upright
 
         def kill(path):
             if len(decoded) == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
             return read(path)
 
-        image_cache.read_image = kill                             # of this process only
+        image_cache.read_upright = kill                             # of this process only
         select(source)
 
     process = FORK.Process(target=until_the_eleventh)
@@ -152,9 +153,9 @@ def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path
         with open(tmp_path / 'log', 'a') as log:
             log.write(f'{path}\n')
         time.sleep(0.05)
-        return base.read_image(path)
+        return decoding.read_upright(path)
 
-    monkeypatch.setattr(image_cache, 'read_image', read)
+    monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)
     processes = [FORK.Process(target=select, args=(source,)) for _ in range(2)]
     for process in processes:
@@ -168,7 +169,7 @@ def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize('file, cut, n_again', [('pixels', 1, 2), ('pixels', 3 * 24 * 24 * 3, 4), ('index', 1, 1),
-                                                ('index', 32 * 20, 20), ('both', 0, 20)])
+                                                ('index', 40 * 20, 20), ('both', 0, 20)])
 def test_truncated_files_are_completed(file, cut, n_again, source, select, decoded, tmp_path):
     select(source)
     folder, = caches(tmp_path)
@@ -185,7 +186,7 @@ def test_truncated_files_are_completed(file, cut, n_again, source, select, decod
 
 def test_a_damaged_row_is_the_end_of_the_index(source, select, decoded, tmp_path):
     select(source)
-    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 4)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 5)
     index[5, 1] = 25
     index.flush()
     decoded.clear()
@@ -223,7 +224,7 @@ def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkey
 def test_a_checksum_covers_the_shape(source, select, tmp_path):
     Image.new('RGB', (10, 30), 'red').save(source / 'images' / 'class_00' / '0.png')
     select(source)
-    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 4)
+    index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 5)
     index[0, 1:3] = index[0, 2], index[0, 1]
     index.flush()
     with pytest.raises(UserError, match='the first: .*class_00/0.png'):
