@@ -29,6 +29,10 @@ SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
 RECENT = [['mAP'], ['r_auroc'], ['h_ap'], ['asi'], ['ndcg'], ['h_ap', 'asi', 'ndcg'], ['tpr@0.001'], ['opis'],
           ['threshold_spread@0.01'], ['tpr@0.001', 'opis', 'threshold_spread@0.01']]
+POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)             # of the sweep
+# of the scaling: images, classes, queries, ways
+SCALES = [(30_000, 5_500, 0, ('exact', 'approx')), (60_000, 11_000, 0, ('exact', 'approx')),
+          (250_000, 46_000, 0, ('exact', 'approx')), (1_000_000, 185_000, 1_000, ('exact',))]
 QUERIES = 5000               # of metrics of levels, whose times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')
 
@@ -161,8 +165,7 @@ def sweep_table(options):
     print(f'about {options.images:,} images x 128; CPU seconds of each way, and of auto over the faster one')
     print(f'| positives | R@1 | metrics | chosen | {" | ".join(WAYS)} | auto / best |')
     ratios = []
-    for n_positives, measured, metrics, chosen, seconds in sweep_points(
-            options.images, (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)):
+    for n_positives, measured, metrics, chosen, seconds in sweep_points(options.images, POSITIVES, RECALLS):
         ratios.append(seconds['auto'] / min(seconds['count'], seconds['sort']))
         print(f'| {n_positives} | {measured:.2f} | {metrics} | {chosen} | '
               f'{" | ".join(f"{seconds[way]:.2f}" for way in WAYS)} | {ratios[-1]:.2f} |', flush=True)
@@ -185,7 +188,7 @@ def rest_table(options):
 
     def slow_distances():
         unit = array / np.linalg.norm(array, axis=1, keepdims=True)
-        groups = [unit[labels == c] for c in range(500)]
+        groups = [unit[labels == c] for c in range(min(500, k))]
         [1 - (group @ group.T).mean() for group in groups]
 
     quick = interleaved({
@@ -214,10 +217,8 @@ def rest_table(options):
 
 
 def scaling_table(options):
-    print(f'{"images":>9}{"queries":>9}{"way":>8}{"CPU s":>8}{"ns per pair":>13}{"MB":>7}{"map_at_r":>10}')
-    both = ('exact', 'approx')
-    for n, n_classes, n_queries, ways in ((30_000, 5_500, 0, both), (60_000, 11_000, 0, both),
-                                          (250_000, 46_000, 0, both), (1_000_000, 185_000, 1_000, ('exact',))):
+    print(f'{"images":>9}{"queries":>9}{"way":>8}{"CPU s":>8}{"ns per pair":>13}{"MB":>7}{"R@1":>7}')
+    for n, n_classes, n_queries, ways in SCALES:
         points, labels, is_query = embeddings(n, n_classes, 12, n_queries, 128, options.recall)
         for way in ways:
             values = {}
@@ -225,7 +226,7 @@ def scaling_table(options):
                 SHORT if way == 'approx' else DEEP, points, labels, is_query, approximate=way == 'approx')))  # noqa: B023
             pairs = (n_queries or n) * (n - n_queries)
             print(f'{n:>9,}{n_queries or n:>9,}{way:>8}{seconds:>8.1f}{seconds / pairs * 1e9:>13.2f}{peak:>7.0f}'
-                  f'{values["map_at_r"]:>10.4f}', flush=True)
+                  f'{values[SHORT[0] if way == "approx" else DEEP[0]]:>7.3f}', flush=True)
 
 
 def recent_table(options):
