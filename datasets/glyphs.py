@@ -79,19 +79,25 @@ def outline(letter, font):
 
 def distinct(chosen):
     """`chosen` without the letters that look, up to size, like an earlier letter in a font that contains both."""
-    opened = {font: ImageFont.truetype(str(font), 64) for fonts in chosen.values() for font in fonts}
-    outlines = {letter: {font: outline(letter, opened[font]) for font in fonts} for letter, fonts in chosen.items()}
-    kept = {}
-    for letter, fonts in chosen.items():
-        if not any(same_shape(outlines[letter], outlines[other]) for other in kept):
-            kept[letter] = fonts
-    return kept
+    letters, kept = list(chosen), []
+    same = np.zeros((len(letters), len(letters)), bool)
+    for font in {font for fonts in chosen.values() for font in fonts}:
+        opened = ImageFont.truetype(str(font), 64)
+        rows = np.array([row for row, letter in enumerate(letters) if font in chosen[letter]])
+        same[np.ix_(rows, rows)] |= same_shapes(*zip(*(outline(letters[row], opened) for row in rows), strict=True))
+    for row in range(len(letters)):
+        if not same[row, kept].any():
+            kept.append(row)
+    return {letters[row]: chosen[letters[row]] for row in kept}
 
 
-def same_shape(one, other):
-    return any(abs(one[font][1] - other[font][1]) < TOLERANCE
-               and np.sqrt(np.mean((one[font][0] - other[font][0]) ** 2)) < TOLERANCE
-               for font in one.keys() & other.keys())
+def same_shapes(inks, ratios):
+    """N results of `outline` -> bool [N, N]: which of them are the same shape."""
+    inks, ratios = np.array(inks, np.float64), np.array(ratios)
+    products = inks @ inks.T
+    squares = products.diagonal()
+    differences = (squares[:, None] + squares - 2 * products) / inks.shape[1]              # mean squares
+    return (differences < TOLERANCE ** 2) & (abs(ratios[:, None] - ratios) < TOLERANCE)
 
 
 def render(letter, font, random):
