@@ -29,6 +29,7 @@ torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.5,)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
     """The processes of -n auto: one more than there are cores, since some tests wait for what they have started."""
     return n_cores() + 1
