@@ -1,6 +1,7 @@
 """
 Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread, at most LIMIT seconds;
-two run at once where there are two cores. A line on the standard error says when one ends and how long it took.
+one after the other, since two would slow down each other. A line on the standard error says when one ends and how long
+it took.
 
 python -m benchmarks [NAME ...]
 """
@@ -13,7 +14,6 @@ import platform
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 
@@ -65,12 +65,10 @@ def main(arguments):
         return print_rows(*options.names)
     os.environ['OMP_NUM_THREADS'] = '1'
     names, found, began = options.names or NAMES, {}, time.monotonic()
-    with ThreadPoolExecutor(min(2, os.cpu_count())) as pool:
-        tasks = {pool.submit(run, name): name for name in names}
-        for task in as_completed(tasks):
-            rows, seconds, end = found[tasks[task]] = task.result()
-            print(f'[{len(found)}/{len(names)}] {tasks[task]}: {end}, {len(rows)} rows in {seconds:.0f} s; '
-                  f'{time.monotonic() - began:.0f} s since the start', file=sys.stderr, flush=True)
+    for name in names:
+        rows, seconds, end = found[name] = run(name)
+        print(f'[{len(found)}/{len(names)}] {name}: {end}, {len(rows)} rows in {seconds:.0f} s; '
+              f'{time.monotonic() - began:.0f} s since the start', file=sys.stderr, flush=True)
     print(f'{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, '
           + ', '.join(f'{name} {version(name)}' for name in PEERS)
           + '. Medians, in seconds of processor time where the job names no other unit.\n')

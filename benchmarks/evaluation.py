@@ -257,7 +257,7 @@ def short():
         seconds, *_ = ranking_row(SIZES[name], 128, 0.6, rounds)
         yield Row(f'short metrics, {name}; AccuracyCalculator', seconds['short'], seconds['PML'], 1 / faster)
         yield Row(f'deep metrics, {name}; faiss search', seconds['deep'], seconds['faiss'], 1.1)
-    for n_positives, measured, metrics, _, seconds in sweep_points(6000, (7, 60), (0.6,)):
+    for n_positives, measured, metrics, _, seconds in sweep_points(6000, (7, 60), (0.6,), rounds=9):
         yield Row(f'{metrics} metrics, {n_positives} positives, R@1 {measured:.2f}; the faster way', seconds['auto'],
                   min(seconds['count'], seconds['sort']), 1.15)
 

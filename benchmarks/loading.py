@@ -162,7 +162,7 @@ def short():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for kind in KINDS:
-            seconds = measure(folder, kind, 5)
+            seconds = measure(folder, kind, 9)
             for name, faster in TARGETS.items():
                 yield Row(f'loading {kind}, {name}; the faster usual pipeline', seconds[name], faster_peer(seconds),
                           1 / faster)
