@@ -768,8 +768,8 @@ def evaluation_parameters(parser):
     group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
                        help='method of ranking; auto: the fastest one; all give equal results')
     switch(group, '--knn_approx',
-           help="rank by faiss's approximate nearest neighbour search; on the CPU, exact ranking was as fast for up to "
-                '250,000 images (docs/evaluation.md)')
+           help="rank by faiss's approximate nearest neighbour search; on a CPU, it took 0.8 to 1.2 times as long as "
+                'exact ranking for 30,000 to 250,000 images (docs/evaluation.md)')
     group.add_argument('--overlap_threshold', type=FRACTION, default=0.8,
                        help='for --check_overlap: smallest cosine similarity at which two images are near-duplicates, '
                             'of their pooled features minus the mean of all features; the default was measured on '

@@ -1,7 +1,7 @@
 """
-Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread, at most LIMIT seconds;
-one after the other, since two would slow down each other. A line on the standard error says when one ends and how long
-it took.
+Short forms of all benchmarks, as one table. Each runs in a process of its own, with one thread, for at most LIMIT
+seconds. They run one after the other, since two at once would slow each other down. A line on the standard error says
+when one ends and how long it took.
 
 python -m benchmarks [NAME ...]
 """

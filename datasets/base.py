@@ -37,7 +37,7 @@ class ImageTable:
 
 
 def read_image(path):
-    """The image at `path` as a PIL image in RGB, also if it is grey; otherwise as decoding.read_upright."""
+    """The image of decoding.read_upright, converted to RGB if it is grey."""
     image = decoding.read_upright(path)
     return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 

@@ -72,7 +72,8 @@ def read_upright(path):
 
 def open_photo(path):
     """
-    The Photo at `path`, with the pixels of read_upright. Raises UserError as it does, here or when it is decoded.
+    The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
+    Photo is decoded.
 
     torchvision decodes a JPEG file faster than Pillow. It is used if both give the same pixels.
     """

@@ -92,7 +92,7 @@ def distinct(chosen):
 
 
 def same_shapes(inks, ratios):
-    """N results of `outline` -> bool [N, N]: which of them are the same shape."""
+    """N results of `outline` -> bool [N, N]: whether two of them have the same shape."""
     inks, ratios = np.array(inks, np.float64), np.array(ratios)
     products = inks @ inks.T
     squares = products.diagonal()

@@ -31,7 +31,7 @@ torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defau
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """The processes of -n auto: one more than there are cores, since some tests wait for what they have started."""
+    """How many processes -n auto means: one more than there are cores, since some tests wait for other processes."""
     return n_cores() + 1
 
 

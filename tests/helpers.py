@@ -170,6 +170,6 @@ def printed_metrics(out, split='test'):
 
 
 def with_blocks(patch, numbers):
-    """ResNets of torchvision have so many blocks in each of their stages."""
+    """Makes torchvision build ResNets with numbers[i] blocks in stage i."""
     patch.setattr(resnet, '_resnet', lambda block, layers, *more, make=resnet._resnet, **flags: make(
         block, numbers, *more, **flags))

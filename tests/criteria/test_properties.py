@@ -274,7 +274,7 @@ def test_distances_of_all_pairs_are_computed_alike():
 
 
 def test_npair_of_wide_embeddings_selects_the_rows_of_anchors_and_is_the_same(monkeypatch):
-    """Dimensions of zeros make the batch so large that selecting its rows is faster."""
+    """The second batch has 3,000 further dimensions, all zero, and so is large enough for its rows to be selected."""
     labels = torch.arange(20).repeat_interleave(2)
     masks = batch_mining.npair.npair_tuples(labels, 'pairs')
     narrow = torch.randn(40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
