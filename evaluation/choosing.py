@@ -8,12 +8,14 @@ scores if the classes are large and overlap. Their fraction is estimated from a 
 
 The constants, in nanoseconds, were fitted to 40 measured times of counting and 40 of sorting: 6,000 and 12,000 images
 with 7 to 300 positives, recall@1 of 0.3 to 0.99, 128 and 512 dimensions, one thread of an Intel Xeon with AVX-512. Only
-their ratios matter.
+their ratios matter. They do not include the time that counting takes for each query whatever the size of the gallery,
+because of which sorting is faster below 4,000 images.
 """
 import numpy as np
 
 from evaluation import counting, sorting
 
+FEW = 4000                   # images of a gallery below which sorting is faster
 QUERIES = 64                 # number of queries in the sample of the scores
 MULTIPLY = 0.015             # per score and dimension
 COMPARE = 3.2                # per score, in counting
@@ -24,6 +26,8 @@ COUNT_POSITIVE, SORT_POSITIVE = 120.0, 90.0                # per positive, in co
 
 def choose(search, depth):
     """'count' or 'sort'. depth: the last rank that matters, one number or one for each query of the Search."""
+    if len(search.gallery) < FEW:
+        return 'sort'
     by_counting, by_sorting = estimates(search, depth)
     return 'count' if by_counting <= by_sorting else 'sort'
 

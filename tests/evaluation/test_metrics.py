@@ -175,16 +175,17 @@ def within_depth(groups, depth=30):
 
 
 def test_auto_chooses_by_the_scores():
-    """Few positives, or well separated classes: counting; large classes that overlap: sorting."""
+    """Few positives, or well separated classes: counting; large classes that overlap, or few images: sorting."""
     random = np.random.default_rng(0)
-    normal = random.normal(size=(2, 3000, 16)).astype(np.float32)
+    normal = random.normal(size=(2, 4200, 16)).astype(np.float32)
 
-    def chosen(n_classes, spread, short=False):
-        labels = np.arange(3000) % n_classes
-        search = neighbours.Search(torch.from_numpy(normal[0][labels] + spread * normal[1]), labels)
+    def chosen(n_classes, spread, short=False, n=4200):
+        labels = np.arange(n) % n_classes
+        search = neighbours.Search(torch.from_numpy(normal[0][labels] + spread * normal[1][:n]), labels)
         return {choosing.choose(search, search.n_positives if short else np.inf) for _ in range(2)}
 
     assert chosen(n_classes=1000, spread=.1) == chosen(n_classes=50, spread=.1) == {'count'}
+    assert chosen(n_classes=50, spread=.1, n=3999) == {'sort'}
     assert chosen(n_classes=50, spread=2) == {'sort'}
     assert chosen(n_classes=300, spread=2, short=True) == {'count'} and chosen(n_classes=300, spread=2) == {'sort'}
 
