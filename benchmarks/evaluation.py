@@ -221,12 +221,12 @@ def scaling_table(options):
     for n, n_classes, n_queries, ways in SCALES:
         points, labels, is_query = embeddings(n, n_classes, 12, n_queries, 128, options.recall)
         for way in ways:
-            values = {}
-            seconds, peak = measure(lambda: values.update(evaluation.compute(          # noqa: B023
-                SHORT if way == 'approx' else DEEP, points, labels, is_query, approximate=way == 'approx')))  # noqa: B023
+            values, metrics = {}, SHORT if way == 'approx' else DEEP
+            seconds, peak = measure(lambda: values.update(evaluation.compute(                          # noqa: B023
+                metrics, points, labels, is_query, approximate=way == 'approx')))                      # noqa: B023
             pairs = (n_queries or n) * (n - n_queries)
             print(f'{n:>9,}{n_queries or n:>9,}{way:>8}{seconds:>8.1f}{seconds / pairs * 1e9:>13.2f}{peak:>7.0f}'
-                  f'{values[SHORT[0] if way == "approx" else DEEP[0]]:>7.3f}', flush=True)
+                  f'{values[metrics[0]]:>7.3f}', flush=True)
 
 
 def recent_table(options):

@@ -49,7 +49,7 @@ def npair_loss(batch, positives, negatives, l2=0.005):
         anchors, others, pairs = batch, batch, positives | negatives
         # on other devices the host would have to wait for the number of anchors
         rows = is_anchor.nonzero()[:, 0] if batch.device.type == 'cpu' else []
-        # for a small batch, selecting the rows takes longer than multiplying all of them
+        # below four million multiplications, selecting the rows takes longer than multiplying all of them
         if 0 < 2 * len(rows) <= len(batch) and batch.numel() * len(batch) > 2 ** 22:
             anchors, others, pairs, target = used_part(batch, pairs, rows, target)
         elif len(rows) < len(batch):

@@ -19,7 +19,7 @@ import numpy as np
 import PIL
 from tqdm import tqdm
 
-from datasets.decoding import Photo, channels_last, open_photo, read_upright
+from datasets.decoding import CHANNELS, Photo, channels_last, open_photo, read_upright
 from utilities import stopping
 from utilities.errors import UserError
 from utilities.files import locked
@@ -111,6 +111,7 @@ def complete_rows(folder, n_images):
     index = index[:len(index) // COLUMNS * COLUMNS].reshape(-1, COLUMNS)[:n_images]
     offsets, sizes = index[:, 0], sizes_of(index)
     valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
+    valid &= np.isin(index[:, 3], CHANNELS)
     return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the row before may be the broken one
 
 

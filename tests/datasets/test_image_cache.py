@@ -184,14 +184,15 @@ def test_truncated_files_are_completed(file, cut, n_again, source, select, decod
     assert_same_items(data, select(source, image_cache=None))
 
 
-def test_a_damaged_row_is_the_end_of_the_index(source, select, decoded, tmp_path):
+@pytest.mark.parametrize('row, column, value, n_again', [(5, 1, 25, 15), (19, 3, 2, 2)])
+def test_a_damaged_row_is_the_end_of_the_index(row, column, value, n_again, source, select, decoded, tmp_path):
     select(source)
     index = np.memmap(caches(tmp_path)[0] / 'index', '<i8', 'r+').reshape(-1, 5)
-    index[5, 1] = 25
+    index[row, column] = value
     index.flush()
     decoded.clear()
     assert_same_items(select(source), select(source, image_cache=None))
-    assert len(decoded) == 15
+    assert len(decoded) == n_again
 
 
 def damage(folder, place):
