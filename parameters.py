@@ -766,7 +766,8 @@ def evaluation_parameters(parser):
                        help='number of resamples of the classes for 95 percent intervals of the retrieval metrics; 0 '
                             'means no intervals')
     group.add_argument('--ranking_backend', choices=ranking.BACKENDS, default='auto',
-                       help='method of ranking; auto: the fastest one; all give equal results')
+                       help='method of ranking; auto: the fastest one; results are equal but for near-ties within '
+                            "float32's rounding error")
     switch(group, '--knn_approx',
            help="rank by faiss's approximate nearest neighbour search; on a CPU, it took 0.8 to 1.2 times as long as "
                 'exact ranking for 30,000 to 250,000 images (docs/evaluation.md)')

@@ -153,7 +153,7 @@ def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
     random = np.random.default_rng(0)
     labels = random.integers(0, 90, 900)
     points = (random.integers(-3, 4, (90, 12))[labels] + random.integers(-2, 3, (900, 12))).astype(np.float32)
-    points[450:] = points[:450]
+    points[450:], labels[450:] = points[:450], labels[:450]
     search = neighbours.Search(torch.from_numpy(points), labels, np.arange(900) < n_queries if n_queries else None)
     asked, decide = [], counting.by_differences
 
@@ -166,7 +166,7 @@ def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
     for deviations in (0, 4):
         monkeypatch.setattr(counting, 'DEVIATIONS', deviations)
         assert within_depth(counting.by_counting(search, 30)) == within_depth(sorting.by_sorting(search, 30))
-    assert len(asked) > 100                                # of the queries, mostly with DEVIATIONS = 0
+    assert len(asked) > 20                                 # of the queries, mostly with DEVIATIONS = 0
 
 
 def within_depth(groups, depth=30):
