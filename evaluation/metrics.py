@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from evaluation import clustering, geometry, hierarchy, neighbours, precision, ranking, retrieval, verification
-from utilities import columns
+from records import columns
 from utilities.errors import UserError
 
 

@@ -19,7 +19,7 @@ PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'dataset
 RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
-FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
+FLOORS = [{'utilities'}, {'records'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]     # each may import those before it
 BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
           'parts': {'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
