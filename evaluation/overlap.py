@@ -8,10 +8,10 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluation import pictures
-from evaluation.counting import pick
 from evaluation.embedding import embed
-from evaluation.neighbours import chunks, in_threads
-from evaluation.precision import ROWS
+from evaluation.ranking.counting import pick
+from evaluation.ranking.neighbours import chunks, in_threads
+from evaluation.ranking.precision import ROWS
 from records import lock, run_folder
 from utilities import processes, stopping
 from utilities.errors import UserError

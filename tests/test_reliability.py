@@ -20,7 +20,7 @@ import main
 import Result_Evaluations
 from benchmarks.faults import damage
 from datasets import download
-from evaluation import counting
+from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
 from tests.records.test_backends import assert_holds, wandb_of

@@ -25,7 +25,7 @@ BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},           
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
-           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).glob('*.py'))] if path.exists()}
+           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).rglob('*.py'))] if path.exists()}
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 
