@@ -183,7 +183,7 @@ def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence,
 def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused, quick, run, capsys, tmp_path):
     """--micro_bs 2 makes nine pieces of 17 images, one of them of a single image, whose maps have several values."""
     code = run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
-               '--iterations_per_epoch', '1', '--data_sampler', 'random', '--bs', '17', '--loss', 'proxyanchor',
+               '--iterations_per_epoch', '1', '--data_sampler', 'full_random', '--bs', '17', '--loss', 'proxyanchor',
                '--batch_mining', 'none', *flags.split())
     error = capsys.readouterr().err
     assert code == (2 if refused else 0) and (tmp_path / 'runs').exists() != refused
