@@ -41,7 +41,8 @@ def create(opt, settings, arguments, description, chosen=()):
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
-              'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
+              'git_commit': git_commit(), 'split_hash': description['hash'],
+              'test_hash': test_hash_of(description), 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
@@ -105,6 +106,24 @@ def read(folder):
     if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
         raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
     return config
+
+
+def test_hash(folder, config):
+    """
+    The hash of a run's test split, of its classes and their numbers of images; None where it has none. config: its
+    config.yaml; that of an earlier version does not have the hash, which splits.yaml then has.
+    """
+    if 'test_hash' in config:
+        return config['test_hash']
+    file = Path(folder) / 'splits.yaml'
+    return test_hash_of(read_checked(file)) if file.is_file() else None
+
+
+def test_hash_of(description):
+    """The hash of the test split in what datasets.splits.describe gave; None where there is no such split."""
+    splits = description.get('splits') if isinstance(description, dict) else None
+    test = splits.get('test') if isinstance(splits, dict) else None
+    return test.get('hash') if isinstance(test, dict) else None
 
 
 def write_checked(file, content):
