@@ -123,7 +123,7 @@ def explained_stop(opt, state):
         raise
     except UserError:
         if not opt.resume and not state.trained and processes.is_main():
-            shutil.rmtree(state.folder)                      # nothing is lost, and the name is free again
+            shutil.rmtree(state.folder, ignore_errors=True)  # nothing is lost, and the name is free again
         raise
     except Exception as error:
         reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)

@@ -9,7 +9,7 @@ from reports import groups, naming, runs, selection, tables
 from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError
-from utilities.files import require_folder
+from utilities.files import require_writable, require_writable_folder
 
 
 def report(opt, planned=()):
@@ -21,9 +21,12 @@ def report(opt, planned=()):
     """
     tables.check_files(opt)
     if opt.rows:
-        require_folder(opt.rows, '--rows')
+        require_writable(opt.rows, '--rows')
     elif opt.all_epochs:
         raise UserError('--all_epochs goes with --rows')
+    for flag, folder in (('--figures', opt.figures), ('--cache', opt.project and opt.cache)):
+        if folder:
+            require_writable_folder(folder, flag)
     if opt.folds:
         raise UserError('--folds goes with --study')
     if opt.compare:
@@ -107,8 +110,6 @@ def draw(opt, plans, rule):
     """Draws the figures, and prints their files."""
     from reports import figures  # imports matplotlib, which tables do not need
     folder = Path(opt.figures)
-    if folder.is_file():
-        raise UserError(f'--figures {folder}: it is a file; give a folder')
     folder.mkdir(parents=True, exist_ok=True)
     for dataset, plan in plans.items():
         title = naming.dataset(dataset)

@@ -6,7 +6,7 @@ import pandas
 
 from evaluation import titles
 from reports import naming
-from utilities.files import require_folder, write_text
+from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
@@ -181,7 +181,7 @@ def check_files(opt):
     """Raises UserError where a file of --latex, --markdown or --csv cannot be written."""
     for flag in FORMATS:
         if getattr(opt, flag):
-            require_folder(getattr(opt, flag), f'--{flag}')
+            require_writable(getattr(opt, flag), f'--{flag}')
 
 
 def write_files(opt, texts):

@@ -23,7 +23,18 @@ from datasets import download
 from evaluation import counting
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
 from tests.utilities.test_backends import assert_holds, wandb_of
-from utilities import backends, checkpoint, database, records, run_folder, run_lock, run_records, stopping
+from utilities import (
+    backends,
+    checkpoint,
+    database,
+    errors,
+    files,
+    records,
+    run_folder,
+    run_lock,
+    run_records,
+    stopping,
+)
 from utilities.errors import UserError
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
@@ -349,6 +360,15 @@ def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys)
     assert run(*quick, *FEW) == 1
     sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
     assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
+
+
+def test_a_run_folder_that_is_being_removed(half):
+    """Some of its files are gone, config.yaml is still there."""
+    shutil.rmtree(half / 'plots')
+    with pytest.raises(FileNotFoundError) as raised, files.atomic(half / 'plots' / 'loss.png') as temporary:
+        temporary.write_text('')
+    assert errors.reason_of(raised.value, half) == f'The run folder {half} was removed while the run was writing to it.'
+    assert errors.reason_of(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
 
 
 # Backends

