@@ -2,9 +2,9 @@
 import sys
 from pathlib import Path
 
+from records import reading, wandb_files
+from records.checkpoint import LAST
 from reports import wandb_runs
-from utilities import run_records, wandb_files
-from utilities.checkpoint import LAST
 from utilities.errors import UserError
 
 FILES = {'splits.yaml', 'summary.json', LAST}             # log.csv and config.yaml are written by others as well
@@ -45,8 +45,8 @@ def below(folders, exclude):
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
         places = [path for path in with_files_of_runs(folder) if not path.name.startswith('.')]
-        found = [path for path in places if run_records.is_run_folder(path)]
-        runs += [run_records.read(path) for path in found if read_too(path)]
+        found = [path for path in places if reading.is_run_folder(path)]
+        runs += [reading.read(path) for path in found if read_too(path)]
         for path in places:
             if path not in found and read_too(path):
                 missing = [name for name in ('config.yaml', 'splits.yaml') if not (path / name).is_file()]
