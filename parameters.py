@@ -870,13 +870,21 @@ def parse(arguments, defaults=None):
 
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
-    changed = [f'--{name} {shown(value)} (was {shown(before)})' for name, value in settings_of(opt).items()
-               if value != (before := settings.get(name, parser.get_default(name)))
-               and name not in may_change and not RATES.fullmatch(name)]
-    if changed:
+    if changed := changed_within_run(parser, settings, settings_of(opt)):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, or start a new run by --reproduce {opt.resume}')
+
+
+def changed_within_run(parser, before, now):
+    """The flags that differ between two settings and that --resume cannot change, with both values."""
+    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
+    return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
+            if as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))
+            and name not in may_change and not RATES.fullmatch(name)]
+
+
+def as_list(value):
+    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
 def shown(value):

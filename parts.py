@@ -181,6 +181,7 @@ def load_teacher(opt, size):
         own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
+    require_possible(own, opt.distill, states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = network_of(own, backbone_of(own))
@@ -229,6 +230,7 @@ def keep_features(opt, parts):
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     if criteria.ranks(opt):
@@ -245,10 +247,19 @@ def restore(opt, source):
 def restore_network(opt, source):
     """The trained network of `source` as restore() gives it, without its data; sets opt.device and opt.input_size."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     opt.device = device.select(opt)
     model = network_of(opt, backbone_of(opt))
     load_weights(opt, source, states, model)
     return model
+
+
+def require_possible(opt, source, states):
+    """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
+    n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
+    if opt.embed_dim > n_rows:
+        raise UserError(f'{source}: its weights do not fit --embed_dim {opt.embed_dim}: they have {n_rows:,} rows '
+                        'altogether')
 
 
 def load_weights(opt, source, states, model):

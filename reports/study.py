@@ -189,6 +189,7 @@ def gather(runs, listed):
             notes.append(f'{group}: not in Study_Runs.sh; its runs are left out')
             continue
         used, about = groups.those_that_count(group, members, with_unfinished=False)
+        groups.require_one_test_set(group, used)
         methods[group].runs = {run.seed: run for run in used}
         notes += about
     if not any(method.runs for method in methods.values()):
