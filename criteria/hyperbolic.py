@@ -91,8 +91,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         n_slots, same = int(size.max()), labels[:, None] == labels
         logits, least = hyperbolic_logits(batch, c, temperature, clip_r), torch.finfo(batch.dtype).min / 2
         total, n_pairs = batch.sum() * 0, 0
-        for other in range(n_slots):                               # of the positives; the anchors are in all other slots
-            both = size > slot[:, None].clamp(min=other)           # [B, B]: whether the class of a column has both slots
+        for other in range(n_slots):                           # of the positives; the anchors are in the other slots
+            both = size > slot[:, None].clamp(min=other)           # [B, B], whether a column's class has both slots
             in_slots = ((slot == slot[:, None]) | (slot == other)) & both
             positive = same & (slot == other)
             # finite, since −inf would make the gradient of a row without a positive nan
