@@ -27,7 +27,7 @@ from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome,
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
 from benchmarks.programs import ends, start_ups
 from launching import fork_server
-from utilities import checkpoint, run_records
+from records import checkpoint, reading
 from utilities.errors import UserError
 
 # The kinds of faults: generators, which yield None for each fault that was survived, else what happened
@@ -96,7 +96,7 @@ def signals(lab, n):
 def resumable(folder):
     """None where the state of a run folder can be read."""
     try:
-        run_records.read(folder)
+        reading.read(folder)
         if (folder / checkpoint.LAST).exists():
             checkpoint.load(folder / checkpoint.LAST)
     except UserError as error:

@@ -10,10 +10,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from records import run_lock
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of, rows_of, started, wait_for
-from utilities import processes, run_lock
+from utilities import processes
 from utilities.errors import RunFailed
 
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
