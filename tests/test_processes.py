@@ -10,10 +10,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from records import lock
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of, rows_of, started, wait_for
-from utilities import processes, run_lock
+from utilities import processes
 from utilities.errors import RunFailed
 
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
@@ -145,7 +146,7 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     assert error.count('ZeroDivisionError: of this test') == 2
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
     assert error.count('press Ctrl-C again') == 1, 'one Ctrl-C counts once'
-    assert not (folder_of(tmp_path, 'once_s1') / run_lock.NAME).exists()
+    assert not (folder_of(tmp_path, 'once_s1') / lock.NAME).exists()
     for name in ('term1', 'term0', 'once'):
         assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
     for name in ('bug0', 'bug2', 'killed', 'term1'):
