@@ -17,7 +17,8 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from utilities import checkpoint, combination, pml, run_folder, run_records
+from records import checkpoint, reading, run_folder
+from utilities import combination, pml
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -871,13 +872,21 @@ def parse(arguments, defaults=None):
 
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
-    changed = [f'--{name} {shown(value)} (was {shown(before)})' for name, value in settings_of(opt).items()
-               if value != (before := settings.get(name, parser.get_default(name)))
-               and name not in may_change and not RATES.fullmatch(name)]
-    if changed:
+    if changed := changed_within_run(parser, settings, settings_of(opt)):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, or start a new run by --reproduce {opt.resume}')
+
+
+def changed_within_run(parser, before, now):
+    """The flags that differ between two settings and that --resume cannot change, with both values."""
+    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
+    return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
+            if as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))
+            and name not in may_change and not RATES.fullmatch(name)]
+
+
+def as_list(value):
+    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
 def shown(value):
@@ -896,10 +905,10 @@ def find_run(opt):
     """
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in settings_of(opt).items() if name not in {'n_epochs', *chosen}}
-    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
         return None
-    return folder, run_records.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
+    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
 
 
 def secrets_of(opt):
