@@ -14,10 +14,10 @@ import torch.distributed as dist
 import batch_mining
 import criteria
 import datasampler
+import divided_step
 import main
 import optimization
 import parameters
-import training_step
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from parts import Parts
 from utilities import processes
@@ -139,7 +139,7 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
     if opt.distill:
         other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
         built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)
-    built.step = training_step.TrainingStep(opt, built)
+    built.step = divided_step.select(opt, built)
     return opt, built, TrainingLoader(opt, images, built.sampler)
 
 

@@ -16,13 +16,13 @@ import architectures
 import criteria
 import optimization
 import parameters
-import training_step
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from tests.helpers import assert_same_end, executing, folder_of
 from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
-from utilities import checkpoint
+from training_step import TrainingStep
+from utilities import checkpoint, device
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace
@@ -131,7 +131,7 @@ def test_a_second_pass_updates_no_running_statistics():
     for piece in images.tensor_split(4):
         model(piece)
     built.model.start_epoch(warming_up=False)
-    built.step(1, images, labels)
+    built.step(images, labels, torch.arange(len(labels)), 1, 1)
     for one, other in zip(model.buffers(), built.model.buffers(), strict=True):
         assert torch.equal(one, other)
     assert built.model.backbone[1].num_batches_tracked == 4 and built.model.backbone[1].track_running_stats
@@ -186,7 +186,8 @@ def test_the_memory_of_a_step_is_that_of_a_piece():
         images, labels = torch.rand(128, 3, 16, 16, dtype=torch.float64), torch.arange(128) % 6
         built.model.backbone = torch.nn.Sequential(*built.model.backbone[:4], torch.nn.AdaptiveAvgPool2d(2),
                                                    torch.nn.Flatten())
-        memory[micro_bs] = peak_memory(lambda built=built, images=images, labels=labels: built.step(1, images, labels))
+        memory[micro_bs] = peak_memory(lambda built=built, images=images, labels=labels: built.step(
+            images, labels, labels, 1, 1))
     assert memory[16] < memory[0] / 4
 
 
@@ -195,7 +196,7 @@ def test_a_step_in_bfloat16_with_every_loss(loss):
     opt, built, loader = build(f'{LOSSES[loss]} --amp bfloat16', torch.float32)
     built.model.start_epoch(warming_up=False)
     before = [parameter.clone() for parameter in built.model.parameters()]
-    embeddings, scalars = built.step(1, *next(iter(loader.epoch(1)))[:2])
+    embeddings, scalars = built.step(*next(iter(loader.epoch(1))), 1, 1)
     assert embeddings.dtype == torch.float32 and scalars['loss'].isfinite() and scalars['grad_norm'] > 0
     assert all(parameter.isfinite().all() for parameter in built.model.parameters())
     assert not all(map(torch.equal, before, built.model.parameters()))
@@ -212,13 +213,13 @@ def test_a_step_in_bfloat16_with_every_architecture(arch):
     torch.manual_seed(0)
     built.model = EmbeddingNetwork(opt, backbone, frozen=False, normalize=True)
     built.optimizer, _ = optimization.select(opt, built.model, built.criterion)
-    step = training_step.TrainingStep(opt, built)
+    step = TrainingStep(opt, built)
     built.model.start_epoch(warming_up=False)
     images = torch.rand(4, 3, backbone.size, backbone.size)
     dtypes = set()
     convolution = next(module for module in built.model.modules() if isinstance(module, torch.nn.Conv2d))
     convolution.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
-    _, scalars = step(1, images, torch.tensor([0, 0, 1, 1]))
+    _, scalars = step(images, torch.tensor([0, 0, 1, 1]), torch.arange(4), 1, 1)
     assert dtypes == {torch.bfloat16} and scalars['loss'].isfinite() and 0 < scalars['grad_norm'] < math.inf
     assert all(parameter.isfinite().all() and parameter.dtype == torch.float32
                for parameter in built.model.parameters())
@@ -289,7 +290,7 @@ def compiler():
     """Begins without the graphs of other tests, since torch compiles a function for eight kinds of input at most."""
     torch.compiler.reset()
     try:
-        training_step.check_compiler(CPU)
+        device.check_compiler(CPU)
     except UserError:
         pytest.skip('torch.compile does not work here')
     counters.clear()
@@ -347,13 +348,14 @@ def test_a_compiled_network_computes_the_same(more, compiler):
 
 
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):
-    opt, built, _ = build('--compile', torch.float32, dropout=0.5)
+    opt, built, _ = build('--compile --micro_bs 5', torch.float32, dropout=0.5)
+    step = built.step
     built.model.backbone.append(torch.nn.Dropout(0.3))
     built.model.start_epoch(warming_up=False)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
-        first, other = built.step.piece(images, 1), built.step.piece(images, 2)
-    second = built.step.piece(images, 1)
+        first, other = step.piece(images, 1), step.piece(images, 2)
+    second = step.piece(images, 1)
     assert second.requires_grad and torch.allclose(first, second, atol=1e-6)
     assert not torch.allclose(first, other, atol=1e-2)
 
