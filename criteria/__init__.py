@@ -146,7 +146,7 @@ def supporting():
 
 def ranks(opt):
     """Whether one of the losses has its own distance, by which evaluation ranks; around others, the first inside it."""
-    names = [getattr(part, next(iter(inner_flags(part.loss)), 'loss')) for part in parts(opt)]
+    names = [getattr(part, [*inner_flags(part.loss), 'loss'][0]) for part in parts(opt)]
     return any(hasattr(CRITERIA[name].Criterion, 'ranking_embeddings') for name in names if name in CRITERIA)
 
 
@@ -223,7 +223,7 @@ def build(opt, batchminer, pml_arguments):
         if opt.cascade and not takes_pairs(module):
             return cascade_of(opt, module, batchminer)
         if opt.daml and not takes_pairs(module):
-            return adversarial(opt, batchminer)
+            return adversarial(opt, module, batchminer)
         batchminer = miner_for(opt, module, batchminer)
         criterion = fitted(module.Criterion(opt, batchminer))
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
@@ -265,9 +265,6 @@ def check_inputs(opt, module):
                         f'give --pool avg, or {instead}')
     if 'teacher_batch' in asked and not opt.distill:
         raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
-    if opt.daml and (asked or 'indices' in inspect.signature(module.Criterion.forward).parameters):
-        raise UserError(f'--daml does not work with --loss {opt.loss}, which asks for {", ".join(asked) or "indices"}: '
-                        'synthetic negatives have no image')
 
 
 def build_around(opt, module, batchminer, pml_arguments):
@@ -294,8 +291,12 @@ def cascade_of(opt, module, batchminer):
     return Cascade([build(of_level, own, None) for own in given], given, miner, opt.cascade_fractions)
 
 
-def adversarial(opt, batchminer):
-    """--daml: the criterion with synthetic negatives."""
+def adversarial(opt, module, batchminer):
+    """--daml: the criterion with synthetic negatives, which have no image."""
+    of_images = asked_for(opt, opt.loss) or ['indices']
+    if of_images != ['indices'] or 'indices' in inspect.signature(module.Criterion.forward).parameters:
+        raise UserError(f'--daml does not work with --loss {opt.loss}, which asks for {", ".join(of_images)}: '
+                        'synthetic negatives have no image')
     given = Given()
     criterion = build(argparse.Namespace(**vars(opt) | {'daml': False}), given, None)
     return DeepAdversarial(

@@ -104,6 +104,7 @@ class DeepAdversarial(torch.nn.Module):
         """The loss of the batch with one more sample per triplet, which replaces its negative and has its class."""
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
+        kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # the rest is of real images
         return self.loss_of(torch.stack([anchors, positives, made], dim=1),
                             torch.cat([batch, self.normalized(f_embed(synthetic))]),
                             torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)

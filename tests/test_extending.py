@@ -11,7 +11,7 @@ from tests.test_structure import copied
 from utilities import checkpoint
 
 ROOT = Path(__file__).parents[1]
-EDITS = re.findall(r'\n### (.*?)\n.*?```diff\n(.*?)```.*?```bash\npython main.py (.*?)\n```',
+EDITS = re.findall(r'\n### (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`',
                    (ROOT / 'docs' / 'extending.md').read_text().partition('\n## Research edits\n')[2], re.DOTALL)
 
 # argv: the copy, the arguments of a run, the flags of the edit. The process is a fork that has imported the packages of
