@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from records import checkpoint
 from tests.helpers import assert_same_end, executed, folder_of, rows_of
 from tests.test_structure import copied
-from utilities import checkpoint
 
 ROOT = Path(__file__).parents[1]
 EDITS = re.findall(r'\n### (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`',

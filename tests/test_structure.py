@@ -19,14 +19,14 @@ PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'dataset
 RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'divided_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
-FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
+FLOORS = [{'utilities'}, {'records'}, PACKAGES, RUNS, OF_MANY_RUNS, {'studies'}, SCRIPTS]  # each imports the former
 BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
           'divided_step': {'optimization', 'training_step'},
           'parts': {'divided_step', 'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
-           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).glob('*.py'))] if path.exists()}
+           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).rglob('*.py'))] if path.exists()}
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 
@@ -93,7 +93,7 @@ def test_links_between_pages_lead_somewhere(page):
         assert target.startswith('http') or inside, f'{target} is not a page of the site'
 
 
-@pytest.mark.parametrize('script', sorted(ROOT.glob('*_Runs.sh')), ids=lambda script: script.name)
+@pytest.mark.parametrize('script', [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh')], ids=lambda script: script.name)
 def test_the_run_scripts_can_be_executed(script):
     assert os.access(script, os.X_OK)
 

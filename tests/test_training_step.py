@@ -20,10 +20,11 @@ import parameters
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
+from records import checkpoint
 from tests.helpers import assert_same_end, executing, folder_of
 from tests.shared_batches import LOSSES, TRAINED, AsksForAll, build, module_of, train, train_on_gpus
 from training_step import TrainingStep
-from utilities import checkpoint, device
+from utilities import device
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace

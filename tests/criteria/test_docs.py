@@ -35,7 +35,8 @@ def test_the_units_of_the_margins_are_those_of_the_files():
 
 
 def test_the_study_of_the_results_trains_every_loss():
-    sums = [words[words.index('--loss') + 1] for words in script.commands(ROOT / 'Study_Runs.sh') if '--loss' in words]
+    lines = script.commands(ROOT / 'studies' / 'Study_Runs.sh')
+    sums = [words[words.index('--loss') + 1] for words in lines if '--loss' in words]
     assert {name for names in sums for name in names.split('+')} == set(criteria.CRITERIA)
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import choosing, clustering, counting, geometry, neighbours, ranking, retrieval, sorting
+from evaluation import clustering, geometry, retrieval
+from evaluation.ranking import choosing, counting, neighbours, ranks, sorting
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -68,7 +69,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(counting, 'TILE', tile)
     patch.setattr(counting, 'DEVIATIONS', deviations)
     patch.setattr(counting, 'SAMPLE', sample)
-    patch.setattr(ranking, 'CHUNK', 40 * tile)
+    patch.setattr(ranks, 'CHUNK', 40 * tile)
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
@@ -153,7 +154,7 @@ def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
     random = np.random.default_rng(0)
     labels = random.integers(0, 90, 900)
     points = (random.integers(-3, 4, (90, 12))[labels] + random.integers(-2, 3, (900, 12))).astype(np.float32)
-    points[450:] = points[:450]
+    points[450:], labels[450:] = points[:450], labels[:450]
     search = neighbours.Search(torch.from_numpy(points), labels, np.arange(900) < n_queries if n_queries else None)
     asked, decide = [], counting.by_differences
 
@@ -166,7 +167,7 @@ def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
     for deviations in (0, 4):
         monkeypatch.setattr(counting, 'DEVIATIONS', deviations)
         assert within_depth(counting.by_counting(search, 30)) == within_depth(sorting.by_sorting(search, 30))
-    assert len(asked) > 100                                # of the queries, mostly with DEVIATIONS = 0
+    assert len(asked) > 20                                 # of the queries, mostly with DEVIATIONS = 0
 
 
 def within_depth(groups, depth=30):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import evaluation
-from evaluation import clustering, counting, deciding, neighbours, precision, ranking, sorting
+from evaluation import clustering
+from evaluation.ranking import counting, deciding, neighbours, precision, ranks, sorting
 from tests.evaluation.test_metrics import EXACT, RETRIEVAL
 
 GEOMETRIES = [
@@ -93,7 +94,7 @@ def test_several_tiles_and_blocks_of_collapsed_clusters(kind, spread, n_queries,
     monkeypatch.setattr(counting, 'TILE', 512)
     monkeypatch.setattr(counting, 'SAMPLE', 512)
     monkeypatch.setattr(precision, 'ROWS', 512)
-    for module, size in ((deciding, 1 << 15), (sorting, 1 << 19), (ranking, 1 << 19)):
+    for module, size in ((deciding, 1 << 15), (sorting, 1 << 19), (ranks, 1 << 19)):
         monkeypatch.setattr(module, 'CHUNK', size)
     points, labels = embeddings(kind, spread, 0, 1, n=1150, dim=16, n_classes=100)
     is_query = np.arange(len(points)) < n_queries if n_queries else None
@@ -101,6 +102,29 @@ def test_several_tiles_and_blocks_of_collapsed_clusters(kind, spread, n_queries,
     for backend in EXACT:
         found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
         assert found == pytest.approx(expected, abs=1e-6), backend
+
+
+@pytest.mark.parametrize('n_queries', [0, 450])
+def test_images_with_one_embedding_rank_by_their_index_whatever_the_last_digits_of_products(n_queries, monkeypatch):
+    """Products of identical rows differ in their last digit, as those of some processors' BLAS do; embeddings that
+    images of one class share, that classes share, and of one class that shares none."""
+    monkeypatch.setattr(counting, 'TILE', 256)
+    monkeypatch.setattr(counting, 'SAMPLE', 256)
+    points, labels = embeddings('duplicates', 1, 0, 1, n=1150, dim=16, n_classes=100)
+    points[labels == 3] = np.random.default_rng(1).normal(size=((labels == 3).sum(), 16))
+    is_query = np.arange(len(points)) < n_queries if n_queries else None
+    expected = in_float64(points, labels, is_query)
+
+    def product(queries, gallery):
+        scores = queries @ gallery.T
+        scores[:, 1::3] *= 1 + np.finfo(np.float32).eps
+        return scores
+
+    for module in (neighbours, counting):
+        monkeypatch.setattr(module, 'product', product)
+    for backend in ('count', 'sort'):
+        found = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
+        assert found == pytest.approx(expected, abs=1e-9), backend
 
 
 def test_what_float32_can_rank_is_not_ranked_again(monkeypatch):

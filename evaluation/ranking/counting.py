@@ -23,7 +23,8 @@ queries and TILE gallery images, and each tile is compared with them (count_stri
 
 A query is left to by_differences if the score of an image of another class differs from that of a positive by less than
 the error of float32, or if the estimated score of the last rank that matters is too high: fewer images than that rank
-reach it.
+reach it. It is left to by_sorting if an image of its class has the same embedding as one of another class, whose score
+can differ in its last digit from tile to tile.
 """
 import threading
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evaluation.deciding import by_differences
-from evaluation.neighbours import bisect, in_threads
+from evaluation.ranking.deciding import by_differences
+from evaluation.ranking.neighbours import bisect, in_threads, product
+from evaluation.ranking.sorting import by_sorting
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together
@@ -44,16 +46,19 @@ def by_counting(search, depth):
     """ranking.positive_ranks by counting, on the CPU."""
     counting = Counting(search, depth)
     list(in_threads(counting.count_strip, range(len(counting.strips)), 'rank'))
-    unclear = []
+    unclear, sharing = [], []
     for start in range(0, len(counting.strips), GROUP):
         group = counting.strips[start:start + GROUP]
         width = max(strip.scores.shape[1] for strip in group)
         clear = np.concatenate([~(strip.unclear | strip.too_few()) for strip in group])
         queries = np.concatenate([strip.queries for strip in group])
-        unclear.append(queries[~clear])
-        yield queries[clear], np.concatenate([strip.ranks(width) for strip in group])[clear]
+        shares = search.shares_embeddings[queries]
+        sharing.append(queries[shares])
+        unclear.append(queries[~clear & ~shares])
+        yield queries[clear & ~shares], np.concatenate([strip.ranks(width) for strip in group])[clear & ~shares]
     if unclear:
         yield from by_differences(search, np.concatenate(unclear), depth)
+        yield from by_sorting(search, depth, np.concatenate(sharing))
 
 
 @dataclass
@@ -149,7 +154,8 @@ class Counting:
         columns = self.columns[indices]
         low, high = columns[exists].min(), columns[exists].max() + 1
         if high - low <= 8 * TILE:
-            scores = np.take_along_axis(points @ self.gallery[low:high].T, np.where(exists, columns - low, 0), axis=1)
+            scores = product(points, self.gallery[low:high])
+            scores = np.take_along_axis(scores, np.where(exists, columns - low, 0), axis=1)
         else:                                               # the classes of a few queries can span the whole gallery
             scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[column]) for column in columns.T], axis=1)
         scores[~exists] = np.inf
@@ -157,7 +163,7 @@ class Counting:
         scores, indices = (np.take_along_axis(array, farthest_first, axis=1) for array in (scores, indices))
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         blur, lowest = self.search.blur(queries).numpy(), scores - margins
-        nearest = estimate(points @ self.sample.T, len(self.gallery), depth.max())
+        nearest = estimate(product(points, self.sample), len(self.gallery), depth.max())
         floor = np.maximum(lowest.min(axis=1), nearest)[:, None]
         doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=1)
         unclear = ((margins > 0) & (scores < floor) & (scores + 2 * margins >= floor)).any(axis=1)
@@ -170,7 +176,7 @@ class Counting:
         strip, symmetric = self.strips[number], self.search.symmetric
         points = self.points(strip.queries)
         for left in range(number * TILE if symmetric else 0, len(self.gallery), TILE):
-            scores, labels = points @ self.gallery[left:left + TILE].T, self.labels[left:left + TILE]
+            scores, labels = product(points, self.gallery[left:left + TILE]), self.labels[left:left + TILE]
             if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
                 scores[strip.labels[:, None] == labels] = -np.inf              # ranks() counts the positives
             self.add(strip, scores, self.indices[left:left + TILE])

@@ -13,7 +13,7 @@ because of which sorting is faster below 4,000 images.
 """
 import numpy as np
 
-from evaluation import counting, sorting
+from evaluation.ranking import counting, sorting
 
 FEW = 4000                   # images of a gallery below which sorting is faster
 QUERIES = 64                 # number of queries in the sample of the scores
@@ -39,7 +39,9 @@ def estimates(search, depth):
     look_up = fraction_above(search, depth) * (LOOK_UP + HALVE * np.log2(n_positives + 1))
     by_counting = (multiply / 2 if search.symmetric else multiply) + COMPARE + look_up
     by_sorting = multiply + (PARTITION if sorting.is_partial(depth + 1, n) else SORT)
-    return by_counting * n + COUNT_POSITIVE * n_positives, by_sorting * n + SORT_POSITIVE * n_positives
+    by_counting, by_sorting = (by_counting * n + COUNT_POSITIVE * n_positives,
+                               by_sorting * n + SORT_POSITIVE * n_positives)
+    return by_counting + search.shares_embeddings.mean() * by_sorting, by_sorting      # counting leaves them to sorting
 
 
 def fraction_above(search, depth):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation import precision
+from evaluation.ranking import precision
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -24,7 +24,7 @@ class Search:
     Queries and their gallery. The score of a pair is −½‖q − g‖², in a unit of its own: the higher, the more similar.
 
     embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, of the
-                points `move` gives; evaluation.deciding ranks what these cannot.
+                points `move` gives; evaluation.ranking.deciding ranks what these cannot.
     labels:     [N] int64 array.
     is_query:   None: each image is a query; else [N] bool.
     in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
@@ -118,7 +118,8 @@ class Search:
     def scores(self, rows, images=None):
         """
         [q, G] scores of some queries, an index array, with the gallery, or [q, n] with some of its images, an ascending
-        index array; −inf for the query itself.
+        index array; −inf for the query itself. Without `images`, gallery images with identical embeddings have equal
+        scores.
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
@@ -126,12 +127,16 @@ class Search:
         if images is not None:
             gallery = self.move(rows_of(self.gallery, images))
         if queries.device.type == 'cpu':
-            scores = torch.from_numpy(queries.numpy() @ gallery.numpy().T)
+            scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
             scores = queries @ gallery.T
         if self.euclidean:
             half_norms = self.gallery_half_norms if images is None else self.half_norms(gallery)
             scores.sub_(half_norms).sub_(self.half_norms(queries)[:, None])
+        if images is None and len(self.copies):
+            copies, firsts = (torch.from_numpy(index).to(scores.device)
+                              for index in (self.copies, self.originals[self.copies]))
+            scores[:, copies] = scores[:, firsts]
         return self.without_selves(scores, rows, images)
 
     def precise_scores(self, rows):
@@ -155,10 +160,31 @@ class Search:
 
     @functools.cached_property
     def originals(self):
-        """[G] the index of the first gallery image with exactly the same embedding as each."""
-        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
-        _, first, copies = np.unique(rows.view(f'V{rows.strides[0]}')[:, 0], return_index=True, return_inverse=True)
-        return first[copies]
+        """[G] the index of the first gallery image with the same embedding, bit by bit, as each."""
+        rows, originals = np.ascontiguousarray(self.gallery.cpu().numpy()), np.arange(len(self.gallery))
+        words = rows.view(np.uint32)
+        odd = np.random.default_rng(0).integers(0, 2 ** 63, words.shape[1], dtype=np.uint64) * 2 + 1
+        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64: as a hash
+        _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
+        alike = np.flatnonzero(counts[place] > 1)
+        if len(alike):
+            _, first, place = np.unique(rows[alike].view(f'V{rows.strides[0]}')[:, 0], return_index=True,
+                                        return_inverse=True)
+            originals[alike] = alike[first[place]]
+        return originals
+
+    @functools.cached_property
+    def copies(self):
+        """[c] the gallery images whose embedding an image before them has, too."""
+        return np.flatnonzero(self.originals != np.arange(len(self.originals)))
+
+    @functools.cached_property
+    def shares_embeddings(self):
+        """[number of queries] bool: whether an image of the query's class has the embedding of one of another class."""
+        first, other = self.gallery_labels[self.originals[self.copies]], self.gallery_labels[self.copies]
+        shared = np.zeros(len(self.sizes), bool)
+        shared[first[first != other]] = shared[other[first != other]] = True
+        return shared[self.query_labels]
 
     def squared_distances(self, row, images):
         """[n] of a query and some `images` [n] of the gallery, in float64 from their differences."""
@@ -185,6 +211,14 @@ def rows_of(points, index):
     """Some rows of a tensor on any device; without a copy if these are all rows."""
     everything = np.array_equal(index, np.arange(len(points)))
     return points if everything else points[torch.as_tensor(index, device=points.device)]
+
+
+def product(queries, gallery):
+    """
+    [q, G] inner products of arrays. The last digit of a product depends on its place in the matrix and on the
+    processor, so that identical rows can give different products.
+    """
+    return queries @ gallery.T
 
 
 def chunks(rows, n_gallery, n_scores=1 << 24):

@@ -5,15 +5,15 @@ sorted, and the scores of its positives are found in this order by binary search
 import numpy as np
 import torch
 
-from evaluation.deciding import by_differences
-from evaluation.neighbours import bisect, chunks, in_threads
+from evaluation.ranking.deciding import by_differences
+from evaluation.ranking.neighbours import bisect, chunks, in_threads
 
 CHUNK = 1 << 21              # scores in memory at a time and per thread: 8 MB
 
 
-def by_sorting(search, depth):
-    """ranking.positive_ranks by sorting, on the CPU."""
-    rows = np.flatnonzero(search.n_positives)
+def by_sorting(search, depth, rows=None):
+    """ranking.positive_ranks by sorting, on the CPU; of the queries `rows` only, if given."""
+    rows = np.flatnonzero(search.n_positives) if rows is None else rows
     parts, unclear = chunks(rows, len(search.gallery), CHUNK), []
     depth = np.broadcast_to(depth, len(search.n_positives))
     found = in_threads(lambda part: sorted_ranks(search, part, depth[part].max()), parts, 'rank')
