@@ -12,7 +12,7 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, PREFIXES, embedding_layer, pooling
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, takes_miner
+from criteria import CRITERIA, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
@@ -1020,7 +1020,7 @@ def check_cascade(opt):
 
 def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
-    parts = combination.with_inner(combination.parts(opt))
+    parts = with_inner(combination.parts(opt))
     losses = {method(part.loss) for part in parts}
     miners = {method(part.batch_mining) for part in parts if takes_miner(part)} - {'none'}
     if 'random_distance' in miners:
@@ -1055,7 +1055,8 @@ def without_effect(opt):
         'batch_mining': miners or all(part.batch_mining == 'none' for part in parts),
         'miner_parametric_mode': not opt.miner_parametric_adapt,
         'xbm_weight': opt.xbm_size, 'xbm_start': opt.xbm_size,
-        'distill': opt.distill_w, 'distill_w': opt.distill, 'distill_T': opt.distill and opt.distill_w,
+        'distill': 'teacher_batch' in required_inputs(opt), 'distill_w': opt.distill,
+        'distill_T': opt.distill and opt.distill_w,
     } | dict.fromkeys(PADS, opt.miner_parametric_adapt)
 
     def is_idle(name):

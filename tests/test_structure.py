@@ -16,12 +16,13 @@ from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
-RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
+RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'divided_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
 FLOORS = [{'utilities'}, {'records'}, PACKAGES, RUNS, OF_MANY_RUNS, {'studies'}, SCRIPTS]  # each imports the former
 BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
-          'parts': {'optimization', 'parameters', 'training_step'}}
+          'divided_step': {'optimization', 'training_step'},
+          'parts': {'divided_step', 'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
