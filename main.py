@@ -4,6 +4,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from utilities import startup
+
+if __name__ == '__main__':
+    startup.begin('main.py')                                 # before the imports, which take seconds
+
 from tqdm import tqdm
 
 import batch_mining

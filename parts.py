@@ -14,7 +14,7 @@ import evaluation
 import optimization
 import parameters
 import training_step
-from architectures import embedding_layer
+from architectures import batch_norm, embedding_layer
 from records import backends, checkpoint, run_folder
 from utilities import allocator, combination, device, pml, processes
 from utilities.errors import UserError, choose
@@ -76,6 +76,7 @@ def build(opt):
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
     parts.sampler = datasampler.select(drawn, parts.data.train)
+    batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
