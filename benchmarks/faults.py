@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome, start
+from benchmarks.hostile_images import bombs, damaged_indexes, foreign_formats
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
 from launching import fork_server
 from utilities import checkpoint, run_records
@@ -205,7 +206,9 @@ KINDS = {
     'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
     'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
-    'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300)}
+    'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300),
+    'foreign image formats': (foreign_formats, 6, 40), 'image bombs': (bombs, 6, 40),
+    'damaged indexes': (damaged_indexes, 100, 1000)}
 
 
 def main(arguments):
