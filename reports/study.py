@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from records import columns, run_folder
+from records.columns import Column
 from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
-from utilities import columns, run_folder
-from utilities.columns import Column
 from utilities.errors import UserError
 
 # section of Study_Runs.sh, in the order of the page: title, and what is compared
@@ -189,6 +189,7 @@ def gather(runs, listed):
             notes.append(f'{group}: not in Study_Runs.sh; its runs are left out')
             continue
         used, about = groups.those_that_count(group, members, with_unfinished=False)
+        groups.require_one_test_set(group, used)
         methods[group].runs = {run.seed: run for run in used}
         notes += about
     if not any(method.runs for method in methods.values()):

@@ -3,12 +3,12 @@ import math
 from pathlib import Path
 
 from evaluation import titles
+from records.columns import Column
 from reports import runs, study, study_answers, study_figures, tables
 from reports.study import BASELINES, RECALL, SECTIONS
 from reports.study_answers import count, listed, markdown_table, p_of, signed
-from utilities.columns import Column
 from utilities.errors import UserError
-from utilities.files import read_csv, require_folder, write_text
+from utilities.files import read_csv, require_writable, require_writable_folder, write_text
 
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 # flags of tables that have no effect on the page
@@ -63,7 +63,8 @@ def report(opt, listed_runs):
     if others:
         raise UserError('--study writes only the page and its figures, from the last epoch of every finished run; '
                         f'leave out {listed(others)}')
-    require_folder(opt.study, '--study')
+    require_writable(opt.study, '--study')
+    require_writable_folder(Path(opt.study).with_suffix(''), '--study')
     page = Path(opt.study)
     if page.suffix != '.md':
         raise UserError(f'--study {page}: expected the name of a page that ends with .md, such as docs/results.md')

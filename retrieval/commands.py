@@ -11,7 +11,7 @@ from retrieval import changes, loading, photos, review, search, server
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
-from utilities.files import require_folder, write_text
+from utilities.files import require_writable, write_text
 from utilities.loading import workers
 
 STDOUT = '-'                 # in place of a file: the output
@@ -55,7 +55,7 @@ def query(opt):
     """Prints the nearest images of each query, with --json - as JSON; writes them to --json and --picture."""
     for flag in ('json', 'picture'):
         if getattr(opt, flag) not in (None, STDOUT):
-            require_folder(getattr(opt, flag), f'--{flag}')
+            require_writable(getattr(opt, flag), f'--{flag}')
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)
