@@ -118,6 +118,9 @@ def data_parameters(parser):
                             'in images/')
     switch(group, '--download', help='download the data set first, if it has a stable public address')
     switch(group, '--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
+    group.add_argument('--max_megapixels', type=POSITIVE, metavar='N',
+                       help='largest number of megapixels of an image, counted before it is decoded; by default '
+                            "Pillow's limit, 179")
     group.add_argument('--image_cache', metavar='FOLDER',
                        help='folder for decoded images, shared by all runs on a machine; by default images are '
                             'decoded each time')

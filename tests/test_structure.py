@@ -171,3 +171,16 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
     register(folder, 'criteria', 'CRITERIA', 'own_loss')
     register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
     run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+
+
+def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
+    assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
+
+
+def test_git_ignores_what_the_tutorial_writes():
+    text = (ROOT / 'docs' / 'tutorial.md').read_text()
+    ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
+    written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path|--export [^ ]+|--draw [^ ]+|done >) '
+                         r'([\w./]+)', text)
+    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'drawn'} <= {*written} <= ignored
+    assert 'suspects.png' in ignored
