@@ -233,7 +233,8 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
-    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.SECRETS)       # logging libraries look there
+    # logging libraries look there
+    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     return errors.exit_code('main.py', lambda: processes.together(lambda: work(arguments)))
 
 

@@ -5,13 +5,15 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
+import parameters
 from datasets import splits
 from reports import groups, naming, selection
 from utilities import run_folder, run_records
 from utilities.columns import Column
 from utilities.errors import UserError
 
-OF_A_MEMBER = groups.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
+# flags in which the folds of a setting may differ
+OF_A_MEMBER = groups.OF_A_SEED | parameters.flags_with('machine').keys() | {'fold', 'group'}
 
 
 @dataclass

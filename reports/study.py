@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+import parameters
 from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
-from utilities import columns, run_folder
+from utilities import columns
 from utilities.columns import Column
 from utilities.errors import UserError
 
@@ -105,7 +106,7 @@ class Method:
         for word in words:
             if word.startswith('--'):
                 flag = word.removeprefix('--')
-                is_kept = flag == 'source_path' or flag not in run_folder.MACHINE
+                is_kept = flag == 'source_path' or flag not in parameters.flags_with('machine')
             if is_kept:
                 kept.append(str('Datasets' / PurePath(word).relative_to(root)) if word in paths else word)
         return shlex.join(kept)
