@@ -47,7 +47,7 @@ main.py --help evaluation     the flags of a group; more words give more pages
 main.py --help resumable      the flags that --resume may change; machine: those that results do not depend on
 main.py --help all            every flag
 
-docs/index.md leads to the pages on data, networks, losses, evaluation and all other parts."""
+docs/flags.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
@@ -88,8 +88,8 @@ def run_parameters(parser):
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
     add('--resume', metavar='RUN_FOLDER', mode=True, common=True,
-        help='continue this run exactly where it stopped; a larger --n_epochs extends it; `--help resumable`: flags '
-             'that may change')
+        help='continue this run exactly where it stopped; a larger --n_epochs extends it; may change: `--help '
+             'resumable machine`')
     switch('--auto_resume', mode=True,
            help='continue the run of this --group and --seed, if one has the same settings; otherwise start it')
     add('--untrained', metavar='RUN_FOLDER', mode=True,
@@ -132,7 +132,7 @@ def data_parameters(parser):
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     add('--decode',
         choices={'exact': 'the pixels that Pillow gives',
-                 'fast': 'JPEG files at 1/2, 1/4 or 1/8 of their size, with slightly different pixels'},
+                 'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
@@ -154,7 +154,7 @@ def data_parameters(parser):
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', names=AUGMENTATIONS,
-        help='augmentation of the training images; docs/data.md explains each')
+        help='augmentation of the training images; docs/flags.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
         effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -463,7 +463,7 @@ def loss_parameters(parser):
     add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
     add('--loss_npair_negatives',
         choices={'all': 'all samples of other classes',
-                 'pairs': 'the positives of the other pairs, one pair per class, as in the paper'}, default='all',
+                 'pairs': 'the positives of other pairs, one pair per class'}, default='all',
         help='negatives of an anchor')
     add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
     add('--loss_angular_alpha', type=REAL, default=45.0, help='upper bound of the angle at the negative, in degrees')

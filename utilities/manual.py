@@ -92,8 +92,8 @@ def shown_help(action):
         text += '; ' + '; '.join(f'{name}: {meaning}' for name, meaning in action.choices.items())
     if known.names:
         text += f'; names: {", ".join(known.names)}'
-    is_set = action.option_strings and action.default not in (None, False, [], argparse.SUPPRESS)
-    notes = ['default: %(default)s'] if is_set and '%(default)' not in text else []
+    is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []
+    notes = ['default: %(default)s'] if action.option_strings and not is_unset else []
     notes += ['machine'] if known.machine else ['resumable'] if known.resumable else []
     return f'{text} ({"; ".join(notes)})' if notes else text
 
@@ -148,7 +148,7 @@ def about(parser, word):
         section(formatter, f'flags with "{word}" in their name', named)
         explained += named
     if rest := [name_of(action) for action in others if action not in explained]:
-        formatter.start_section(f'other flags with "{word}"')
+        formatter.start_section(f'{"other " if explained else ""}flags with "{word}"')
         formatter.add_text(', '.join(rest))
         formatter.end_section()
     of_commands = [(command, [action for action in command._actions if holds(action, word)]) for command in commands]
