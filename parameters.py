@@ -21,7 +21,8 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from utilities import checkpoint, combination, command_line, pml, run_folder, run_records
+from records import checkpoint, reading, run_folder
+from utilities import combination, command_line, pml
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -277,6 +278,8 @@ def training_parameters(parser):
     add('--lr_floor', type=FRACTION, default=0.0, resumable=True,
         effect=lambda opt: opt.scheduler in ('cosine', 'onecycle'),
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
+    add('--cosine_delay', type=COUNT, default=0, resumable=True, effect=lambda opt: opt.scheduler == 'cosine',
+        help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
     add('--onecycle_peak', type=FRACTION, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'onecycle',
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0, resumable=True,
@@ -824,13 +827,21 @@ def parse(arguments, defaults=None):
 
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    may_change = flags_with('resumable')
-    changed = [f'--{name} {shown(value)} (was {shown(before)})' for name, value in settings_of(opt).items()
-               if value != (before := settings.get(name, parser.get_default(name)))
-               and name not in may_change]
-    if changed:
+    if changed := changed_within_run(parser, settings, settings_of(opt)):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, or start a new run by --reproduce {opt.resume}')
+
+
+def changed_within_run(parser, before, now):
+    """The flags that differ between two settings and that --resume cannot change, with both values."""
+    may_change = flags_with('resumable')
+    return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
+            if as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))
+            and name not in may_change]
+
+
+def as_list(value):
+    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
 def shown(value):
@@ -850,10 +861,10 @@ def find_run(opt):
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in without_machine(settings_of(opt)).items()
                 if name not in {'n_epochs', *chosen}}
-    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
         return None
-    return folder, run_records.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
+    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
 
 
 def secrets_of(opt):

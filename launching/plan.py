@@ -11,7 +11,8 @@ import datasampler
 import parameters
 import parts
 from launching import script
-from utilities import run_folder, run_records, stopping
+from records import reading, run_folder
+from utilities import stopping
 from utilities.errors import UserError
 
 NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
@@ -49,7 +50,7 @@ class Planned:
     def folder(self):
         """The run folder with these settings, or None; of several, the one with the most epochs."""
         settings = parameters.without_machine(self.settings)
-        return run_records.find(self.parent / self.savename, settings, self.chosen)
+        return reading.find(self.parent / self.savename, settings, self.chosen)
 
 
 def of_script(file, only=(), skip_refused=False):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from utilities import columns, run_folder
-from utilities.database import quoted
+from records import columns, run_folder
+from records.database import quoted
+from records.writing import as_text
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
-from utilities.records import as_text
 
 SETTINGS = 'ensemble.yaml'
 
@@ -27,8 +27,8 @@ def find(folder, identity):
         if not path.exists():
             return None
         try:
-            recorded = yaml.safe_load((path / SETTINGS).read_text(encoding='utf-8'))['identity']
-        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+            recorded = run_folder.load_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
+        except (OSError, yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError):
             raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:

@@ -2,14 +2,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from tqdm import tqdm
 
 import parameters
 from datasets import splits
+from records import reading, run_folder
+from records.columns import Column
 from reports import groups, naming, selection
-from utilities import run_folder, run_records
-from utilities.columns import Column
 from utilities.errors import UserError
 
 # flags in which the folds of a setting may differ
@@ -19,7 +18,7 @@ OF_A_MEMBER = groups.OF_A_SEED | parameters.flags_with('machine').keys() | {'fol
 @dataclass
 class Member:
     """A run with its best epoch by validation. classes: {split: {class: number of images}}; test: their hash."""
-    run: run_records.Run
+    run: reading.Run
     config: dict
     epoch: int
     checkpoint: Path
@@ -58,8 +57,8 @@ class Ensemble:
 
 def read_member(folder, known):
     """The Member of a run folder; `known` keeps the splits that were read, by hash. Raises UserError."""
-    run, config = run_records.read(folder), run_folder.read(folder)
-    if run.state != run_records.FINISHED:
+    run, config = reading.read(folder), run_folder.read(folder)
+    if run.state != reading.FINISHED:
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
     chooser = Column('val', run.flags['storage_metrics'][0])
     if not any(chooser.name in row for row in run.rows):
@@ -77,9 +76,9 @@ def read_member(folder, known):
 def classes_of(file):
     """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
     try:
-        parts = yaml.load(file.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
+        parts = run_folder.read_checked(file)['splits']
         return {name: part['classes'] for name, part in parts.items()}, parts['test']['hash']
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{file}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
 
 

@@ -15,7 +15,7 @@ from torchvision.models import resnet
 
 import datasampler
 from launching import fork_server
-from utilities import checkpoint
+from records import checkpoint
 
 ROOT = Path(__file__).parents[1]
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
@@ -80,7 +80,7 @@ def assert_same_end(one, other):
             assert torch.equal(a, b), where
         elif isinstance(a, dict):
             assert a.keys() == b.keys(), where
-            for name in a.keys() - {'settings', 'seconds'}:
+            for name in a.keys() - {'settings', 'run_id', 'seconds'}:
                 compare(a[name], b[name], f'{where}/{name}')
         elif isinstance(a, list | tuple):
             assert len(a) == len(b), where

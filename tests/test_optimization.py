@@ -8,8 +8,8 @@ import architectures
 import criteria
 import main
 import optimization
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint
 
 N_EPOCHS, N_STEPS = 7, 5
 
@@ -75,6 +75,12 @@ def test_rates_without_new_flags_are_what_they_were_to_the_bit(opt):
     assert rates(opt, scheduler='cosine')[::N_STEPS] == expected
     assert rates(opt, scheduler='none') == [1] * N_EPOCHS * N_STEPS
     assert rates(opt, scheduler='step', tau=[2, 4], gamma=.3)[::N_STEPS] == [1, 1, .3, .3, .3 ** 2, .3 ** 2, .3 ** 2]
+
+
+def test_a_delayed_cosine_is_that_of_torch_stepped_after_the_delay(opt):
+    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100), 95)
+    found = rates(opt, n_epochs=100, scheduler='cosine', cosine_delay=5)[::N_STEPS]
+    assert found == pytest.approx([1] * 5 + theirs, abs=1e-12) and found[-1] == pytest.approx(.009, abs=2e-4)
 
 
 @pytest.mark.parametrize('scheduler', ['none', 'step', 'cosine', 'onecycle'])

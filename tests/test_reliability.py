@@ -20,10 +20,11 @@ import main
 import Result_Evaluations
 from benchmarks.faults import damage
 from datasets import download
-from evaluation import counting
+from evaluation.ranking import counting
+from records import backends, checkpoint, database, lock, reading, run_folder, writing
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
-from tests.utilities.test_backends import assert_holds, wandb_of
-from utilities import backends, checkpoint, database, records, run_folder, run_lock, run_records, stopping
+from tests.records.test_backends import assert_holds, wandb_of
+from utilities import errors, files, stopping
 from utilities.errors import UserError
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
@@ -116,11 +117,11 @@ def test_damaged_records_are_refused_by_readers_and_repaired_by_a_resume(name, h
     again = database.Database(half / 'records.sqlite')
     assert again.holds(contents['rows'], contents['spectra'])
     again.close()
-    assert run_records.read(half).state == run_records.FINISHED
+    assert reading.read(half).state == reading.FINISHED
 
 
 def rows_of_spectra(folder):
-    return run_records.texts_of(folder / 'spectrum.csv')
+    return reading.texts_of(folder / 'spectrum.csv')
 
 
 def test_a_damaged_database_is_written_anew_wherever_the_damage_is(half, tmp_path):
@@ -147,7 +148,7 @@ def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, r
                  '{"finished": true, "last_epoch": null, "records": [1]}', '[' * 100_000):
         (half / 'summary.json').write_text(text)
         with pytest.raises(UserError, match='not a complete summary'):
-            run_records.read(half)
+            reading.read(half)
 
 
 def test_a_flipped_character_of_the_settings_is_refused(half, resume):
@@ -166,12 +167,121 @@ def test_a_flipped_character_of_the_settings_is_refused(half, resume):
     assert 'damaged, or edited: its checksum does not fit' in error
 
 
+# Files of other runs
+
+@pytest.fixture(scope='module')
+def other(patterns, tmp_path_factory):
+    """The folder of a run like `half`, with another seed."""
+    place = tmp_path_factory.mktemp('other')
+    arguments = ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
+                 '--input_size', '16', '--bs', '12', '--lr', '0.001', '--iterations_per_epoch', '3', '--kernels', '0',
+                 '--embed_dim', '16', '--device', 'cpu', '--pictures', 'none', '--save_path', str(place / 'runs'), *FEW]
+    assert main.main([*arguments, '--group', 'other', '--n_epochs', '1', '--seed', '2']) == 0
+    return folder_of(place, 'other_s2')
+
+
+@pytest.mark.parametrize('is_old', [False, True])
+@pytest.mark.parametrize('name', ['checkpoint_last.pt', 'config.yaml'])
+def test_a_file_of_another_run_is_refused_and_nothing_is_changed(name, is_old, half, other, resume, run, capsys):
+    """By the id of the run, or, in a checkpoint of an earlier version, by its settings."""
+    shutil.copy(other / name, half / name)
+    if is_old:
+        states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+        del states['run_id']
+        torch.save(states, half / 'checkpoint_last.pt')
+    before = {path: path.read_bytes() for path in half.rglob('*') if path.is_file()}
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert ('run with other settings than those in config.yaml' in error and '--seed ' in error) if is_old else (
+        'checkpoint_last.pt: it is of another run (' in error and 'copy the files of one run again' in error)
+    assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
+    if not is_old:
+        assert run('--evaluate', half) == 2 and 'it is of another run' in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_goes_on(trained, half, resume):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    del states['run_id']
+    torch.save(states, half / 'checkpoint_last.pt')
+    config = run_folder.read(half)
+    test = config.pop('test_hash')
+    run_folder.write_checked(half / 'config.yaml', config)
+    assert resume(half, '--lr', '0.001', '--kernels', '0')[0] == 0
+    assert_same_end(trained['whole'], half)
+    assert run_folder.read(half)['test_hash'] == test
+
+
+def test_damaged_splits_are_noticed_at_every_resume_and_written_anew(trained, half, other, resume):
+    file, generator = half / 'splits.yaml', random.Random(0)
+    content = file.read_bytes()
+    for number in range(30):
+        damage(file, 'bit', generator)
+        run_folder.repair_splits(half, run_folder.read_checked(trained['whole'] / 'splits.yaml'))
+        assert run_folder.read_checked(file) == run_folder.read_checked(trained['whole'] / 'splits.yaml'), number
+        file.write_bytes(content)
+    damage(file, 'digit', generator)
+    code, out, error = resume(half)
+    assert (code, error) == (0, '') and f'Note: {file} did not hold the splits of this run, and was written anew' in out
+    assert file.read_bytes() == content
+    assert 'splits.yaml' not in resume(half, '--n_epochs', '3')[1]
+
+
+# Hostile files
+
+@pytest.mark.parametrize('change, sentence', [
+    (lambda states: states.update(model=[1]), 'its model cannot be used'),
+    (lambda states: states.update(model={'a': 'b'}), 'its model cannot be used'),
+    (lambda states: states.update(epoch='one'), 'its epoch cannot be used'),
+    (lambda states: states.update(epoch=-1, settings=3), 'its settings and its epoch cannot be used'),
+    (lambda states: states.update(best=[], row=1), 'its best and its row cannot be used'),
+    (lambda states: states.update(records={'rows': [{'epoch': 1}], 'spectra': []}), 'its records cannot be used'),
+    (lambda states: states.update(optimizer=[1]), 'its optimizer does not fit'),
+    (lambda states: states.update(optimizer={'state': 1, 'param_groups': 2}), 'its optimizer does not fit'),
+])
+def test_a_hostile_checkpoint_is_a_sentence(change, sentence, half, resume):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    change(states)
+    torch.save(states, half / 'checkpoint_last.pt')
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert sentence in error
+
+
+def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run, capsys, tmp_path):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    del states['run_id']
+    states['settings']['embed_dim'] = 10 ** 9
+    torch.save(states, tmp_path / 'hostile.pt')
+    hostile = tmp_path / 'hostile.pt'
+    for arguments in (['--evaluate', hostile], ['--export', hostile, tmp_path / 'a.pt2'],
+                      ['--reproduce', half, '--distill', hostile, '--group', 'taught']):
+        assert run(*arguments) == 2
+        assert 'its weights do not fit --embed_dim 1000000000: they have ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('text, sentence', [
+    ('a: &a [x, x]\n' + ''.join(f'{new}: &{new} [{", ".join([f"*{old}"] * 9)}]\n' for old, new in zip(
+        'abcdefghi', 'bcdefghij', strict=True)), 'its aliases stand for 1,\\d+,\\d+,\\d+ values'),
+    ('a: &a {x: 1}\n' + ''.join(f'{new}: &{new} {{<<: [{", ".join([f"*{old}"] * 9)}]}}\n' for old, new in zip(
+        'abcdefghi', 'bcdefghij', strict=True)), 'its aliases stand for'),
+    ('a: &a [*a]\n', 'an alias holds itself'),
+])
+def test_nested_aliases_are_a_sentence(text, sentence, tmp_path, run, capsys):
+    file = tmp_path / 'flags.yaml'
+    file.write_text(text)
+    with pytest.raises(UserError, match=f'flags.yaml: not readable: {sentence}'):
+        run_folder.read_checked(file)
+    assert run('--config', file) == 2 and 'flags.yaml: not a YAML file of flags' in capsys.readouterr().err
+    file.write_text('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n')
+    assert run_folder.read_checked(file) == {'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
+
+
 # One writer
 
 HOLDER = """
 import sys
-from utilities import run_lock
-with run_lock.held(sys.argv[1]):
+from records import lock
+with lock.held(sys.argv[1]):
     print('held', flush=True)
     input()
 """
@@ -188,14 +298,14 @@ def test_the_second_writer_gets_a_sentence_and_the_first_is_undisturbed(trained,
     assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
     process.kill()                                                  # the lock ends with it, the file stays
     process.wait()
-    assert (half / run_lock.NAME).exists() and resume(half)[0] == 0 and not (half / run_lock.NAME).exists()
+    assert (half / lock.NAME).exists() and resume(half)[0] == 0 and not (half / lock.NAME).exists()
     assert_same_end(trained['whole'], half)
 
 
 def test_without_locks_there_is_a_note(half, resume, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
-    monkeypatch.setattr(run_lock.fcntl, 'lockf', refuse)
+    monkeypatch.setattr(lock.fcntl, 'lockf', refuse)
     code, out, _ = resume(half)
     assert code == 0 and f'Note: {half} cannot be locked (No locks available)' in out
 
@@ -315,7 +425,7 @@ def test_a_full_disk_at_the_checkpoint(quick, run, tmp_path, monkeypatch, capsys
                                             (errno.EDQUOT, 'No space is left to write to'),
                                             (errno.EIO, 'cannot be written to'), (errno.EROFS, 'cannot be written to')])
 def test_a_full_or_failing_disk_at_the_log(code, sentence, half, run, monkeypatch, capsys, trained):
-    write_csv = records.write_csv
+    write_csv = writing.write_csv
 
     def write(file, rows):
         if len(rows) == 3:
@@ -323,7 +433,7 @@ def test_a_full_or_failing_disk_at_the_log(code, sentence, half, run, monkeypatc
         write_csv(file, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, 'write_csv', write)
+        patch.setattr(writing, 'write_csv', write)
         assert sentence in failed(run, ['--resume', half, '--n_epochs', '2'], capsys, half)
     assert run('--resume', half) == 0
     assert_same_end(trained['whole'], half)
@@ -349,6 +459,15 @@ def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys)
     assert run(*quick, *FEW) == 1
     sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
     assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
+
+
+def test_a_run_folder_that_is_being_removed(half):
+    """Some of its files are gone, config.yaml is still there."""
+    shutil.rmtree(half / 'plots')
+    with pytest.raises(FileNotFoundError) as raised, files.atomic(half / 'plots' / 'loss.png') as temporary:
+        temporary.write_text('')
+    assert errors.reason_of(raised.value, half) == f'The run folder {half} was removed while the run was writing to it.'
+    assert errors.reason_of(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
 
 
 # Backends
@@ -386,7 +505,7 @@ FROZEN = """
 import os, signal, sys
 import main
 from tests.test_reliability import services
-from utilities import backends
+from records import backends
 finish = main.finish
 def freezing(*arguments):
     backends.LIMIT = 6                                              # from here on; the service starts slowly
@@ -437,8 +556,8 @@ def test_an_epoch_that_is_not_evaluated_has_a_row_and_readers_cope(quick, run, t
     rows = rows_of(folder)
     assert [bool(row['test_e_recall@1']) for row in rows] == [True, False, True, True]
     assert all(row['train_loss'] and row['lr'] for row in rows[1:])
-    read = run_records.read(folder)
-    assert [row['epoch'] for row in read.rows] == [0, 2, 3] and read.state == run_records.FINISHED
+    read = reading.read(folder)
+    assert [row['epoch'] for row in read.rows] == [0, 2, 3] and read.state == reading.FINISHED
     assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--figures', str(tmp_path / 'figures'),
                                     '--metrics', 'e_recall@1', '--select', 'best_test']) == 0
     capsys.readouterr()

@@ -100,7 +100,7 @@ def shown_help(action):
 
 def page(parser, words=()):
     """The help on these words, or all of it, or the front page."""
-    if words == ['all'] or not words and not any(facts(action).common for action in parser._actions):
+    if [*words] == ['all'] or not words and not any(facts(action).common for action in parser._actions):
         return parser.format_help()
     if not words:
         return front(parser)

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import Result_Evaluations
+from records import backends, reading, run_folder, wandb_files
+from records.columns import at_backend
 from reports import wandb_runs
 from tests.blank.plots import MAIN
 from tests.helpers import executed, folder_of, rows_of, started
-from utilities import backends, wandb_files
-from utilities.columns import at_backend
 
 
 def numbers_of(folder):
@@ -68,6 +68,7 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     first, config, history, code = wandb_files.read_file(file)
     assert (first.display_name, first.run_group, first.project, code) == ('quick_s1', 'quick', 'P', 0)
     assert config['command'].startswith('python main.py --dataset folder') and 'ssss' not in str(config)
+    assert config['test_hash'] == run_folder.read(folder)['test_hash'] == reading.read(folder).test
     assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
     content = file.read_bytes()
@@ -84,7 +85,7 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
     """The process kills itself after an epoch was logged and before its checkpoint was written."""
     pytest.importorskip('wandb')
     code = ('import os, signal, sys, main\n'
-            'from utilities.checkpoint import Checkpoint\n'
+            'from records.checkpoint import Checkpoint\n'
             'save = Checkpoint.save\n'
             'def killed(self, epoch, *others):\n'
             '    if epoch == 2:\n'
