@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from argparse import Namespace
 from collections import namedtuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import datasets
+import parameters
 from datasets import decoding, image_cache, transforms
-from records.run_folder import MACHINE
 from reports import groups
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
@@ -100,7 +101,8 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert {'image_cache', 'image_cache_check'} <= MACHINE and 'image_cache' in groups.MACHINE
+    assert {'image_cache', 'image_cache_check'} <= parameters.flags_with('machine').keys()
+    assert groups.differences('A', [Namespace(flags={'image_cache': folder}) for folder in ('one', 'other')]) == []
 
 
 def test_every_split_finds_the_same_cache_and_nothing_is_decoded_twice(source, select, decoded, tmp_path):
