@@ -891,7 +891,7 @@ def check_splits(parser, opt):
     used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
         if (flag in opt.given and getattr(opt, flag) != parser.get_default(flag)
-                and opt.split_scheme not in schemes):
+                and opt.split_scheme not in (schemes if schemes is splits.FOLDED else (*schemes, None))):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
     if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):

@@ -114,6 +114,10 @@ def check(opt, data):
     if opt.patience and 'val' not in splits:
         raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
                         'class_folds')
+    if opt.n_epochs and data.train.n_classes == 1:
+        raise UserError(f'--dataset {opt.dataset}: there is only one training class, {data.train.class_names[0]}, and '
+                        'losses compare images of at least two; add classes, or move some into the training split '
+                        '(--test_size, --split_scheme, --use_tv_split)')
     pairs = criteria.need_positives(opt)
     if opt.n_epochs and opt.views == 1 and pairs and opt.unsupervised:
         raise UserError(f'--unsupervised: an image is alone in its class, and --loss {"+".join(pairs)} needs pairs of '

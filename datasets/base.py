@@ -1,4 +1,5 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
+import itertools
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -229,10 +230,17 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with the expected paths and where to get the data if there is none.
+    Raises UserError with the expected paths and where to get the data if there is none; where --source_path leads into
+    the data set, with the folder above that is meant.
     """
     for layout in layouts:
         if (Path(opt.source_path) / layout).exists():
             return Path(opt.source_path) / layout
+    given = Path(os.path.abspath(opt.source_path))
+    for above, layout in itertools.product(given.parents[:4], layouts):
+        place = above / layout
+        if place.is_dir() and (given in (place, *place.parents) or place in given.parents):
+            raise UserError(f'--source_path {opt.source_path}: this folder is part of the data set; give the one above '
+                            f'{Path(layout).parts[0]}: --source_path {above}')
     expected = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)
     raise UserError(f'--dataset {name}: expected {expected}:\n{where}')

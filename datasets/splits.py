@@ -140,6 +140,11 @@ def split(opt, table):
     (--evaluate, --embed, --draw, --check_overlap), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
+    moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
+             if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
+    if chosen not in RANGED and moved:
+        raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
+                        f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
     splits = SCHEMES[chosen](opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
@@ -154,7 +159,8 @@ def split(opt, table):
         if not splits.get(name):
             used = [flag for flag, is_used in (('split_scheme', opt.split_scheme), ('tv_split_perc', opt.use_tv_split),
                                                ('fold', chosen in FOLDED), ('n_folds', chosen in FOLDED),
-                                               ('test_size', opt.split_scheme in RANGED)) if is_used]
+                                               ('test_size', opt.split_scheme in RANGED or opt.test_size != 0.5))
+                    if is_used]
             raise UserError(f'--dataset {opt.dataset}: the {name} split is empty ({len(set(table.classes))} classes in '
                             'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + ')')
     return {name: splits[name] for name in ('train', 'val', 'test') if splits.get(name)}

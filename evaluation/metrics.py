@@ -10,7 +10,7 @@ import torch
 from evaluation import clustering, geometry, hierarchy, ranking, retrieval, verification
 from evaluation.ranking import neighbours, precision
 from records import columns
-from utilities.errors import UserError
+from utilities.errors import UserError, nearest
 
 
 @dataclass
@@ -65,7 +65,9 @@ def parse(name):
     base = base.removeprefix('c_') if cosine else base
     metric = METRICS.get('e_recall' if base == 'recall' and cosine else base)
     if metric is None or (base == 'e_recall' and cosine):
-        raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them')
+        names = [f'c_{known.removeprefix("e_")}' for known in METRICS] if cosine else METRICS
+        raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them'
+                        + nearest(name.partition('@')[0], names).replace('?', f'{at}{argument}?'))
     if metric.argument in (int, float):
         try:
             return cosine, metric, (number_after_at(base, metric.argument, argument),)

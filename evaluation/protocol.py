@@ -13,7 +13,7 @@ from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from records.columns import Column
 from utilities import processes
-from utilities.errors import UserError
+from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
@@ -181,7 +181,8 @@ def check_metrics(opt):
                         'leave one of them out')
     for name in opt.storage_metrics:
         if name not in opt.evaluation_metrics:
-            raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')
+            raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
+                            f'{nearest(name, opt.evaluation_metrics)}')
         if not parse(name)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')

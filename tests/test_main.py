@@ -437,6 +437,15 @@ def test_a_batch_that_fits_a_small_set_is_chosen_told_and_recorded(quick, run, t
     assert run(*small, '--config', tmp_path / 'c.yaml') == 2
 
 
+def test_a_single_training_class_is_named_not_the_batch(quick, run, tmp_path, capsys):
+    two = draw_classes(tmp_path / 'two' / 'images', 2, 6).parent
+    for flags in (without(quick, '--bs', '--samples_per_class'), quick):
+        assert run(*flags, '--source_path', two, '--n_epochs', '1') == 2
+        error = capsys.readouterr().err
+        assert 'there is only one training class, class_00' in error and '--bs' not in error
+    assert not list((tmp_path / 'runs').rglob('config.yaml'))
+
+
 def test_without_training_the_batch_size_does_not_matter(quick, run, tmp_path):
     quick = [*quick, '--n_epochs', '0', '--no_train_metrics']
     for sampler in ('class_random', 'image_random', 'fid_batchmatch'):

@@ -196,6 +196,17 @@ def test_missing_data_name_the_expected_tree_and_where_to_get_them(dataset, opt,
     assert dataset == 'folder' or 'https://' in second
 
 
+@pytest.mark.parametrize('dataset, given', [('folder', 'images'), ('folder', 'images/class_00'),
+                                            ('cub200', 'CUB_200_2011'), ('cub200', 'CUB_200_2011/images')])
+def test_a_folder_inside_the_data_set_is_recognised(dataset, given, opt, tmp_path):
+    write(tmp_path / ('images' if dataset == 'folder' else 'CUB_200_2011/images') / 'class_00' / '0.png')
+    with pytest.raises(UserError, match=f'--source_path {tmp_path / given}: this folder is part of .* {tmp_path}$'):
+        select(opt, tmp_path / given, dataset)
+    (tmp_path / 'elsewhere').mkdir()
+    with pytest.raises(UserError, match=f'--dataset {dataset}: expected {tmp_path}/elsewhere'):
+        select(opt, tmp_path / 'elsewhere', dataset)
+
+
 def test_listed_images_that_are_missing(opt, tmp_path):
     write(tmp_path / 'a.png')
     (tmp_path / 'list.csv').write_text('path,label\na.png,x\nb.png,y\nc.png,y')
@@ -303,6 +314,16 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
     assert splits.split(opt(split_scheme='half'), parts) == {'train': [0], 'test': [1, 2]}
     with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no official parts'):
         splits.split(opt(split_scheme='predefined'), table([1, 1, 1]))
+
+
+def test_the_size_of_the_test_split_alone(opt):
+    alone = parameters.parse(['--dataset', 'cub200', '--test_size', '.3'])
+    assert {name: len(images) for name, images in splits.split(alone, table([1] * 10)).items()} == {
+        'train': 7, 'test': 3}
+    with pytest.raises(UserError, match='--test_size 0.3: --dataset cub200 has an official split, .* half, class_fold'):
+        splits.split(alone, table([1, 1], parts=['train', 'test']))
+    whole = parameters.parse(['--dataset', 'cub200', '--test_size', '.5'])                 # the default
+    assert splits.split(whole, table([1, 1], parts=['train', 'test'])) == {'train': [0], 'test': [1]}
 
 
 @pytest.mark.parametrize('parts', [['test', 'query', 'gallery'], ['test', 'gallery', 'gallery'], ['query'] * 3,
