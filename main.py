@@ -61,6 +61,8 @@ def begin(opt, arguments):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
+    for sentence in parameters.too_short(opt, opt.n_epochs * built.schedule.n_steps):
+        print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
@@ -199,7 +201,7 @@ def finish(opt, embedded, split, records, state):
     """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
     evaluation.curves.plot(records.rows, plots)
-    saved = evaluation.pictures.save(opt, embedded, split, plots, panel)
+    saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
         evaluation.projector.write(embedded, state.folder / 'tensorboard')
     if panel in saved:

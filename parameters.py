@@ -51,6 +51,7 @@ main.py --help all            every flag
 docs/flags.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
+NO_DECAY = [1000]                                                  # the default of --tau
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
@@ -77,6 +78,14 @@ def augmentation_of(opt):
 
 def crops_randomly(opt):
     return augmentation_of(opt) in ('base', 'adv', 'big', 'mlrc')
+
+
+def has_folds(opt):
+    return opt.split_scheme in splits.FOLDED
+
+
+def has_test_range(opt):
+    return opt.split_scheme in (*splits.RANGED, None)        # None: half, or refused where there is an official split
 
 
 def not_in_training(opt):
@@ -142,14 +151,15 @@ def data_parameters(parser):
                  'mlrc': 'the class lists of Musgrave et al.',
                  'closed_set': 'every class in all splits, with folds of images', 'predefined': 'the official split'},
         help='how the data are split; by default predefined if there is an official split, else half')
-    add('--fold', metavar='K', type=COUNT, default=0,
+    add('--fold', metavar='K', type=COUNT, default=0, effect=has_folds,
         help='index of the validation fold, from 0, for a --split_scheme with folds')
-    add('--n_folds', type=number(int, 2), default=4, help='number of folds, for a --split_scheme with folds')
-    add('--n_training_folds', type=POSITIVE_INT, untrained=False,
+    add('--n_folds', type=number(int, 2), default=4, effect=has_folds,
+        help='number of folds, for a --split_scheme with folds')
+    add('--n_training_folds', type=POSITIVE_INT, untrained=False, effect=has_folds,
         help='number of folds that may be used for validation, the first ones; by default all')
-    add('--test_size', type=FRACTION, default=0.5,
+    add('--test_size', type=FRACTION, default=0.5, effect=has_test_range,
         help="fraction of the classes (closed_set: of each class's images) in the test split; 0 trains on all")
-    add('--test_start', type=FRACTION, default=0.5,
+    add('--test_start', type=FRACTION, default=0.5, effect=has_test_range,
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples', effect=lambda opt: opt.use_tv_split,
@@ -281,10 +291,13 @@ def training_parameters(parser):
         effect=lambda opt: opt.scheduler in ('cosine', 'onecycle'),
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0, resumable=True, effect=lambda opt: opt.scheduler == 'cosine',
+        never=('the learning rates never fall', lambda opt, n_steps: 0 < opt.cosine_delay >= opt.n_epochs - 1),
         help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
     add('--onecycle_peak', type=FRACTION, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'onecycle',
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0, resumable=True,
+        never=('the learning rates are never those of the flags', lambda opt, n_steps: 0 < opt.lr_warmup >= (
+            opt.n_epochs if opt.lr_warmup_unit == 'epochs' else n_steps)),
         help='number of epochs or steps at the start in which all learning rates rise; 0 means no warm-up')
     add('--lr_warmup_unit', choices=['epochs', 'steps'], default='epochs', resumable=True,
         effect=lambda opt: opt.lr_warmup, help='unit of --lr_warmup')
@@ -292,10 +305,13 @@ def training_parameters(parser):
         help='decay per step of an averaged network, evaluated and saved in addition; by default no average')
     add('--gamma', type=NOT_NEGATIVE, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'step',
         help='factor of the learning rates in the step schedule')
-    add('--tau', nargs='+', type=POSITIVE_INT, default=[1000], resumable=True, common=True,
+    add('--tau', nargs='+', type=POSITIVE_INT, default=NO_DECAY, resumable=True, common=True,
         effect=lambda opt: opt.scheduler == 'step',
+        never=('the learning rates are not multiplied by --gamma after all of these epochs',
+               lambda opt, n_steps: opt.tau != NO_DECAY and max(opt.tau) >= opt.n_epochs),
         help='epochs after which the step schedule multiplies the learning rates by --gamma')
     add('--warmup', type=COUNT, default=0,
+        never=('the backbone is never trained', lambda opt, n_steps: 0 < opt.warmup >= opt.n_epochs),
         help='number of epochs at the start in which the backbone is not trained; 0 means none')
     add('--patience', type=POSITIVE_INT, resumable=True,
         help='stop when the best validation epoch is more than this many epochs ago; by default never')
@@ -428,12 +444,14 @@ def loss_parameters(parser):
     add('--daml_lr', type=REAL, default=-1.0, resumable=True, effect=lambda opt: opt.daml,
         help='--daml: learning rate of the generator; a negative value means --lr')
     add('--daml_delay', type=COUNT, default=0, effect=lambda opt: opt.daml,
+        never=('synthetic negatives never train the network', lambda opt, n_steps: opt.daml_delay >= n_steps),
         help='--daml: number of batches before synthetic negatives train the network; the generator starts at once')
     add('--xbm_size', type=COUNT, default=0,
         help='number of embeddings in the cross-batch memory bank; 0 means no memory bank')
     add('--xbm_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.xbm_size,
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, effect=lambda opt: opt.xbm_size,
+        never=('the memory bank is never used', lambda opt, n_steps: opt.xbm_start >= n_steps),
         help='number of batches before the memory bank is used')
     add('--distill', metavar='RUN_FOLDER|ema', effect=lambda opt: 'teacher_batch' in required_inputs(opt),
         help='teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default none')
@@ -619,6 +637,8 @@ def loss_parameters(parser):
     switch('--loss_s2sd_feat_distill', help='add the distillation from the features to that from the larger embeddings')
     add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
     add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
+        effect=lambda opt: opt.loss_s2sd_feat_distill,
+        never=('the features are never distilled', lambda opt, n_steps: opt.loss_s2sd_feat_distill_delay >= n_steps),
         help='number of batches before the distillation from the features begins')
     add('--loss_oproxy_mode',
         choices={'anchor': 'the samples of the batch, as in proxyanchor', 'nca': 'the proxies, as in proxynca_pp'},
@@ -817,13 +837,15 @@ def parse(arguments, defaults=None):
     opt = parser.parse_args([*tokens(settings | asked, parser), *arguments])
     if opt.check_overlap in DATASETS:
         opt.dataset = opt.check_overlap
+    typed = given(parser, arguments)
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
-    check_splits(parser, opt)
+    # another scheme than the --config file's, as for a plain run with the best setting of a search
+    check_splits(parser, opt, asked.keys() - typed.keys() if 'split_scheme' in typed else ())
     return opt
 
 
@@ -885,12 +907,15 @@ def of_the_untrained():
     return [name for name in flags_with('untrained') if name not in flags_with('machine')]
 
 
-def check_splits(parser, opt):
-    """Raises UserError for flags that the split scheme does not use, and for a fold that it does not have."""
+def check_splits(parser, opt, unused=()):
+    """
+    Raises UserError for flags that the split scheme does not use, and for a fold that it does not have. unused: flags
+    that it need not use; they are among those without effect.
+    """
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
-        if (flag in opt.given and getattr(opt, flag) != parser.get_default(flag)
+        if (flag in opt.given and flag not in unused and getattr(opt, flag) != parser.get_default(flag)
                 and opt.split_scheme not in (schemes if schemes is splits.FOLDED else (*schemes, None))):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
@@ -979,16 +1004,30 @@ def check_cascade(opt):
 
 def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
-    actions = {action.dest: action for action in build()._actions}
-    used = {'loss': losses_of(opt), 'miner': miners_of(opt), 'data': {opt.data_sampler}}
-
-    def is_idle(name):
-        known, kind = actions[name].facts, name.split('_')[0]
-        return (known.obsolete or known.effect and not known.effect(opt)
-                or known.of is not None and used[kind].isdisjoint(known.of))
-
+    actions, used = {action.dest: action for action in build()._actions}, methods_of(opt)
     return [f'--{name} {shown(value)}' for name in opt.given
-            if (value := getattr(opt, name)) != actions[name].default and is_idle(name)]
+            if (value := getattr(opt, name)) != actions[name].default and is_idle(actions[name], opt, used)]
+
+
+def too_short(opt, n_steps):
+    """Sentences on warm-ups, delays and decays that a training run is too short for. n_steps: of the whole run."""
+    used = methods_of(opt)
+    return [f'--n_epochs {opt.n_epochs} is too short for --{action.dest} {shown(getattr(opt, action.dest))}: '
+            f'{action.facts.never[0]}' for action in build()._actions
+            if opt.n_epochs and action.facts.never and not is_idle(action, opt, used)
+            and action.facts.never[1](opt, n_steps)]
+
+
+def methods_of(opt):
+    """{what the names of flags begin with: the methods of this kind that a run uses}"""
+    return {'loss': losses_of(opt), 'miner': miners_of(opt), 'data': {opt.data_sampler}}
+
+
+def is_idle(action, opt, used):
+    """Whether a flag has no effect in a training run because of others. used: of methods_of."""
+    known, kind = action.facts, action.dest.split('_')[0]
+    return (known.obsolete or known.effect and not known.effect(opt)
+            or known.of is not None and used[kind].isdisjoint(known.of))
 
 
 def method(name):

@@ -284,11 +284,15 @@ def load_weights(opt, source, states, model):
         raise UserError(f'{source}: its weights do not fit the flags ({" ".join(str(error).split())[:200]})') from None
 
 
+def alone(n):
+    return (f'{n:,} queries have no image of their class in the gallery and are' if n > 1 else
+            '1 query has no image of its class in the gallery and is')
+
+
 def summary(opt, folder, built, first):
     """The lines that are printed before the run: its folder, network, device and data."""
     splits = [f'{name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes'
-              + (f' ({part["n_lone_queries"]} queries have no image of their class in the gallery and are left out of '
-                 'the retrieval metrics)' if part['n_lone_queries'] else '')
+              + (f' ({alone(n)} left out of the retrieval metrics)' if (n := part['n_lone_queries']) else '')
               for name, part in built.data.description['splits'].items()]
     n_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),

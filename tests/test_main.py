@@ -21,7 +21,7 @@ from utilities import plotting
 
 
 def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
-    assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8') == 0
+    assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8', '--pictures', 'retrieval') == 0
     folder = folder_of(tmp_path)
     names = {path.name for path in folder.iterdir()} - {'tensorboard'}
     assert names == {'config.yaml', 'splits.yaml', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'plots',
@@ -407,6 +407,17 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
 
 
+def test_a_run_that_is_too_short_for_a_warm_up_or_a_decay_says_so(quick, run, tmp_path, capsys):
+    def notes(*flags):
+        assert run(*quick, '--no_train_metrics', '--iterations_per_epoch', '1', *flags) == 0
+        return [line.removeprefix('Note: --n_epochs ') for line in capsys.readouterr().err.splitlines()]
+
+    assert notes('--n_epochs', '1', '--warmup', '5', '--tau', '1', '10') == [
+        '1 is too short for --tau 1 10: the learning rates are not multiplied by --gamma after all of these epochs',
+        '1 is too short for --warmup 5: the backbone is never trained']
+    assert notes('--n_epochs', '2', '--warmup', '1', '--tau', '1') == []
+
+
 def without(arguments, *flags):
     """The arguments without these flags, of one value each."""
     places = {arguments.index(flag) + step for flag in flags for step in (0, 1)}
@@ -455,7 +466,7 @@ def test_without_training_the_batch_size_does_not_matter(quick, run, tmp_path):
 
 
 def test_all_classes_train(quick, run, tmp_path, capsys):
-    everything = [*quick, '--split_scheme', 'half', '--test_size', '0']
+    everything = [*quick, '--split_scheme', 'half', '--test_size', '0', '--pictures', 'retrieval']
     assert run(*everything) == 0
     folder = folder_of(tmp_path)
     assert list(yaml.safe_load((folder / 'splits.yaml').read_text())['splits']) == ['train']
@@ -503,11 +514,22 @@ def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
     assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
 
 
+def test_a_query_without_a_positive_is_counted_in_a_sentence(quick, run, tmp_path, capsys):
+    source = draw_classes(tmp_path / 'few' / 'images', 12, 3)
+    for number, text in ((11, '1 query has no image of its class in the gallery and is left out of'),
+                         (10, '2 queries have no image of their class in the gallery and are left out of')):
+        for i in (1, 2):
+            (source / f'class_{number}' / f'{i}.png').unlink()
+        assert run(*quick, '--source_path', source.parent, '--n_epochs', '0', '--no_train_metrics') == 0
+        assert f'({text} the retrieval metrics)' in capsys.readouterr().out
+
+
 def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsys):
-    assert run(*quick, '--source_path', lone, '--storage_metrics', 'nmi') == 0
+    quick = without(quick, '--pictures')
+    assert run(*quick, '--source_path', lone, '--storage_metrics', 'nmi', '--pictures', 'classes') == 0
     assert not (folder_of(tmp_path) / 'retrieval_test.png').exists()
     assert 'retrieved images' not in capsys.readouterr().out
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures') == 2
+    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures', '--pictures', 'none') == 2
     assert '--draw' in (error := capsys.readouterr().err) and 'nothing to draw with --pictures none' in error
     assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures', '--pictures', 'spectrum', 'retrieval') == 0
     out = capsys.readouterr().out

@@ -17,6 +17,7 @@ import Result_Evaluations
 import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
+from tests.helpers import ROOT
 from utilities import command_line, errors, manual
 from utilities.errors import UserError
 
@@ -351,6 +352,30 @@ def test_flags_without_effect_are_named(tmp_path):
     assert idle('--micro_bs 112 --clip_grad 1') == ['--micro_bs 112'] and idle('--bs 200 --micro_bs 112') == []
     assert idle('--batch_mining parametric --miner_parametric_init hards --miner_parametric_n_support 9') == [
         '--miner_parametric_init hards']
+
+
+def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
+    def flags(command):
+        return [sentence.split('--')[2].split()[0] for sentence in parameters.too_short(parse(command), 50)]
+
+    assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
+        'cosine_delay', 'lr_warmup']
+    assert flags('--n_epochs 5 --lr_warmup 4 --scheduler cosine --cosine_delay 3') == []
+    assert flags('--n_epochs 5 --lr_warmup 50 --lr_warmup_unit steps') == ['lr_warmup']
+    assert flags('--n_epochs 5 --lr_warmup 49 --lr_warmup_unit steps --tau 4 --warmup 4') == []
+    assert flags('--n_epochs 5 --tau 3 5') == ['tau'] and flags('--n_epochs 5 --tau 1000') == []
+    assert flags('--n_epochs 5 --xbm_size 500') == ['xbm_start'] and flags('--n_epochs 5') == []
+    assert flags('--n_epochs 5 --xbm_size 500 --xbm_start 49') == []
+    assert flags('--n_epochs 5 --daml --daml_delay 50') == ['daml_delay']
+    assert flags('--n_epochs 5 --loss s2sd --loss_s2sd_feat_distill') == ['loss_s2sd_feat_distill_delay']
+    assert flags('--n_epochs 0 --warmup 3 --loss s2sd') == []
+
+
+def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
+    recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
+    assert recipes and not [file.name for file in recipes if parameters.too_short(parse(f'--config {file}'), 10 ** 9)]
+    file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
+    assert len(parameters.too_short(parse(f'--config {file} --n_epochs 4'), 100)) == 2
 
 
 @pytest.mark.parametrize('command', [

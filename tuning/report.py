@@ -38,6 +38,8 @@ def summarise(search, study):
             write_text(search.folder / 'best.yaml', f'# {trials.name_of(best)}, the best of {len(over)} of the study '
                        f'{search.name}: {search.metric} {best.value:.4f} on the validation classes of '
                        f'{len(search.folds)} folds. Tuned: {", ".join(search.tuned)}.\n'
+                       '# A fold of it: main.py --config best.yaml --fold 0. A plain run on the test classes: '
+                       'main.py --config best.yaml --split_scheme half --splits_to_eval test\n'
                        + yaml.safe_dump(best.params | search.settings, sort_keys=False, allow_unicode=True, width=120))
         if not search.opt.keep_checkpoints:
             name_of_best = best and trials.name_of(best)

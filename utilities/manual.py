@@ -46,6 +46,7 @@ class Facts:
     What is known of a flag, besides what argparse knows.
 
     effect:    opt -> whether the flag has an effect in a training run with these flags; None: always.
+    never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
     of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used. None: the
                one that its name begins with.
     resumable: --resume may change it.
@@ -58,9 +59,10 @@ class Facts:
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
-    def __init__(self, effect=None, of=None, resumable=False, machine=False, mode=False, untrained=False, common=False,
-                 obsolete=False, names=None, secret=None):
-        self.effect, self.of, self.resumable, self.machine, self.mode = effect, of, resumable or machine, machine, mode
+    def __init__(self, effect=None, never=None, of=None, resumable=False, machine=False, mode=False, untrained=False,
+                 common=False, obsolete=False, names=None, secret=None):
+        self.effect, self.never, self.of = effect, never, of
+        self.resumable, self.machine, self.mode = resumable or machine, machine, mode
         self.untrained, self.common, self.obsolete = untrained, common, obsolete
         self.names, self.secret = names, secret
 

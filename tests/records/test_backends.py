@@ -61,7 +61,8 @@ def assert_holds(logged, folder):
 
 def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     pytest.importorskip('wandb')
-    assert run(*quick, '--log_online', '--project', 'P', '--wandb_key', 's' * 40, '--loss', 'triplet') == 0
+    assert run(*quick, '--log_online', '--project', 'P', '--wandb_key', 's' * 40, '--loss', 'triplet',
+               '--pictures', 'retrieval') == 0
     folder = folder_of(tmp_path)
     assert_holds(wandb_of(folder), folder)
     file, = wandb_files.offline_files(folder)
@@ -142,7 +143,7 @@ def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
 
 def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    assert run(*quick) == 0
+    assert run(*quick, '--pictures', 'retrieval') == 0
     folder = folder_of(tmp_path)
     assert run('--resume', folder, '--n_epochs', '4') == 0
     events = accumulator.EventAccumulator(str(folder / 'tensorboard'), size_guidance={'scalars': 0, 'histograms': 0})

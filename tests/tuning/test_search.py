@@ -8,6 +8,7 @@ import Hyperparameter_Search
 import parameters
 from tests.tuning.stub import TUNE, table_of
 from tuning import optimize, search, status
+from utilities.errors import UserError
 
 
 @pytest.mark.parametrize('changed, sentence', [
@@ -86,6 +87,13 @@ def test_the_objective_the_table_and_the_best_config(flags, stub):
     opt = parameters.parse(['--config', str(folder / 'study' / 'best.yaml'), '--fold', '1'])
     assert (opt.lr, opt.loss_triplet_margin) == (float(best['lr']), float(best['loss_triplet_margin']))
     assert opt.split_scheme == 'class_folds' and opt.splits_to_eval == ['val'] and opt.bs == 6
+    plain = parameters.parse(['--config', str(folder / 'study' / 'best.yaml'), '--split_scheme', 'half',
+                              '--splits_to_eval', 'test'])
+    assert (plain.lr, plain.split_scheme) == (opt.lr, 'half')
+    assert '--n_folds 2' in parameters.without_effect(plain)
+    assert '--split_scheme half --splits_to_eval test\n' in (folder / 'study' / 'best.yaml').read_text()
+    with pytest.raises(UserError, match='--n_folds 2 goes with --split_scheme'):
+        parameters.parse(['--split_scheme', 'half', '--n_folds', '2'])
     assert {file.name for file in (folder / 'study' / 'plots').glob('*.png')} == {
         'history.png', 'slice.png', 'contour.png', 'importances.png'}
     kept = {path.parent.name for path in (folder / 'study').rglob('checkpoint_*.pt')}
