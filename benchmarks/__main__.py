@@ -20,6 +20,7 @@ from pathlib import Path
 import benchmarks
 from benchmarks import Row
 from benchmarks.measure import table
+from utilities.cores import processor
 
 LIMIT = 240                                               # seconds of wall-clock time for one benchmark
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
@@ -69,7 +70,7 @@ def main(arguments):
         rows, seconds, end = found[name] = run(name)
         print(f'[{len(found)}/{len(names)}] {name}: {end}, {len(rows)} rows in {seconds:.0f} s; '
               f'{time.monotonic() - began:.0f} s since the start', file=sys.stderr, flush=True)
-    print(f'{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, '
+    print(f'{processor()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, '
           + ', '.join(f'{name} {version(name)}' for name in PEERS)
           + '. Medians, in seconds of processor time where the job names no other unit.\n')
     print(table(['job', 'ours', 'peer', 'ratio', 'target', 'met'],

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -23,6 +22,7 @@ import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory, table
+from utilities.cores import processor
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
 TABLE, DIMS = (112, 512, 2048), (128, 512)               # of the table, by default
@@ -328,7 +328,7 @@ def main():
     torch.set_num_threads(1)
     names = [name for name, case in CASES.items() if case.loss in opt.losses]
     print(f'torch {torch.__version__}, pytorch-metric-learning {version("pytorch-metric-learning")}, one thread, '
-          f'{platform.machine()}, {os.cpu_count()} cores; median processor time, forward and backward')
+          f'{processor()}, {os.cpu_count()} cores; median processor time, forward and backward')
     if opt.growth:
         rows = [grow(name) for name in tqdm(names, desc='losses', disable=None)]
         print(growth_table(rows))

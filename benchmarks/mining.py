@@ -6,7 +6,6 @@ python -m benchmarks.mining [--json FILE]
 import argparse
 import functools
 import json
-import platform
 import sys
 import warnings
 
@@ -17,6 +16,7 @@ import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from utilities.combination import triplets_of
+from utilities.cores import processor
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
@@ -80,7 +80,7 @@ def main(arguments):
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')                        # those of the other library about divisions by zero
     theirs, rows = competitors(), []
-    print(f'torch {torch.__version__}, {platform.machine()}, one thread, medians of processor time')
+    print(f'torch {torch.__version__}, {processor()}, one thread, medians of processor time')
     print(f'{"miner":<16}{"batch":>6}{"dim":>5}{"ms":>10}{"MB":>8}   {"pytorch-metric-learning":<23}{"ms":>11}{"MB":>9}'
           f'{"ratio":>8}')
     for n_classes, n_samples in SHAPES:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from utilities import cores
 from utilities.errors import UserError
 from utilities.files import remove_stale, write_text
 
@@ -208,6 +209,7 @@ def without_secrets(arguments, secrets):
 
 
 def versions():
+    """What the last digits of results depend on: the packages, the processor, its instructions, the threads."""
     import torch  # not needed by those who read run folders
     found = {'python': platform.python_version()}
     for package in PACKAGES:
@@ -215,7 +217,9 @@ def versions():
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found | ({'cuda': torch.version.cuda} if torch.cuda.is_available() else {})
+    found |= {'cuda': torch.version.cuda} if torch.cuda.is_available() else {}
+    return found | {'processor': cores.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
+                    'threads': torch.get_num_threads()}
 
 
 def git_commit():

@@ -130,10 +130,12 @@ def beyond_baseline(found):
         corrected = study.corrected(pairs)
         beyond = [pair.mean for pair, p in zip(pairs, corrected, strict=True) if pair and p < LEVEL]
         worst, best = min(means, key=means.get), max(means, key=means.get)
+        sizes = [pair.n for pair in pairs if pair]
+        n_seeds = ' to '.join(map(str, sorted({min(sizes), max(sizes)})))
         lines.append(f'- {study.named(data)}: {sum(one > 0 for one in beyond)} of {len(methods)} methods have a '
                      f'significantly higher R@1 than {name} ({text_of(*baseline.interval())}), and '
                      f'{sum(one < 0 for one in beyond)} a significantly lower R@1 (paired t-test over seeds, '
-                     f'p < {LEVEL} after Holm\'s correction). The mean difference over methods is '
+                     f'n = {n_seeds} seeds, p < {LEVEL} after Holm\'s correction). The mean difference over methods is '
                      f'{tables.signed(float(np.mean(list(means.values()))), NAME, 1)} points, from '
                      f'{tables.signed(means[worst], NAME, 1)} ({worst}) to {tables.signed(means[best], NAME, 1)} '
                      f'({best}).')
