@@ -91,7 +91,13 @@ class Miner:
         """labels [B]: a tensor on any device, an array or a list."""
         # the miners of the public code have a name, and turn labels on the CPU into an array
         device = 'cpu' if hasattr(self.batchminer, 'name') else batch.device
-        self.mined = in_tensors(self.batchminer(batch, torch.as_tensor(labels, device=device)), batch)
+        mined = self.batchminer(batch, torch.as_tensor(labels, device=device))
+        try:
+            self.mined = in_tensors(mined, batch)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an int64 '
+                            'tensor [T, 3] or a list of triples, or masks of positive and negative pairs, two bool '
+                            '[B, B] (docs/extending.md)') from error
         if not self.takes_masks:
             self.mined = self.last
         return in_lists(self.mined, self.name) if self.gives_lists else self.mined
@@ -107,8 +113,23 @@ def in_tensors(mined, batch):
     if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
         mined = masks_of(*mined, batch)
     if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
+        positives, negatives = mined
+        if positives.shape != negatives.shape or positives.shape != (len(batch), len(batch)):
+            raise ValueError('masks of other shapes')
         return mined
-    return torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+    triplets = torch.as_tensor(mined, device=batch.device)
+    if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
+        raise TypeError('no indices of triplets')
+    return triplets.long().reshape(-1, 3)
+
+
+def described(value):
+    """What a miner returned: 'Tensor of float32 [4, 2]', 'list of 3, the first int', 'dict'."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f'{type(value).__name__} of {str(value.dtype).removeprefix("torch.")} {[*value.shape]}'
+    if isinstance(value, list | tuple) and len(value):
+        return f'{type(value).__name__} of {len(value)}, the first {described(value[0])}'
+    return 'None' if value is None else type(value).__name__
 
 
 def in_lists(mined, name):

@@ -489,3 +489,16 @@ def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, a
     batch = torch.randn(8, 8)
     with pytest.raises(UserError, match=f'pml:{loss}|{miner}'):
         criteria.select(flags, batch_mining.select(flags))(batch=batch, labels=torch.arange(4).repeat(2))
+
+
+@pytest.mark.parametrize('mined, sentence', [
+    (None, 'it returned None'), ({'a': 1}, 'it returned dict'), ([1, 2, 3], 'it returned list of 3, the first int'),
+    (torch.rand(4, 3), r'it returned Tensor of float32 \[4, 3\]'),
+    (torch.zeros(4, 2).long(), r'it returned Tensor of int64 \[4, 2\]'),
+    (torch.eye(8).bool(), r'it returned Tensor of bool \[8, 8\]'),
+    ((torch.eye(3).bool(),) * 2, r'it returned tuple of 2, the first Tensor of bool \[3, 3\]'),
+])
+def test_a_miner_that_returns_something_else_is_named(mined, sentence, opt):
+    criterion = criteria.select(opt(loss='triplet', batch_mining='random'), lambda batch, labels: mined)
+    with pytest.raises(criteria.UserError, match=f'--batch_mining random: {sentence}.*; expected triplets'):
+        criterion(torch.rand(8, 4), torch.arange(8) // 2)
