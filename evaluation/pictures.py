@@ -183,13 +183,16 @@ def distances(embedded, seed, n_pairs=200_000):
     if pairs is None:
         return None
     values = {name: distances_of(embedded, *pair) for name, pair in pairs.items()}
+    lowest, highest = np.quantile(np.concatenate(list(values.values())), [0, 1])
+    if lowest == highest:                                              # of identical embeddings
+        return None
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='score' if embedded.ranking else 'Euclidean distance', ylabel='density')
-    bins = np.linspace(*np.quantile(np.concatenate(list(values.values())), [0, 1]), 81)
+    bins = np.linspace(lowest, highest, 81)
     for (name, found), colour in zip(values.items(), (RIGHT, WRONG), strict=True):
         axes.hist(found, bins, density=True, histtype='stepfilled', alpha=0.35, color=colour)
         axes.hist(found, bins, density=True, histtype='step', color=colour, linewidth=0.8,
-                  label=f'{name}, median {np.median(found):.2f}')
+                  label=f'{name}, median {np.median(found):{".2f" if highest < 1e4 else ".3g"}}')
     plotting.legend_above(axes)
     return figure
 

@@ -2,6 +2,7 @@
 How a network is evaluated: which splits, at which levels of the class hierarchy, and which images are the queries and
 the gallery.
 """
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,10 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
 def metrics_of(opt, embedded, splits, metrics):
     """The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split."""
     row = {}
+    if same := [split for split in splits if are_same(embedded[split].embeddings)]:
+        print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
+              'collapsed, and metrics of neighbours mean nothing. A lower --lr, or another loss or miner, may help.',
+              file=sys.stderr)
     for split in splits:
         for level in opt.eval_level:
             part = embedded[split]
@@ -55,6 +60,12 @@ def metrics_of(opt, embedded, splits, metrics):
                              approximate=opt.knn_approx, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
+
+
+def are_same(embeddings):
+    """Whether [N, D] embeddings of two images or more are equal up to rounding errors of float32."""
+    low, high = torch.aminmax(embeddings, dim=0)
+    return len(embeddings) > 1 and bool((high - low).max() <= 1e-6 * torch.maximum(high, -low).max())
 
 
 def validate(opt, model, data, metrics):

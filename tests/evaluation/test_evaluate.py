@@ -227,6 +227,18 @@ def test_equal_embeddings_have_no_picture_on_a_plane():
     assert PICTURES['tsne'](embedded, 0) is None
 
 
+@pytest.mark.filterwarnings('error::RuntimeWarning')
+def test_a_collapsed_network_is_told_in_a_sentence_not_by_warnings(opt, capsys):
+    flags = opt(eval_level=[])
+    apart = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    for embeddings, is_collapsed in ((torch.full((40, 8), 0.5), True), (apart[:1] * (1 + 1e-8 * apart), True),
+                                     (apart, False), (1e-9 * apart, False)):
+        embedded = {'test': evaluation.embedding.Embedded(embeddings, Images())}
+        evaluation.protocol.metrics_of(flags, embedded, ['test'], [])
+        assert ('all embeddings of the test split are the same' in capsys.readouterr().err) == is_collapsed
+    assert PICTURES['distances'](evaluation.embedding.Embedded(torch.full((40, 8), 0.5), Images()), 0) is None
+
+
 def test_embeddings_of_one_dimension_have_a_picture_on_a_plane():
     embeddings = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
     assert PICTURES['tsne'](evaluation.embedding.Embedded(embeddings, Images()), 0) is not None
