@@ -240,7 +240,8 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
-    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.SECRETS)       # logging libraries look there
+    # logging libraries look there
+    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     with errors.reported('main.py') as end, processes.together():
         end.code = work(arguments) or 0
     return end.code

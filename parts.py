@@ -187,7 +187,7 @@ def load_teacher(opt, size):
         own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
-    require_possible(own, opt.distill, states)
+    require_possible(own, f'--distill {opt.distill}', states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = network_of(own, backbone_of(own))
@@ -265,8 +265,8 @@ def require_possible(opt, source, states):
     """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
     n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
     if opt.embed_dim > n_rows:
-        raise UserError(f'{source}: its weights do not fit --embed_dim {opt.embed_dim}: they have {n_rows:,} rows '
-                        'altogether')
+        raise UserError(f'{source}: its weights do not fit the flags (--embed_dim {opt.embed_dim}, but they have '
+                        f'{n_rows:,} rows altogether)')
 
 
 def load_weights(opt, source, states, model):

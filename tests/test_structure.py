@@ -48,7 +48,6 @@ def test_files_import_from_the_floors_below_and_no_others_from_their_own(path):
     if name in SELF_CONTAINED and path.name != '__init__.py':
         assert found <= {'torch'} | set(sys.stdlib_module_names)
         assert path.stem not in sys.stdlib_module_names
-        assert path.read_text().startswith('# SPDX-License-Identifier: MIT\n')          # it is meant to be copied alone
 
 
 def test_every_folder_of_code_has_its_floor():
@@ -108,9 +107,10 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
 
 
 def copied(folder):
-    """A copy of the code, as git has it, to which files may be added."""
-    for name in subprocess.run(['git', 'ls-files', '*.py'], cwd=ROOT, capture_output=True, text=True).stdout.split():
-        if not name.startswith('tests/'):
+    """A copy of the checkout, to which files may be added."""
+    command = ['git', 'ls-files', '--cached', '--others', '--exclude-standard']
+    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines():
+        if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
@@ -131,9 +131,12 @@ def run_in(folder, *arguments):
 
 
 def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
-    """The file, the flag and the two lines of the registry are copied from the README into a copy of the code."""
+    """The file, the flag and the two lines of the registry are copied from the README into a copy of the code, which
+    trains with it, and whose tests of what the project's own losses must have still pass."""
     if not (ROOT / '.git').exists():
         pytest.skip('not a git checkout')
+    if (ROOT / 'criteria' / 'softmargin.py').exists():
+        pytest.skip('this checkout has the custom loss already')
     folder = copied(tmp_path / 'code')
     section = (ROOT / 'README.md').read_text().partition('## A custom loss\n')[2].partition('\n## ')[0]
     name, = re.findall(r'Write the file `criteria/(\w+)\.py`', section)
@@ -150,6 +153,12 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
                '--evaluation_metrics', 'e_recall@1', '--bs', '32', '--kernels', '0', '--device', 'cpu']
     run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter)
     assert (folder / 'Training_Results' / 'glyphs' / 'softmargin_s1' / 'summary.json').exists()
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider',
+                           'tests/test_structure.py', 'tests/criteria/test_docs.py',
+                           'tests/criteria/test_known_numbers.py', '-k', 'docs.py or floors or one_for_every'],
+                          cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert ' passed' in done.stdout
 
 
 def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
@@ -162,3 +171,16 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
     register(folder, 'criteria', 'CRITERIA', 'own_loss')
     register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
     run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+
+
+def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
+    assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
+
+
+def test_git_ignores_what_the_tutorial_writes():
+    text = (ROOT / 'docs' / 'tutorial.md').read_text()
+    ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
+    written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path|--export [^ ]+|--draw [^ ]+|done >) '
+                         r'([\w./]+)', text)
+    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'drawn'} <= {*written} <= ignored
+    assert 'suspects.png' in ignored

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import criteria
+from tests.criteria.cases import PUBLISHED
 
 # Runs in one process for all files, each with its own folder as the only one of ours on the path.
 SCRIPT = """
@@ -81,7 +82,7 @@ Path('results.json').write_text(json.dumps(results))
 def results(tmp_path_factory):
     import parameters
     folder = tmp_path_factory.mktemp('alone')
-    for name, module in criteria.CRITERIA.items():
+    for name, module in PUBLISHED.items():
         source = Path(module.__file__)
         (folder / 'copies' / name).mkdir(parents=True)
         (folder / 'copies' / name / source.name).write_text(source.read_text())
@@ -96,7 +97,7 @@ def results(tmp_path_factory):
     return {'output': done.stdout} | json.loads((folder / 'results.json').read_text())
 
 
-@pytest.mark.parametrize('name', criteria.CRITERIA)
+@pytest.mark.parametrize('name', PUBLISHED)
 def test_copied_alone_it_imports_runs_its_example_and_trains(name, results):
     assert not results[name], results[name] + results['output']
 

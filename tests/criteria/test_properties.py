@@ -188,6 +188,8 @@ def test_built_from_default_flags_each_gives_a_finite_loss_and_gradients(loss, d
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(loss, dtype, device, opt):
     """The values of half inputs, and of float inputs under autocast, are those of the same numbers in float32."""
+    if loss not in cases.PUBLISHED:
+        pytest.skip('a loss of somebody\'s own need not take half precision: the training step gives it float32')
     criterion = cases.build(cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16))[0].float().to(device)
     batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).to(device, dtype)
     labels = torch.arange(8, device=device).repeat_interleave(2)
