@@ -16,7 +16,7 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, takes_miner
+from criteria import CRITERIA, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
@@ -56,12 +56,12 @@ OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'cor
 
 def losses_of(opt):
     """The names of the losses of a run, and of those inside them."""
-    return {method(part.loss) for part in combination.with_inner(combination.parts(opt))}
+    return {method(part.loss) for part in with_inner(combination.parts(opt))}
 
 
 def miners_of(opt):
     """The names of the miners that the losses of a run use."""
-    parts = combination.with_inner(combination.parts(opt))
+    parts = with_inner(combination.parts(opt))
     return {method(part.batch_mining) for part in parts if takes_miner(part)} - {'none'}
 
 
@@ -127,6 +127,8 @@ def data_parameters(parser):
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
+    add('--max_megapixels', type=POSITIVE, metavar='N', machine=True,
+        help="largest megapixels of an image, counted before it is decoded; by default Pillow's limit, 179")
     add('--image_cache', metavar='FOLDER', machine=True,
         help='folder for decoded images, shared by runs; by default images are decoded each time')
     switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
@@ -433,7 +435,7 @@ def loss_parameters(parser):
         help='weight of the loss on pairs of a sample and an entry of the memory bank')
     add('--xbm_start', type=COUNT, default=1000, effect=lambda opt: opt.xbm_size,
         help='number of batches before the memory bank is used')
-    add('--distill', metavar='RUN_FOLDER|ema', effect=lambda opt: opt.distill_w,
+    add('--distill', metavar='RUN_FOLDER|ema', effect=lambda opt: 'teacher_batch' in required_inputs(opt),
         help='teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default none')
     add('--distill_w', type=NOT_NEGATIVE, default=50.0, effect=lambda opt: opt.distill,
         help='weight of the distillation; 0 means no teacher')

@@ -2,7 +2,6 @@
 import re
 from pathlib import Path
 
-import criteria
 import parameters
 from launching import script
 from tests.criteria.cases import PUBLISHED

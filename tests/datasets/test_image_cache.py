@@ -44,9 +44,9 @@ def decoded(monkeypatch):
     """The paths that are decoded for a cache, 4 between two writes."""
     paths, read_upright = [], decoding.read_upright
 
-    def read(path):
+    def read(path, limit):
         paths.append(path)
-        return read_upright(path)
+        return read_upright(path, limit)
 
     monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)
@@ -132,10 +132,10 @@ def test_a_killed_process_loses_no_more_than_its_last_images(source, select, dec
     def until_the_eleventh():
         read = image_cache.read_upright
 
-        def kill(path):
+        def kill(path, limit):
             if len(decoded) == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return read(path)
+            return read(path, limit)
 
         image_cache.read_upright = kill                             # of this process only
         select(source)
@@ -152,11 +152,11 @@ def test_a_killed_process_loses_no_more_than_its_last_images(source, select, dec
 
 
 def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path, capfd):
-    def read(path):
+    def read(path, limit):
         with open(tmp_path / 'log', 'a') as log:
             log.write(f'{path}\n')
         time.sleep(0.05)
-        return decoding.read_upright(path)
+        return decoding.read_upright(path, limit)
 
     monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)
