@@ -998,6 +998,7 @@ def method(name):
 
 def owner(flag):
     """The method that a flag's name begins with: 'loss_dr_triplet_margin' -> ['dr_triplet']; None where it has none."""
-    names = [name for kind, registry in (('loss', CRITERIA), ('miner', BATCHMINERS), ('data', SAMPLERS))
-             for name in [*registry, 'pml'] if flag.startswith(f'{kind}_{name}_')]
+    kind, _, rest = flag.partition('_')
+    registry = {'loss': CRITERIA, 'miner': BATCHMINERS, 'data': SAMPLERS}.get(kind)
+    names = [name for name in [*registry, 'pml'] if rest.startswith(f'{name}_')] if registry else []
     return [max(names, key=len)] if names else None
