@@ -128,7 +128,7 @@ def data_parameters(parser):
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
     add('--max_megapixels', type=POSITIVE, metavar='N', machine=True,
-        help="largest megapixels of an image, counted before it is decoded; by default Pillow's limit, 179")
+        help="largest number of megapixels of an image, counted before decoding; by default Pillow's limit, 179")
     add('--image_cache', metavar='FOLDER', machine=True,
         help='folder for decoded images, shared by runs; by default images are decoded each time')
     switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
