@@ -2,7 +2,6 @@
 import re
 from pathlib import Path
 
-import criteria
 import parameters
 from launching import script
 from tests.criteria.cases import PUBLISHED
@@ -18,7 +17,7 @@ OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}         
 def actions():
     flags = {action.dest: action for action in parameters.build()._actions if action.dest.startswith('loss_')}
     return {flag: action for flag, action in flags.items()
-            if flag in OTHERS or parameters.owner(flag, 'loss', criteria.CRITERIA) in PUBLISHED}
+            if flag in OTHERS or any(name in PUBLISHED for name in action.facts.of or ())}
 
 
 def test_the_table_has_a_row_for_every_loss_with_its_miner():
