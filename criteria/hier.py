@@ -2,6 +2,13 @@
 """
 HIER: hierarchical proxies in hyperbolic space, a regulariser to add to any loss. Kim et al., HIER: Metric Learning
 Beyond Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
+
+Differs: The gradient with respect to points of the ball is multiplied by (1 − c ‖z‖²)² / 4, as in the authors' code. In
+that code, the third point of a triplet can be its anchor, and a k above the batch size is an error. In this code, such
+a k makes all samples of the batch related to each other, so that the batch has no triplets and only the proxies are
+trained. k is 20 in the authors' scripts and 30 by default in their code. The learning rate of their base loss,
+Proxy-Anchor, is 10⁴ times that of the network. They rank by the distance in the ball; this code ranks by the Euclidean
+distance in evaluation, which gives the same order for embeddings of norm 1.
 """
 import torch
 
