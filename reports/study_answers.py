@@ -90,7 +90,7 @@ def worth(found):
         return [(one, other) for one, other in methods if one and other]
 
     losses = [name for name in study.EXTENDS if name.endswith('_rho_distance')]
-    directed = [name for name in study.EXTENDS if name.startswith('DR_')]
+    directed = [name for name, other in study.EXTENDS.items() if name.startswith('DR_') and other]
     kinds = {'ρ-regularisation': [(name, study.EXTENDS[name]) for name in losses],
              'Direction regularisation': [(name, study.EXTENDS[name]) for name in directed],
              'Samplers': [(method.name, 'MS_class_random') for method in found.methods.values()
