@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contract.py tests/criteria/test_known_numbers.py \
         tests/batch_mining tests/datasampler/test_samplers.py tests/launching/test_plan.py tests/reports/test_titles.py \
-        tests/reports/test_significance.py tests/utilities/test_columns.py tests/tuning/test_ranges.py
+        tests/reports/test_significance.py tests/records/test_columns.py tests/tuning/test_ranges.py
 
 .PHONY: help demo test quick docs regress test-slurm test-postgres toy clean
 

@@ -13,14 +13,15 @@ import parameters
 import parts
 from architectures.depth import gradients_by_block
 from datasets import DATASETS
-from utilities import columns, errors, processes, run_folder, run_lock, run_records, stopping
-from utilities.checkpoint import LAST, Checkpoint
-from utilities.columns import Column
+from records import columns, lock, reading, run_folder
+from records.checkpoint import LAST, Checkpoint
+from records.columns import Column
+from records.writing import Records, untrained
+from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive, seed_everything
-from utilities.records import Records, untrained
 from utilities.trace import Trace
 
 
@@ -33,7 +34,7 @@ def run(opt, arguments):
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
-    with run_lock.held(folder), explained_stop(opt, state):
+    with lock.held(folder), explained_stop(opt, state):
         first = continue_run(opt, state, arguments) if opt.resume else 0
         print(parts.summary(opt, folder, built, first))
         train(opt, built, state, first)
@@ -101,11 +102,11 @@ def continue_run(opt, state, arguments):
 def note_resumption(opt, state, arguments, first):
     """Checks and records that a run goes on with the epoch `first`, which it returns."""
     remove_temporary(state.folder)
-    if first == 0 and (last := run_records.last_epoch(state.folder)) > 0:
+    if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
     if first and state.records is None:                      # a checkpoint of an earlier version of this program
-        state.records = run_records.contents(state.folder, first, state.row)
+        state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
     run_folder.note_resumption(state.folder, state.settings, arguments, first)

@@ -17,7 +17,8 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from utilities import checkpoint, combination, pml, run_folder, run_records
+from records import checkpoint, reading, run_folder
+from utilities import combination, pml
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -894,10 +895,10 @@ def find_run(opt):
     """
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in settings_of(opt).items() if name not in {'n_epochs', *chosen}}
-    folder = run_records.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
+    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
         return None
-    return folder, run_records.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
+    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
 
 
 def secrets_of(opt):

@@ -15,7 +15,8 @@ import optimization
 import parameters
 import training_step
 from architectures import embedding_layer
-from utilities import allocator, backends, checkpoint, combination, device, pml, processes, run_folder
+from records import backends, checkpoint, run_folder
+from utilities import allocator, combination, device, pml, processes
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 

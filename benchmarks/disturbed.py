@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 import main as program
-from utilities import checkpoint, run_lock, run_records, stopping
+from records import checkpoint, lock, reading
+from utilities import stopping
 
 LIMIT = 120                                    # seconds after which a process counts as hanging
 FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --bs 12 --samples_per_class 2 '
@@ -121,11 +122,11 @@ def difference(one, other):
     states = [checkpoint.load(folder / checkpoint.LAST) for folder in (one, other)]
     if where := unequal(*states):
         return f'{other}: another checkpoint: {where}'
-    rows = [[row | {'seconds': None} for row in run_records.texts_of(folder / name)]
+    rows = [[row | {'seconds': None} for row in reading.texts_of(folder / name)]
             for folder in (one, other) for name in ('log.csv', 'spectrum.csv')]
     if rows[:2] != rows[2:]:
         return f'{other}: other records'
-    left = [file for file in other.rglob('.*') if file.name != run_lock.NAME]
+    left = [file for file in other.rglob('.*') if file.name != lock.NAME]
     return f'{other}: left over: {left}' if left else None
 
 

@@ -20,7 +20,8 @@ import torch
 import evaluation
 import parameters
 from benchmarks import Row
-from evaluation import choosing, clustering, geometry, neighbours
+from evaluation import clustering, geometry
+from evaluation.ranking import choosing, neighbours
 
 # name: images, classes, images of the largest class, queries (0: every image is a query, and all others its gallery)
 SIZES = {'CUB': (5924, 100, 60, 0), 'Cars': (8131, 98, 97, 0), 'In-Shop': (26830, 3985, 30, 14218),

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome, start
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
 from launching import fork_server
-from utilities import checkpoint, run_records
+from records import checkpoint, reading
 from utilities.errors import UserError
 
 # The kinds of faults: generators, which yield None for each fault that was survived, else what happened
@@ -95,7 +95,7 @@ def signals(lab, n):
 def resumable(folder):
     """None where the state of a run folder can be read."""
     try:
-        run_records.read(folder)
+        reading.read(folder)
         if (folder / checkpoint.LAST).exists():
             checkpoint.load(folder / checkpoint.LAST)
     except UserError as error:

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from benchmarks.disturbed import outcome, start
-from utilities import run_folder, run_records
+from records import reading, run_folder
 from utilities.errors import UserError
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
@@ -82,8 +82,8 @@ def mutated_csv(lab, n):
             write(folder / 'log.csv', mutated((folder / 'log.csv').read_text(), lab.random))
             problem = None
             try:
-                read = run_records.read(folder)
-                if read.rows != run_records.read(lab.half).rows:
+                read = reading.read(folder)
+                if read.rows != reading.read(lab.half).rows:
                     problem = f'{folder}/log.csv: other numbers were read'
             except UserError:
                 shutil.rmtree(folder)

@@ -16,7 +16,7 @@ from evaluation.protocol import (
     write_embeddings,
 )
 from evaluation.titles import table
-from utilities.columns import LEVELS
+from records.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
            'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',

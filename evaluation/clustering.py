@@ -2,7 +2,7 @@
 import numpy as np
 import torch
 
-from evaluation import precision
+from evaluation.ranking import precision
 
 N_ITERATIONS = 20
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 
 from evaluation import titles
-from utilities import columns, plotting
-from utilities.columns import Column
+from records import columns
+from records.columns import Column
+from utilities import plotting
 
 COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
 

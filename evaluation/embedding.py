@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation.neighbours import Search
+from evaluation.ranking.neighbours import Search
 from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic

@@ -12,8 +12,8 @@ import functools
 import numpy as np
 import torch
 
-from evaluation.counting import pick
-from evaluation.neighbours import chunks, in_threads
+from evaluation.ranking.counting import pick
+from evaluation.ranking.neighbours import chunks, in_threads
 
 CHUNK = 1 << 23              # scores that are computed at a time and per thread: 32 MB
 PART = 1 << 18               # of these, scores that are sorted at a time: 2 MB with their order

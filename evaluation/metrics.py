@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from evaluation import clustering, geometry, hierarchy, neighbours, precision, ranking, retrieval, verification
-from utilities import columns
+from evaluation import clustering, geometry, hierarchy, ranking, retrieval, verification
+from evaluation.ranking import neighbours, precision
+from records import columns
 from utilities.errors import UserError
 
 

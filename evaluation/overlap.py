@@ -8,11 +8,12 @@ import numpy as np
 from tqdm import tqdm
 
 from evaluation import pictures
-from evaluation.counting import pick
 from evaluation.embedding import embed
-from evaluation.neighbours import chunks, in_threads
-from evaluation.precision import ROWS
-from utilities import processes, run_folder, run_lock, stopping
+from evaluation.ranking.counting import pick
+from evaluation.ranking.neighbours import chunks, in_threads
+from evaluation.ranking.precision import ROWS
+from records import lock, run_folder
+from utilities import processes, stopping
 from utilities.errors import UserError
 from utilities.files import write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
@@ -37,7 +38,7 @@ def check(opt, model, data, run=None):
         raise UserError(f'--check_overlap {run}: the classes or numbers of images are not those of this run; '
                         '--source_path must lead to the same data')
     folder.mkdir(parents=True, exist_ok=True)
-    with run_lock.held(folder):
+    with lock.held(folder):
         embedded = {split: embed(opt, model, data.evaluation[split], split, features=True) for split in splits}
         processes.of_main(report, embedded, opt.overlap_threshold, folder, bool(run))
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from evaluation import geometry, ranking, verification
-from evaluation.neighbours import chunks
 from evaluation.protocol import embed_splits, split_of_pictures
+from evaluation.ranking.neighbours import chunks
 from utilities import plotting, processes
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from evaluation import geometry
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
+from records.columns import Column
 from utilities import processes
-from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import require_folder
 from utilities.randomness import preserved

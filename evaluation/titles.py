@@ -1,6 +1,6 @@
 """The titles of metrics in tables and figures, and which metrics are printed in percent."""
 from evaluation.metrics import parse
-from utilities import columns
+from records import columns
 from utilities.errors import UserError
 
 # title by metric, or by its name up to the @, where the rest is appended; others are printed under their own names

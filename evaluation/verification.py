@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import torch
 
-from evaluation import precision
-from evaluation.counting import estimate, pick, true_places
-from evaluation.neighbours import in_threads
+from evaluation.ranking import precision
+from evaluation.ranking.counting import estimate, pick, true_places
+from evaluation.ranking.neighbours import in_threads
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities at a time and per thread, where whole rows are needed: 32 MB

@@ -11,7 +11,8 @@ import datasampler
 import parameters
 import parts
 from launching import script
-from utilities import run_folder, run_records, stopping
+from records import reading, run_folder
+from utilities import stopping
 from utilities.errors import UserError
 
 NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained', 'auto_resume')]
@@ -47,7 +48,7 @@ class Planned:
 
     def folder(self):
         """The run folder with these settings, or None; of several, the one with the most epochs."""
-        return run_records.find(self.parent / self.savename, self.settings, self.chosen)
+        return reading.find(self.parent / self.savename, self.settings, self.chosen)
 
 
 def of_script(file, only=(), skip_refused=False):

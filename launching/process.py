@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from launching import fork_server
-from utilities import run_records
+from records import reading
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
@@ -41,7 +41,7 @@ def start(run, more=(), python=(), forked=True):
         except BlockingIOError:
             raise Busy from None
         folder = run.folder()
-        if folder and run_records.is_finished(folder):
+        if folder and reading.is_finished(folder):
             return None
         found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
         command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
@@ -54,7 +54,7 @@ def start(run, more=(), python=(), forked=True):
 def join(run, more, python):
     """As start(), on the other machines of a run that several machines train: without the log and its lock."""
     folder = run.folder()
-    if folder and run_records.is_finished(folder):
+    if folder and reading.is_finished(folder):
         return None
     return opened([sys.executable, *python, str(MAIN), *run.arguments, *more], run, None)
 

@@ -3,8 +3,9 @@ import collections
 import sys
 
 from launching import process
-from utilities import run_records, stopping
-from utilities.columns import Column
+from records import reading
+from records.columns import Column
+from utilities import stopping
 
 N_TIMED = 5       # least number of epochs over which the mean duration is taken; --eval_every if that is more
 REFRESH = 2                                                       # seconds between tables on a terminal
@@ -14,7 +15,7 @@ def dry_run(runs):
     """Prints what would be done with each run."""
     for run in runs:
         folder = run.folder()
-        done = folder and run_records.is_finished(folder)
+        done = folder and reading.is_finished(folder)
         what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
     print(f'{len(runs)} runs, and main.py takes the flags of each.')
@@ -64,8 +65,8 @@ def row_of(run):
            None before the first epoch.
     """
     folder, is_running = run.folder(), process.is_running(run)      # before the records, which may be finished by then
-    records = run_records.read(folder) if folder else None
-    rows = run_records.rows_of(folder / 'log.csv') if folder else []
+    records = reading.read(folder) if folder else None
+    rows = reading.rows_of(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}
     metric = run.settings['storage_metrics'][0]
     n_timed = max(N_TIMED, run.settings['eval_every'])
@@ -78,7 +79,7 @@ def row_of(run):
 
 def state_of(run, records, is_running):
     """finished, running, failed, stopped, or waiting. records: of its run folder, or None."""
-    if records and records.state == run_records.FINISHED:
+    if records and records.state == reading.FINISHED:
         return 'finished'
     if is_running:
         return 'running'

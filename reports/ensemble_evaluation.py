@@ -15,9 +15,10 @@ from tqdm import tqdm
 import evaluation
 import parameters
 import parts
+from records import checkpoint, run_folder
+from records.columns import Column
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
-from utilities import checkpoint, command_line, run_folder
-from utilities.columns import Column
+from utilities import command_line
 from utilities.errors import UserError
 from utilities.files import require_folder
 

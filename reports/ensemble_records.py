@@ -12,11 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from utilities import columns, run_folder
-from utilities.database import quoted
+from records import columns, run_folder
+from records.database import quoted
+from records.writing import as_text
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
-from utilities.records import as_text
 
 SETTINGS = 'ensemble.yaml'
 

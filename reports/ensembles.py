@@ -10,8 +10,8 @@ from scipy.stats import sem
 import evaluation
 from evaluation import geometry, protocol
 from evaluation.embedding import Embedded
-from utilities import columns
-from utilities.columns import Column
+from records import columns
+from records.columns import Column
 from utilities.errors import UserError
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from evaluation import titles
+from records import columns, reading, run_folder
+from records.reading import Run
 from reports import differences, naming, selection, significance, tables
-from utilities import columns, run_folder, run_records
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
-from utilities.run_records import Run
 
 KEYS = ('dataset', 'group', 'seed', 'epoch')
 ORIGIN = ('command', 'git_commit', 'versions')
@@ -57,7 +57,7 @@ def is_metric(name):
 
 def origin(run):
     """The command, the commit and the versions of a run; empty for a run that has no records of them."""
-    if not run_records.is_run_folder(Path(run.where)):
+    if not reading.is_run_folder(Path(run.where)):
         return {name: run.flags.get(name, '') for name in ORIGIN}
     config = run_folder.read(run.where)
     return {'command': config.get('command', ''), 'git_commit': config.get('git_commit') or '',

@@ -6,9 +6,9 @@ import yaml
 from tqdm import tqdm
 
 from datasets import splits
+from records import reading, run_folder
+from records.columns import Column
 from reports import groups, naming, selection
-from utilities import run_folder, run_records
-from utilities.columns import Column
 from utilities.errors import UserError
 
 OF_A_MEMBER = groups.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
@@ -17,7 +17,7 @@ OF_A_MEMBER = groups.MACHINE | {'fold', 'group'}         # flags in which the fo
 @dataclass
 class Member:
     """A run with its best epoch by validation. classes: {split: {class: number of images}}; test: their hash."""
-    run: run_records.Run
+    run: reading.Run
     config: dict
     epoch: int
     checkpoint: Path
@@ -56,8 +56,8 @@ class Ensemble:
 
 def read_member(folder, known):
     """The Member of a run folder; `known` keeps the splits that were read, by hash. Raises UserError."""
-    run, config = run_records.read(folder), run_folder.read(folder)
-    if run.state != run_records.FINISHED:
+    run, config = reading.read(folder), run_folder.read(folder)
+    if run.state != reading.FINISHED:
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
     chooser = Column('val', run.flags['storage_metrics'][0])
     if not any(chooser.name in row for row in run.rows):

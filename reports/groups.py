@@ -1,10 +1,10 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
 from dataclasses import dataclass, field
 
+from records import run_folder
+from records.reading import FINISHED
 from reports import naming
-from utilities import run_folder
 from utilities.errors import UserError
-from utilities.run_records import FINISHED
 
 # flags, and what files of --rows hold beside them, that may differ between the seeds of a setting
 MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}

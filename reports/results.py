@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas
 
+from records import columns
+from records.columns import Column
 from reports import groups, naming, runs, selection, tables
-from utilities import columns
-from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import require_folder
 

@@ -1,8 +1,8 @@
 """The Runs that the flags of Result_Evaluations.py name, from run folders and from W&B."""
 from pathlib import Path
 
+from records import reading, wandb_files
 from reports import wandb_runs
-from utilities import run_records, wandb_files
 from utilities.errors import UserError
 
 
@@ -40,8 +40,8 @@ def below(folders, exclude):
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
         found = [path.parent for path in sorted(folder.rglob('config.yaml'))
-                 if run_records.is_run_folder(path.parent) and not path.parent.name.startswith('.')]
-        runs += [run_records.read(path) for path in found if read_too(path)]
+                 if reading.is_run_folder(path.parent) and not path.parent.name.startswith('.')]
+        runs += [reading.read(path) for path in found if read_too(path)]
         offline = [file for file in wandb_files.offline_files(folder)
                    if not set(file.parents) & set(found) and read_too(file)]
         runs += wandb_runs.read_offline(offline) if offline else []

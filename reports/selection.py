@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pandas
 
 from evaluation import titles
-from utilities import columns
-from utilities.columns import Column
+from records import columns
+from records.columns import Column
 from utilities.errors import UserError
 
 SPLIT_OF = {'last': None, 'best_val': 'val', 'best_test': 'test'}       # --select: the split that chooses the epoch

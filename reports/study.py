@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from records import columns, run_folder
+from records.columns import Column
 from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
-from utilities import columns, run_folder
-from utilities.columns import Column
 from utilities.errors import UserError
 
 # section of Study_Runs.sh, in the order of the page: title, and what is compared

@@ -6,9 +6,9 @@ import numpy as np
 from scipy import stats
 
 from evaluation import titles
+from records.columns import Column
 from reports import differences, significance, study, tables
 from reports.study import BASELINES, CORRELATES, LOSSES, RECALL, SECTIONS
-from utilities.columns import Column
 from utilities.errors import UserError
 
 NAME = Column('test', RECALL).name

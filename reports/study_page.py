@@ -3,10 +3,10 @@ import math
 from pathlib import Path
 
 from evaluation import titles
+from records.columns import Column
 from reports import runs, study, study_answers, study_figures, tables
 from reports.study import BASELINES, RECALL, SECTIONS
 from reports.study_answers import count, listed, markdown_table, p_of, signed
-from utilities.columns import Column
 from utilities.errors import UserError
 from utilities.files import read_csv, require_folder, write_text
 

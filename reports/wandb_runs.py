@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from utilities import columns, wandb_files
+from records import columns, wandb_files
+from records.reading import FINISHED, Run, reached
 from utilities.errors import UserError
 from utilities.files import write_text
-from utilities.run_records import FINISHED, Run, reached
 
 
 def read_offline(files):

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from records import lock
 from retrieval import loading, search, store
 from retrieval.index import Index
-from utilities import run_lock
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, write_text
 
@@ -29,7 +29,7 @@ def create(folder, network, recall=0.95):
     """
     folder = Path(folder)
     if (folder / store.NAME).exists():
-        with run_lock.held(folder):
+        with lock.held(folder):
             index = Index(folder)
             index.require(network)
             if recall != index.content['recall']:
@@ -48,7 +48,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
 
     Returns the index, and {path: reason} of the images that cannot be read, which are listed in UNREADABLE.
     """
-    with run_lock.held(folder):
+    with lock.held(folder):
         remove_temporary(folder)
         index = Index(folder)
         index.require(network)
@@ -119,7 +119,7 @@ def remove(folder, places=(), missing=False):
     Removes the images whose paths are among `places` or below them, which need not exist any more; with `missing`, also
     those whose files do not exist. Returns the index and their number. Raises UserError where there are none.
     """
-    with run_lock.held(folder):
+    with lock.held(folder):
         remove_temporary(folder)
         index = Index(folder)
         gone = {os.path.abspath(place) for place in places}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation.neighbours import Search, chunks
+from evaluation.ranking.neighbours import Search, chunks
 from utilities import stopping
 
 KINDS = ('label', 'duplicate', 'class', 'outlier')

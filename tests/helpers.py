@@ -15,7 +15,7 @@ from torchvision.models import resnet
 
 import datasampler
 from launching import fork_server
-from utilities import checkpoint
+from records import checkpoint
 
 ROOT = Path(__file__).parents[1]
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss

@@ -11,8 +11,8 @@ from unittest import mock
 import pytest
 
 import main
+from records import reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
-from utilities import run_folder, run_records
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']
 
@@ -45,8 +45,8 @@ def test_the_same_command_continues_and_extends_a_run(quick, run, tmp_path, monk
     with monkeypatch.context() as patch:                          # before the first of the new epochs is recorded
         patch.setattr(main, 'train_epoch', mock.Mock(side_effect=KeyboardInterrupt))
         assert run(*arguments, '--n_epochs', '4') == 130
-    assert not run_records.is_finished(folder) and run(*arguments, '--n_epochs', '4') == 0
-    assert run_records.is_finished(folder) and run_records.last_epoch(folder) == 4
+    assert not reading.is_finished(folder) and run(*arguments, '--n_epochs', '4') == 0
+    assert reading.is_finished(folder) and reading.last_epoch(folder) == 4
     assert run(*arguments, '--n_epochs', '1') == 2 and 'has trained 4 epochs already' in capsys.readouterr().err
 
 

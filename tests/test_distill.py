@@ -12,8 +12,8 @@ import main
 import parameters
 import parts
 from criteria.distillation import Distilled, distillation_loss
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint
 from utilities.loading import TrainingLoader, network_input
 
 F64 = torch.float64

@@ -14,9 +14,10 @@ import datasampler
 import main
 import optimization
 import parts
+from records import checkpoint, run_folder
 from tests.conftest import draw_classes
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint, plotting, run_folder
+from utilities import plotting
 
 
 def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):

@@ -8,8 +8,8 @@ import architectures
 import criteria
 import main
 import optimization
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint
 
 N_EPOCHS, N_STEPS = 7, 5
 

@@ -20,10 +20,11 @@ import main
 import Result_Evaluations
 from benchmarks.faults import damage
 from datasets import download
-from evaluation import counting
+from evaluation.ranking import counting
+from records import backends, checkpoint, database, lock, reading, run_folder, writing
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
-from tests.utilities.test_backends import assert_holds, wandb_of
-from utilities import backends, checkpoint, database, records, run_folder, run_lock, run_records, stopping
+from tests.records.test_backends import assert_holds, wandb_of
+from utilities import stopping
 from utilities.errors import UserError
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
@@ -116,11 +117,11 @@ def test_damaged_records_are_refused_by_readers_and_repaired_by_a_resume(name, h
     again = database.Database(half / 'records.sqlite')
     assert again.holds(contents['rows'], contents['spectra'])
     again.close()
-    assert run_records.read(half).state == run_records.FINISHED
+    assert reading.read(half).state == reading.FINISHED
 
 
 def rows_of_spectra(folder):
-    return run_records.texts_of(folder / 'spectrum.csv')
+    return reading.texts_of(folder / 'spectrum.csv')
 
 
 def test_a_damaged_database_is_written_anew_wherever_the_damage_is(half, tmp_path):
@@ -147,7 +148,7 @@ def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, r
                  '{"finished": true, "last_epoch": null, "records": [1]}', '[' * 100_000):
         (half / 'summary.json').write_text(text)
         with pytest.raises(UserError, match='not a complete summary'):
-            run_records.read(half)
+            reading.read(half)
 
 
 def test_a_flipped_character_of_the_settings_is_refused(half, resume):
@@ -170,8 +171,8 @@ def test_a_flipped_character_of_the_settings_is_refused(half, resume):
 
 HOLDER = """
 import sys
-from utilities import run_lock
-with run_lock.held(sys.argv[1]):
+from records import lock
+with lock.held(sys.argv[1]):
     print('held', flush=True)
     input()
 """
@@ -188,14 +189,14 @@ def test_the_second_writer_gets_a_sentence_and_the_first_is_undisturbed(trained,
     assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
     process.kill()                                                  # the lock ends with it, the file stays
     process.wait()
-    assert (half / run_lock.NAME).exists() and resume(half)[0] == 0 and not (half / run_lock.NAME).exists()
+    assert (half / lock.NAME).exists() and resume(half)[0] == 0 and not (half / lock.NAME).exists()
     assert_same_end(trained['whole'], half)
 
 
 def test_without_locks_there_is_a_note(half, resume, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
-    monkeypatch.setattr(run_lock.fcntl, 'lockf', refuse)
+    monkeypatch.setattr(lock.fcntl, 'lockf', refuse)
     code, out, _ = resume(half)
     assert code == 0 and f'Note: {half} cannot be locked (No locks available)' in out
 
@@ -315,7 +316,7 @@ def test_a_full_disk_at_the_checkpoint(quick, run, tmp_path, monkeypatch, capsys
                                             (errno.EDQUOT, 'No space is left to write to'),
                                             (errno.EIO, 'cannot be written to'), (errno.EROFS, 'cannot be written to')])
 def test_a_full_or_failing_disk_at_the_log(code, sentence, half, run, monkeypatch, capsys, trained):
-    write_csv = records.write_csv
+    write_csv = writing.write_csv
 
     def write(file, rows):
         if len(rows) == 3:
@@ -323,7 +324,7 @@ def test_a_full_or_failing_disk_at_the_log(code, sentence, half, run, monkeypatc
         write_csv(file, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, 'write_csv', write)
+        patch.setattr(writing, 'write_csv', write)
         assert sentence in failed(run, ['--resume', half, '--n_epochs', '2'], capsys, half)
     assert run('--resume', half) == 0
     assert_same_end(trained['whole'], half)
@@ -386,7 +387,7 @@ FROZEN = """
 import os, signal, sys
 import main
 from tests.test_reliability import services
-from utilities import backends
+from records import backends
 finish = main.finish
 def freezing(*arguments):
     backends.LIMIT = 6                                              # from here on; the service starts slowly
@@ -437,8 +438,8 @@ def test_an_epoch_that_is_not_evaluated_has_a_row_and_readers_cope(quick, run, t
     rows = rows_of(folder)
     assert [bool(row['test_e_recall@1']) for row in rows] == [True, False, True, True]
     assert all(row['train_loss'] and row['lr'] for row in rows[1:])
-    read = run_records.read(folder)
-    assert [row['epoch'] for row in read.rows] == [0, 2, 3] and read.state == run_records.FINISHED
+    read = reading.read(folder)
+    assert [row['epoch'] for row in read.rows] == [0, 2, 3] and read.state == reading.FINISHED
     assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--figures', str(tmp_path / 'figures'),
                                     '--metrics', 'e_recall@1', '--select', 'best_test']) == 0
     capsys.readouterr()

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import main
+from records import checkpoint
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
-from utilities import checkpoint
 
 # Killed at any write, before or after the file takes its place; a child process per attempt, forked from one that has
 # imported everything. argv: a JSON list of command lines; each runs in a child that is killed at the n-th write.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utilities import run_folder
+from records import run_folder
 
 ROOT = Path(__file__).parents[1]
 SLOW = {'torchvision', 'sklearn', 'faiss', 'wandb', 'pandas', 'matplotlib', 'scipy', 'timm', 'optuna', 'tensorboard',

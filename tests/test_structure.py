@@ -19,13 +19,13 @@ PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'dataset
 RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
-FLOORS = [{'utilities'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]             # each may import those before it
+FLOORS = [{'utilities'}, {'records'}, PACKAGES, RUNS, OF_MANY_RUNS, SCRIPTS]     # each may import those before it
 BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
           'parts': {'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
-           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).glob('*.py'))] if path.exists()}
+           for path in [ROOT / f'{name}.py', *sorted((ROOT / name).rglob('*.py'))] if path.exists()}
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
 

@@ -20,9 +20,9 @@ import training_step
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
+from records import checkpoint
 from tests.helpers import assert_same_end, executing, folder_of
 from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
-from utilities import checkpoint
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace

@@ -10,8 +10,8 @@ import datasets
 import parameters
 import parts
 from datasampler import SAMPLERS
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, images_of, rows_of, sampler_of
-from utilities import checkpoint
 from utilities.errors import UserError
 from utilities.loading import TrainingLoader
 from utilities.randomness import derive

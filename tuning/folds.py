@@ -8,10 +8,11 @@ import criteria
 import parameters
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
+from records import reading, run_folder
+from records.columns import Column
 from tuning import ranges
 from tuning.trials import Superfluous, TrialFailed, is_counted, is_under_way, name_of
-from utilities import command_line, run_folder, run_records, stopping
-from utilities.columns import Column
+from utilities import command_line, stopping
 from utilities.errors import UserError
 
 POLL = 0.5                                                        # seconds between looks at the runs
@@ -76,7 +77,7 @@ class Folds:
         if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
             return []
         for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
-            rows = run_records.rows_of(folder / 'log.csv')
+            rows = reading.rows_of(folder / 'log.csv')
             if rows and rows[0]['epoch'] == 0 and not has_own_distance(run_folder.read(folder)['flags']):
                 return ['--untrained', str(folder)]
         return []
@@ -94,7 +95,7 @@ class Folds:
             folder = self.folders.get(run.name) or run.folder()
             if folder:
                 self.folders[run.name] = folder
-            rows = run_records.rows_of(folder / 'log.csv') if folder else []
+            rows = reading.rows_of(folder / 'log.csv') if folder else []
             best = -math.inf
             for row in rows:
                 best = max(best, row.get(self.column, -math.inf))
@@ -109,7 +110,7 @@ class Folds:
 
     def show_epochs(self):
         """Calls `progress` if a run has recorded a new epoch."""
-        found = {run.settings['fold']: run_records.last_epoch(folder) for run in self.runs
+        found = {run.settings['fold']: reading.last_epoch(folder) for run in self.runs
                  if (folder := self.folders.get(run.name) or run.folder())}
         if found != self.epochs:
             self.epochs = found

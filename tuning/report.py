@@ -8,8 +8,8 @@ import yaml
 from optuna.trial import TrialState
 
 from evaluation import titles
+from records.columns import Column
 from tuning import trials
-from utilities.columns import Column
 from utilities.files import write_csv, write_text
 
 

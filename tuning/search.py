@@ -15,10 +15,11 @@ import datasampler
 import datasets
 import parameters
 from launching import local, plan, script, slots
+from records import run_folder
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
-from utilities import command_line, run_folder, stopping
+from utilities import command_line, stopping
 from utilities.errors import UserError, choose
 
 # what a search takes instead of main.py's defaults

@@ -4,8 +4,9 @@ import re
 
 import optuna
 
+from records import run_folder
 from tuning import ranges, trials
-from utilities import run_folder, stopping
+from utilities import stopping
 from utilities.errors import UserError
 from utilities.randomness import derive
 

@@ -1,1 +1,1 @@
-"""What every package may import. It imports none of them."""
+"""What every package may import, records included. It imports none of them."""

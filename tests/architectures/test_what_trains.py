@@ -9,8 +9,8 @@ import architectures
 import criteria
 import optimization
 from architectures import depth, low_rank
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
-from utilities import checkpoint
 from utilities.errors import UserError
 
 VIT = 'timm:vit_tiny_patch16_224'

@@ -12,8 +12,8 @@ import datasets
 import evaluation
 import parameters
 from batch_mining import distance, parametric
+from records import checkpoint
 from tests.helpers import assert_same_end, folder_of
-from utilities import checkpoint
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',

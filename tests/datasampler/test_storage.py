@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from datasampler.storage import Storage
+from records import checkpoint
 from tests import host_waits
 from tests.helpers import assert_same_end, folder_of, images_of, sampler_of
-from utilities import checkpoint
 
 N, D = 9, 6
 

@@ -14,12 +14,12 @@ from torchvision.transforms import v2
 
 import datasets
 from datasets import decoding, image_cache, transforms
+from records.run_folder import MACHINE
 from reports import groups
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
 from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
-from utilities.run_folder import MACHINE
 
 FORK = multiprocessing.get_context('fork')
 

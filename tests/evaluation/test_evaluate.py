@@ -14,10 +14,11 @@ from PIL import Image
 import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
+from records import checkpoint
 from tests.blank.plots import RETRIEVAL
 from tests.conftest import draw_classes
 from tests.helpers import folder_of, printed_metrics, rows_of
-from utilities import checkpoint, plotting
+from utilities import plotting
 
 
 def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):

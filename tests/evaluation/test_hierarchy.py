@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import hierarchy, neighbours
+from evaluation import hierarchy
+from evaluation.ranking import neighbours
 from tests.evaluation.test_metrics import cases
 
 NAMES = ['h_ap', 'asi', 'ndcg']

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import choosing, clustering, counting, geometry, neighbours, ranking, retrieval, sorting
+from evaluation import clustering, geometry, retrieval
+from evaluation.ranking import choosing, counting, neighbours, ranks, sorting
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -68,7 +69,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(counting, 'TILE', tile)
     patch.setattr(counting, 'DEVIATIONS', deviations)
     patch.setattr(counting, 'SAMPLE', sample)
-    patch.setattr(ranking, 'CHUNK', 40 * tile)
+    patch.setattr(ranks, 'CHUNK', 40 * tile)
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 

@@ -8,8 +8,8 @@ import yaml
 from PIL import Image
 
 from evaluation import overlap
+from records import run_folder
 from tests.helpers import assert_same_end, folder_of
-from utilities import run_folder
 
 
 def rows(file):

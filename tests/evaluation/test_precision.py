@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import evaluation
-from evaluation import clustering, counting, deciding, neighbours, precision, ranking, sorting
+from evaluation import clustering
+from evaluation.ranking import counting, deciding, neighbours, precision, ranks, sorting
 from tests.evaluation.test_metrics import EXACT, RETRIEVAL
 
 GEOMETRIES = [
@@ -93,7 +94,7 @@ def test_several_tiles_and_blocks_of_collapsed_clusters(kind, spread, n_queries,
     monkeypatch.setattr(counting, 'TILE', 512)
     monkeypatch.setattr(counting, 'SAMPLE', 512)
     monkeypatch.setattr(precision, 'ROWS', 512)
-    for module, size in ((deciding, 1 << 15), (sorting, 1 << 19), (ranking, 1 << 19)):
+    for module, size in ((deciding, 1 << 15), (sorting, 1 << 19), (ranks, 1 << 19)):
         monkeypatch.setattr(module, 'CHUNK', size)
     points, labels = embeddings(kind, spread, 0, 1, n=1150, dim=16, n_classes=100)
     is_query = np.arange(len(points)) < n_queries if n_queries else None

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 import Launch_Runs
+from records import run_folder
 from tests.helpers import assert_same_end, executing, folder_of, rows_of, wait_for
-from utilities import run_folder
 
 
 def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script, run, quick, tmp_path, capsys):

@@ -3,8 +3,8 @@ import pytest
 
 import Launch_Runs
 from launching import plan, status
+from records import reading, run_folder
 from tests.helpers import folder_of
-from utilities import run_folder, run_records
 from utilities.files import write_csv
 
 
@@ -37,8 +37,8 @@ def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_pa
     assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
     flags = run_folder.read(folder_of(tmp_path))['flags']
     line = [*small, '--n_epochs', '0', '--no_train_metrics']
-    assert flags['bs'] == 36 and run_records.are_same(plan.of_line(line).settings, {'flags': flags})
-    assert not run_records.are_same(plan.of_line([*line, '--bs', '12']).settings, {'flags': flags})
+    assert flags['bs'] == 36 and reading.are_same(plan.of_line(line).settings, {'flags': flags})
+    assert not reading.are_same(plan.of_line([*line, '--bs', '12']).settings, {'flags': flags})
     for given in ([], ['--bs', '36', '--samples_per_class', '6']):
         assert plan.of_line([*line, *given]).folder() == folder_of(tmp_path)
 

@@ -7,9 +7,9 @@ import pytest
 
 import Launch_Runs
 from launching import plan, slots, slurm
+from records import reading
 from tests.helpers import ROOT, assert_same_end, folder_of, rows_of, started, wait_for
 from tests.test_processes import runs
-from utilities import run_records
 from utilities.errors import UserError
 
 # Launch_Runs.py, whose torchrun is forked, and the processes of that as well. argv: arguments.
@@ -90,7 +90,7 @@ def test_a_job_on_two_machines_is_interrupted_and_goes_on(quick, tmp_path):
     for process in first[0]:
         process.terminate()
     codes, ends = codes_of(first)
-    assert codes == [130, 130] and not run_records.is_finished(folder), ends
+    assert codes == [130, 130] and not reading.is_finished(folder), ends
     codes, ends = codes_of(job())
     assert codes == [0, 0] and len(rows_of(folder)) == 13, ends
     codes, ends = codes_of(job())

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import Result_Evaluations
-from utilities import run_folder
+from records import run_folder
 from utilities.files import write_csv
 
 METRICS = ('e_recall@1', 'nmi', 'f1', 'map_at_r', 'rho_spectrum@1', 'dists@intra_over_inter')

@@ -11,11 +11,11 @@ from scipy import stats
 
 import Evaluate_Ensemble
 import main
+from records import checkpoint, run_folder
 from reports import ensembles
 from reports.significance import t_interval
 from tests.conftest import draw_classes
 from tests.helpers import printed_metrics
-from utilities import checkpoint, run_folder
 
 METRICS = ('precision_at_1', 'r_precision', 'map_at_r')
 LOSSES = {'A': ['--loss', 'multisimilarity'], 'B': ['--loss', 'contrastive', '--batch_mining', 'random']}

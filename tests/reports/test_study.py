@@ -14,8 +14,8 @@ from scipy import stats
 
 import Result_Evaluations
 from launching import script
+from records.reading import Run
 from reports import final_rows, groups, selection, study, study_figures
-from utilities.run_records import Run
 
 ROOT = Path(__file__).parents[2]
 METRICS = ('e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')

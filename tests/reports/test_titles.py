@@ -6,8 +6,8 @@ import pytest
 import datasets
 import evaluation
 from evaluation import titles
+from records.columns import LEVELS, SPLITS, Column
 from reports import naming, tables
-from utilities.columns import LEVELS, SPLITS, Column
 
 
 def test_the_examples_in_the_docstrings():

@@ -11,11 +11,12 @@ import pytest
 import torch
 import yaml
 
-from utilities import backends, checkpoint, device, files, run_folder, stopping
-from utilities.checkpoint import Checkpoint
+from records import backends, checkpoint, run_folder
+from records.checkpoint import Checkpoint
+from records.writing import Records
+from utilities import device, files, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
-from utilities.records import Records
 from utilities.trace import Trace
 
 

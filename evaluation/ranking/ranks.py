@@ -3,17 +3,17 @@ The ranks of every query's positives: exact, in memory that grows with the numbe
 
 The rank of a positive is 1 + the number of gallery images that come before it: those with a higher score, and those
 with the same score and a smaller index. Three ways give the same ranks: by_counting and by_sorting, one of which
-evaluation.choosing selects, and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
+choosing selects, and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
 """
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation import choosing
-from evaluation.counting import by_counting
-from evaluation.deciding import by_differences
-from evaluation.neighbours import chunks
-from evaluation.sorting import by_sorting
+from evaluation.ranking import choosing
+from evaluation.ranking.counting import by_counting
+from evaluation.ranking.deciding import by_differences
+from evaluation.ranking.neighbours import chunks
+from evaluation.ranking.sorting import by_sorting
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
 

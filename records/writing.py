@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from utilities import backends, columns, database, run_folder, run_records
-from utilities.columns import Column
+from records import backends, columns, database, reading, run_folder
+from records.columns import Column
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
 
@@ -99,8 +99,8 @@ class Records:
         summary = {'finished': finished, 'n_epochs': self.opt.n_epochs, 'selected_by': metric, 'last_epoch': state.row,
                    'best_by_validation': state.best.get(Column('val', metric).name),
                    'best_on_test': state.best.get(Column('test', metric).name),
-                   'records': {'log.csv': run_records.fingerprint(self.rows),
-                               'spectrum.csv': run_records.fingerprint(self.spectra)}}
+                   'records': {'log.csv': reading.fingerprint(self.rows),
+                               'spectrum.csv': reading.fingerprint(self.spectra)}}
         write_text(self.folder / 'summary.json', json.dumps(plain(summary), indent=2) + '\n')
 
     def __enter__(self):
@@ -125,12 +125,12 @@ def untrained(other, folder, flags):
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if ours['split_hash'] != theirs['split_hash']:
         raise UserError(f'--untrained {other}: its classes or numbers of images are not those of this run')
-    run_records.read(other)                                  # refuses damaged records
-    rows = run_records.rows_of(Path(other) / 'log.csv')
+    reading.read(other)                                  # refuses damaged records
+    rows = reading.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
         raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
     spectra = {Column(row['split'], SPECTRUM).name: spectrum_of(row)
-               for row in run_records.texts_of(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
+               for row in reading.texts_of(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
     return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
 
 
@@ -150,7 +150,7 @@ def holds(file, rows):
         found = read_csv(file)[:len(rows)]
     except (UnicodeDecodeError, csv.Error):
         return False
-    return [run_records.filled(row) for row in found] == [run_records.filled(row) for row in rows]
+    return [reading.filled(row) for row in found] == [reading.filled(row) for row in rows]
 
 
 def spectrum_of(row):

@@ -32,9 +32,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evaluation.deciding import by_differences
-from evaluation.neighbours import bisect, in_threads, product
-from evaluation.sorting import by_sorting
+from evaluation.ranking.deciding import by_differences
+from evaluation.ranking.neighbours import bisect, in_threads, product
+from evaluation.ranking.sorting import by_sorting
 
 TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are returned together

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from utilities import columns
+from records import columns
 from utilities.errors import UserError
 from utilities.files import atomic, kind_of
 

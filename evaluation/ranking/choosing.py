@@ -13,7 +13,7 @@ because of which sorting is faster below 4,000 images.
 """
 import numpy as np
 
-from evaluation import counting, sorting
+from evaluation.ranking import counting, sorting
 
 FEW = 4000                   # images of a gallery below which sorting is faster
 QUERIES = 64                 # number of queries in the sample of the scores

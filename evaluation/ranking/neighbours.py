@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation import precision
+from evaluation.ranking import precision
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -24,7 +24,7 @@ class Search:
     Queries and their gallery. The score of a pair is −½‖q − g‖², in a unit of its own: the higher, the more similar.
 
     embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, of the
-                points `move` gives; evaluation.deciding ranks what these cannot.
+                points `move` gives; evaluation.ranking.deciding ranks what these cannot.
     labels:     [N] int64 array.
     is_query:   None: each image is a query; else [N] bool.
     in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 import evaluation
-from utilities import columns
-from utilities.columns import LEVELS, LOSS, SPLITS, Column
+from records import columns
+from records.columns import LEVELS, LOSS, SPLITS, Column
 
 ARGUMENTS = {None: [''], int: [1, 10], float: [0.01, 0.001]}
 METRICS = ['c_recall@1', 'c_nmi', *(f'{name}@{argument}' if argument else name

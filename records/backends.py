@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 from PIL import Image
 
-from utilities import run_folder, wandb_files
+from records import run_folder, wandb_files
 from utilities.errors import UserError
 
 LIMIT = 600                                  # seconds; since W&B may wait for its service or its server without end

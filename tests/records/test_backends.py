@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import Result_Evaluations
+from records import backends, wandb_files
+from records.columns import at_backend
 from reports import wandb_runs
 from tests.blank.plots import MAIN
 from tests.helpers import executed, folder_of, rows_of, started
-from utilities import backends, wandb_files
-from utilities.columns import at_backend
 
 
 def numbers_of(folder):
@@ -84,7 +84,7 @@ def test_a_run_killed_after_logging_has_no_epoch_twice_and_none_less(quick, tmp_
     """The process kills itself after an epoch was logged and before its checkpoint was written."""
     pytest.importorskip('wandb')
     code = ('import os, signal, sys, main\n'
-            'from utilities.checkpoint import Checkpoint\n'
+            'from records.checkpoint import Checkpoint\n'
             'save = Checkpoint.save\n'
             'def killed(self, epoch, *others):\n'
             '    if epoch == 2:\n'

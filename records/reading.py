@@ -7,8 +7,8 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utilities import columns, run_folder
-from utilities.checkpoint import LAST
+from records import columns, run_folder
+from records.checkpoint import LAST
 from utilities.errors import UserError
 from utilities.files import read_csv
 

@@ -5,8 +5,8 @@ sorted, and the scores of its positives are found in this order by binary search
 import numpy as np
 import torch
 
-from evaluation.deciding import by_differences
-from evaluation.neighbours import bisect, chunks, in_threads
+from evaluation.ranking.deciding import by_differences
+from evaluation.ranking.neighbours import bisect, chunks, in_threads
 
 CHUNK = 1 << 21              # scores in memory at a time and per thread: 8 MB
 
