@@ -82,10 +82,10 @@ def read_by(kind, name, **changes):
     elif kind == 'miners':
         module.BatchMiner(opt)
     else:
-        image_list = [(f'{index}.png', index // 8) for index in range(4 * values['bs'])]
+        image_list = [(f'{index}.png', index // 8) for index in range(16 * values['bs'])]
         image_dict = {label: [(f'{index}.png', index) for index in range(8 * label, 8 * label + 8)]
                       for label in range(len(image_list) // 8)}
-        given = {'superclasses': [str(label // 8) for label in image_dict], 'storage': None}
+        given = {'superclasses': [str(label % 8) for label in image_dict], 'storage': None}
         module.Sampler(opt, image_dict, image_list, *(given[argument] for argument in further(module)))
     return opt._read
 
@@ -167,8 +167,10 @@ def formula_of(text):
 
 
 def flags_table(kind, name):
-    prefix = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': f'data_{name}_'}[kind]
-    flags = dict.fromkeys([*read_by(kind, name), *(flag for flag in actions() if flag.startswith(prefix))])
+    start = {'losses': 'loss', 'miners': 'miner', 'samplers': 'data'}[kind]
+    longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
+    own = [flag for flag in actions() if flag.startswith(f'{start}_{name}_') and not flag.startswith(longer)]
+    flags = dict.fromkeys([*read_by(kind, name), *own])
     rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
     return study_page.markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
         'It has no flags.']
