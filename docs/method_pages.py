@@ -155,8 +155,8 @@ def function_of(kind, module):
     if kind == 'samplers':
         return module.Sampler
     stem = Path(module.__file__).stem
-    return next(value for name, value in vars(module).items() if inspect.isfunction(value) and name.startswith(stem)
-                and (kind == 'miners' or name == f'{stem}_loss'))
+    return next((value for name, value in vars(module).items() if inspect.isfunction(value) and name.startswith(stem)
+                 and (kind == 'miners' or name == f'{stem}_loss')), getattr(module, 'Criterion', None))
 
 
 def formula_of(text):
