@@ -26,10 +26,10 @@ docs: .venv/installed .venv/installed-docs      ## build the documentation as a 
 
 regress: .venv/installed        ## train three methods for some minutes, and compare their metrics with those of an earlier version of the code
 	mkdir -p Training_Results
-	SECTIONS=regress SEEDS='0 1 2' ./Study_Runs.sh --list --save_path Training_Results/regress > Training_Results/regress.sh
+	SECTIONS=regress SEEDS='0 1 2' ./studies/Study_Runs.sh --list --save_path Training_Results/regress > Training_Results/regress.sh
 	OMP_NUM_THREADS=1 $(BIN)/python Launch_Runs.py Training_Results/regress.sh --workers 2
 	$(BIN)/python Result_Evaluations.py --runs Training_Results/regress --metrics e_recall@1 map_at_r nmi --rows Training_Results/regress.csv
-	$(BIN)/python Result_Evaluations.py --compare docs/results/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
+	$(BIN)/python Result_Evaluations.py --compare studies/rows/regress.csv Training_Results/regress.csv --metrics e_recall@1 map_at_r nmi
 
 test-slurm: .venv/installed     ## as root: install a SLURM of one node, and launch runs on it
 	PYTHON=$(BIN)/python bash tests/slurm.sh

@@ -53,10 +53,10 @@ def build():
            help='with --rows: also a line for each other epoch of a run, with the columns of --metrics; numbers then '
                 'have six digits')
     output('--study', metavar='FILE',
-           help='instead of a table of runs, write the page of the study of Study_Runs.sh, from --runs; its figures go '
+           help='instead of a table of runs, write the page of the study (studies/), from --runs; its figures go '
                 'into a folder beside the page that has its name without .md')
     output('--folds', metavar='FILE',
-           help='with --study: the results of Study_Searches.sh, as Evaluate_Ensemble.py --rows writes them')
+           help='with --study: the results of studies/Study_Searches.sh, as Evaluate_Ensemble.py --rows writes them')
     output('--compare', nargs=2, metavar=('OLD', 'NEW'),
            help='instead of a table of runs, print what changed between two files of --rows, and which changes are '
                 'larger than the differences between seeds')
@@ -75,18 +75,18 @@ def planned(script):
 
 
 def listed_by_study():
-    """{section: the arguments of main.py in each of its runs} of Study_Runs.sh."""
+    """{section: the arguments of main.py in each of its runs} of studies/Study_Runs.sh."""
     from launching import script
-    from reports import study
-    file = Path(__file__).with_name('Study_Runs.sh')
+    from studies import study
+    file = Path(__file__).with_name('studies') / 'Study_Runs.sh'
     return {section: script.commands(file, {'SECTIONS': section}) for section in study.SECTIONS}
 
 
 def work(arguments):
     opt = build().parse_args(arguments)
     if opt.study:
-        from reports import study_page
-        study_page.report(opt, listed_by_study())
+        from studies import page
+        page.report(opt, listed_by_study())
         return
     from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())

@@ -5,7 +5,7 @@
 # All flags that are not set here have the defaults of parameters.py. See docs/run_scripts.md.
 #
 #   ./Revisit_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
-source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/run_scripts/run_lines.sh"
 
 for data in CUB CARS SOP; do
     case $data in

@@ -4,6 +4,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from utilities import startup
+
+if __name__ == '__main__':
+    startup.begin('main.py')                                 # before the imports, which take seconds
+
 from tqdm import tqdm
 
 import batch_mining
@@ -33,9 +38,10 @@ def run(opt, arguments):
     built = parts.build(opt)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
-    state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state())
+    run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
+    state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
     with lock.held(folder), explained_stop(opt, state):
-        first = continue_run(opt, state, arguments) if opt.resume else 0
+        first = continue_run(opt, state, arguments, built.data) if opt.resume else 0
         print(parts.summary(opt, folder, built, first))
         train(opt, built, state, first)
 
@@ -90,16 +96,16 @@ def continued(opt, arguments):
     return parameters.parse([*arguments, '--resume', str(folder)])
 
 
-def continue_run(opt, state, arguments):
+def continue_run(opt, state, arguments, data):
     """Restores the run of --resume and records the resumption; returns the next epoch."""
-    first = state.resume()
-    if first != processes.of_main(note_resumption, opt, state, arguments, first):
+    first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
+    if first != processes.of_main(note_resumption, opt, state, arguments, first, data):
         raise RunFailed(f'The processes of the run do not see the same {state.last}: the run folder must be in a file '
                         'system that all machines share.')
     return first
 
 
-def note_resumption(opt, state, arguments, first):
+def note_resumption(opt, state, arguments, first, data):
     """Checks and records that a run goes on with the epoch `first`, which it returns."""
     remove_temporary(state.folder)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
@@ -109,7 +115,7 @@ def note_resumption(opt, state, arguments, first):
         state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    run_folder.note_resumption(state.folder, state.settings, arguments, first)
+    run_folder.note_resumption(state.folder, state.settings, arguments, first, data.description)
     return first
 
 
@@ -124,7 +130,7 @@ def explained_stop(opt, state):
         raise
     except UserError:
         if not opt.resume and not state.trained and processes.is_main():
-            shutil.rmtree(state.folder)                      # nothing is lost, and the name is free again
+            shutil.rmtree(state.folder, ignore_errors=True)  # nothing is lost, and the name is free again
         raise
     except Exception as error:
         reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)

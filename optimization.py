@@ -150,7 +150,8 @@ class Schedule:
         if opt.scheduler == 'step':
             return opt.gamma ** sum(n_trained >= epoch for epoch in opt.tau)
         if opt.scheduler == 'cosine':
-            return between(1, opt.lr_floor, min(1, n_trained / opt.n_epochs)) if n_trained else 1
+            n_counted = n_trained - opt.cosine_delay
+            return between(1, opt.lr_floor, min(1, n_counted / opt.n_epochs)) if n_counted > 0 else 1
         if opt.scheduler == 'onecycle':
             last = opt.n_epochs * self.n_steps - 1                       # steps counted from 0, as in torch
             peak = opt.onecycle_peak * (last + 1) - 1

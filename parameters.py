@@ -43,7 +43,7 @@ from utilities.errors import UserError
 SECRETS = {'wandb_key': 'WANDB_API_KEY'}
 # what --resume may change, besides the evaluation, the learning rates of criteria, and what belongs to the machine
 RESUMABLE = ('n_epochs', 'patience', 'lr', 'fc_lr', 'decay', 'loss_decay', 'scheduler', 'gamma', 'tau', 'csv',
-             'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value', 'lr_floor', 'lr_warmup',
+             'weights', 'micro_bs', 'compile', 'clip_grad', 'clip_grad_value', 'lr_floor', 'cosine_delay', 'lr_warmup',
              'lr_warmup_unit', 'onecycle_peak', 'daml_lr')
 RATES = re.compile(r'loss_\w+_(lr|lrmulti)')
 # flags of data and evaluation that the metrics of the untrained network do not depend on
@@ -304,6 +304,8 @@ def training_parameters(parser):
                             'annealed to --lr_floor, changed in each step')
     group.add_argument('--lr_floor', type=FRACTION, default=0.0,
                        help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
+    group.add_argument('--cosine_delay', type=COUNT, default=0,
+                       help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
     group.add_argument('--onecycle_peak', type=FRACTION, default=0.3,
                        help='onecycle: fraction of all steps after which the learning rates are highest')
     group.add_argument('--lr_warmup', type=COUNT, default=0,
@@ -870,13 +872,21 @@ def parse(arguments, defaults=None):
 
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
-    changed = [f'--{name} {shown(value)} (was {shown(before)})' for name, value in settings_of(opt).items()
-               if value != (before := settings.get(name, parser.get_default(name)))
-               and name not in may_change and not RATES.fullmatch(name)]
-    if changed:
+    if changed := changed_within_run(parser, settings, settings_of(opt)):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, or start a new run by --reproduce {opt.resume}')
+
+
+def changed_within_run(parser, before, now):
+    """The flags that differ between two settings and that --resume cannot change, with both values."""
+    may_change = {*RESUMABLE, *run_folder.MACHINE, *of_groups(parser, 'evaluation')}
+    return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
+            if as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))
+            and name not in may_change and not RATES.fullmatch(name)]
+
+
+def as_list(value):
+    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
 
 
 def shown(value):
@@ -1029,6 +1039,7 @@ def without_effect(opt):
         'momentum': opt.optim in ('sgd', 'rmsprop'), 'micro_bs': opt.micro_bs < opt.bs,
         'adam_eps': opt.optim in ('adam', 'adamw'), 'adam_betas': opt.optim in ('adam', 'adamw'),
         'lr_floor': opt.scheduler in ('cosine', 'onecycle'), 'onecycle_peak': opt.scheduler == 'onecycle',
+        'cosine_delay': opt.scheduler == 'cosine',
         'lr_warmup_unit': opt.lr_warmup, **dict.fromkeys(('eval_ema', 'overlap_threshold'), False),
         'gamma': opt.scheduler == 'step', 'tau': opt.scheduler == 'step',
         'keep_features': opt.freeze == 'backbone',

@@ -14,7 +14,7 @@ import evaluation
 import optimization
 import parameters
 import training_step
-from architectures import embedding_layer
+from architectures import batch_norm, embedding_layer
 from records import backends, checkpoint, run_folder
 from utilities import allocator, combination, device, pml, processes
 from utilities.errors import UserError, choose
@@ -76,6 +76,7 @@ def build(opt):
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
     parts.sampler = datasampler.select(drawn, parts.data.train)
+    batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
@@ -180,6 +181,7 @@ def load_teacher(opt, size):
         own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
+    require_possible(own, opt.distill, states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = network_of(own, backbone_of(own))
@@ -228,6 +230,7 @@ def keep_features(opt, parts):
 def restore(opt, source):
     """The Parts of an evaluation, with the weights of the run folder or checkpoint `source`."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     if criteria.ranks(opt):
@@ -244,10 +247,19 @@ def restore(opt, source):
 def restore_network(opt, source):
     """The trained network of `source` as restore() gives it, without its data; sets opt.device and opt.input_size."""
     states = checkpoint.load(checkpoint.find(source))
+    require_possible(opt, source, states)
     opt.device = device.select(opt)
     model = network_of(opt, backbone_of(opt))
     load_weights(opt, source, states, model)
     return model
+
+
+def require_possible(opt, source, states):
+    """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
+    n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
+    if opt.embed_dim > n_rows:
+        raise UserError(f'{source}: its weights do not fit --embed_dim {opt.embed_dim}: they have {n_rows:,} rows '
+                        'altogether')
 
 
 def load_weights(opt, source, states, model):

@@ -1,8 +1,12 @@
 """BatchNorm layers of a batch that is embedded in several pieces or by several processes."""
+import itertools
 from contextlib import contextmanager
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from utilities import exchange, processes
+from utilities.errors import UserError
 
 OF_TORCH = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
@@ -36,3 +40,39 @@ def synchronise(network):
     else:
         import timm.layers  # its BatchNorm layers contain the activation, which torch would drop
         timm.layers.convert_sync_batchnorm(network)
+
+
+def smallest_piece(opt):
+    """The number of images in the smallest part of a batch of --bs images that is embedded at once."""
+    limits = exchange.bounds(opt.bs)
+    parts = [max(1, end - start) for start, end in itertools.pairwise(limits)]         # an empty part has a dummy image
+    return min(part // -(-part // (opt.micro_bs or part)) for part in parts)
+
+
+@torch.no_grad()
+def check_pieces(opt, model):
+    """
+    Raises UserError if a part of the batch has one image, and a BatchNorm layer would get a single value per channel,
+    which has no variance. Maps of one image have more values.
+    """
+    largest = -(-opt.bs // processes.count())
+    is_synchronised = (opt.device.type == 'cuda' and processes.count() > 1
+                       and not 0 < opt.micro_bs < largest)
+    if not opt.n_epochs or is_synchronised or smallest_piece(opt) > 1:
+        return
+    modes, lone = [(module, module.training) for module in model.modules()], []
+    layers = training_layers(model.train())
+    names = [name for name, module in model.named_modules() if module in layers]
+    hooks = [layer.register_forward_pre_hook(
+        lambda layer, inputs, name=name: lone.append(name) if inputs[0].numel() == inputs[0].shape[1] else None)
+        for layer, name in zip(layers, names, strict=True)]
+    model.eval()(torch.zeros(1, 3, model.input_size, model.input_size, device=opt.device))
+    for hook in hooks:
+        hook.remove()
+    for module, mode in modes:
+        module.training = mode
+    if lone:
+        given = [f'--bs {opt.bs}', *([f'--micro_bs {opt.micro_bs}'] if opt.micro_bs else []),
+                 *([f'{processes.count()} processes'] if processes.count() > 1 else [])]
+        raise UserError(f'{" with ".join(given)}: a piece of the batch has a single image, and the BatchNorm layer '
+                        f'{lone[0]} needs two to normalise; change --bs or --micro_bs so that each piece has two')

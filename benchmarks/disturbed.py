@@ -135,7 +135,8 @@ def unequal(a, b, where=''):
     if isinstance(a, torch.Tensor):
         return None if torch.equal(a, b) else where
     if isinstance(a, dict):
-        parts = [(a.get(name), b.get(name), f'{where}/{name}') for name in (a | b).keys() - {'settings', 'seconds'}]
+        names = (a | b).keys() - {'settings', 'run_id', 'seconds'}
+        parts = [(a.get(name), b.get(name), f'{where}/{name}') for name in names]
     elif isinstance(a, list | tuple) and len(a) == len(b):
         parts = [(*pair, f'{where}/{i}') for i, pair in enumerate(zip(a, b, strict=True))]
     else:

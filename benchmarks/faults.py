@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome, start
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
+from benchmarks.programs import ends, start_ups
 from launching import fork_server
 from records import checkpoint, reading
 from utilities.errors import UserError
@@ -204,6 +205,7 @@ def removed(lab, n):
 KINDS = {
     'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
+    'start-ups': (start_ups, 6, 60), 'ends of two processes': (ends, 2, 50),
     'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
     'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300)}
 

@@ -18,8 +18,8 @@ ROUNDS = 7
 MORE = 0.7                                                        # seconds that a command may take beyond torch
 BARE = {'python': ['-c', ''], 'torch': ['-c', 'import torch']}
 COMMANDS = {'main.py --help': ['main.py', '--help'],
-            'Launch_Runs.py --status': ['Launch_Runs.py', 'Omniglot_Runs.sh', '--status'],
-            'Launch_Runs.py --dry_run': ['Launch_Runs.py', 'Omniglot_Runs.sh', '--dry_run'],
+            'Launch_Runs.py --status': ['Launch_Runs.py', 'run_scripts/Omniglot_Runs.sh', '--status'],
+            'Launch_Runs.py --dry_run': ['Launch_Runs.py', 'run_scripts/Omniglot_Runs.sh', '--dry_run'],
             'Result_Evaluations.py, one run': ['Result_Evaluations.py', '--runs', '{runs}']}
 WITHOUT_TORCH = {f'{script} --help': [script, '--help'] for script in (
     'Launch_Runs.py', 'Result_Evaluations.py', 'Hyperparameter_Search.py', 'Evaluate_Ensemble.py')}

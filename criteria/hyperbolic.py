@@ -66,32 +66,6 @@ def slots(labels):
     return same.tril(diagonal=-1).sum(dim=1), same.sum(dim=1)
 
 
-def members(labels, n_slots):
-    """For each sample and slot, the index of the sample of its class in this slot: [B, n_slots]; arbitrary if empty."""
-    order = labels.argsort(stable=True)                            # a class is order[start], order[start + 1], ...
-    start = (labels[:, None] > labels).sum(dim=1, keepdim=True)
-    each = torch.arange(n_slots, device=labels.device)
-    return order[(start + each).clamp(max=len(labels) - 1)]
-
-
-def rival_sums(exponentials, slot, size, sizes):
-    """
-    The sum of exponentials [B, B] over the rivals of each anchor and each other slot: [B, n_slots].
-
-    The rivals of anchor i in slot a and the other slot b are the samples in slots a and b of those other classes that
-    have both, which are the classes of more than max(a, b) samples. exponentials is 0 within a class. sizes are the
-    distinct values of `size`, in order and on the CPU.
-    """
-    n_slots, sizes = int(sizes[-1]), sizes.to(size.device, non_blocking=True)
-    # in_slot[j, s, u]: whether sample j is in slot s and its class has at least sizes[u] samples
-    each = torch.arange(n_slots, device=slot.device)
-    in_slot = (slot[:, None, None] == each[:, None]) & (size[:, None, None] >= sizes)
-    sums = (exponentials @ in_slot.flatten(1).to(exponentials.dtype)).unflatten(1, in_slot.shape[1:])
-    both = torch.searchsorted(sizes, torch.maximum(slot[:, None], each), right=True)   # smallest size above max(a, b)
-    anchors = torch.arange(len(slot), device=slot.device)[:, None]
-    return sums[anchors, slot[:, None], both] + sums[anchors, each, both]
-
-
 def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     """
     Args:
@@ -119,27 +93,21 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         slot, size = slots(labels)
-        sizes = size.cpu().unique()                 # once, since other devices would wait for every number that is read
-        n_slots = int(sizes[-1])
-        if n_slots < 2:
-            return batch.sum() * 0
-        logits = hyperbolic_logits(batch, c, temperature, clip_r)
-        same = labels[:, None] == labels
-        largest = logits.detach().masked_fill(same, -torch.inf).amax(dim=1, keepdim=True).nan_to_num(neginf=0)
-        # float64 where the device has it, since near the boundary of the ball exponentials underflow in float32
-        wide = logits.dtype if logits.device.type == 'mps' else torch.float64
-        rivals = rival_sums((logits - largest).masked_fill(same, -torch.inf).to(wide).exp(), slot, size, sizes)
-        log_rivals = rivals.where(rivals > 0, 1).log().to(logits.dtype)
-        target = logits.gather(1, members(labels, n_slots)) - largest
-
-        # rows: anchors, in slot a; columns: the other slot b
-        other = torch.arange(n_slots, device=batch.device)
-        valid = (other < size[:, None]) & (other != slot[:, None])
-        # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
-        terms = F.softplus(log_rivals - target, threshold=40).where(valid & (rivals > 0), 0)
-        sums, counts = (part.new_zeros(n_slots, n_slots).index_add(0, slot, part)
-                        for part in (terms, valid.to(terms.dtype)))
-        return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum()
+        n_slots, same = int(size.max()), labels[:, None] == labels
+        logits, least = hyperbolic_logits(batch, c, temperature, clip_r), torch.finfo(batch.dtype).min / 2
+        total, n_pairs = batch.sum() * 0, 0
+        for other in range(n_slots):                           # of the positives; the anchors are in the other slots
+            both = size > slot[:, None].clamp(min=other)           # [B, B], whether a column's class has both slots
+            in_slots = ((slot == slot[:, None]) | (slot == other)) & both
+            positive = same & (slot == other)
+            # finite, since −inf would make the gradient of a row without a positive nan
+            candidates = logits.masked_fill(~(in_slots & ~same | positive), least)
+            terms = F.cross_entropy(candidates, positive.int().argmax(dim=1), reduction='none')
+            valid = (size > other) & (slot != other)
+            sums, counts = (part.new_zeros(n_slots).index_add(0, slot, part)
+                            for part in (terms.where(valid, 0), valid.to(terms.dtype)))
+            total, n_pairs = total + (sums / counts.clamp(min=1)).sum(), n_pairs + (counts > 0).sum()
+        return total / n_pairs.clamp(min=1)
 
 
 class Criterion(torch.nn.Module):

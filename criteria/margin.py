@@ -43,36 +43,6 @@ def margin_violations(batch, triplets, beta, margin=0.2):
     return F.relu(d_ap - beta + margin), F.relu(beta - d_an + margin)
 
 
-def sums_over_triplets(batch, triplets, beta, margin, nu, log=None):
-    """The sum of all violations of the triplets [T, 3], with nu times that of their betas; and how many are not 0."""
-    beta = beta.expand(len(triplets))
-    too_far, too_near = margin_violations(batch, triplets, beta, margin)
-    if log is not None:
-        log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero())
-    total = (too_far + too_near).sum()
-    if nu:
-        total = total + nu * beta.sum()
-    return total, too_far.count_nonzero() + too_near.count_nonzero()
-
-
-def sums_over_pairs(batch, positives, negatives, beta, margin, nu):
-    """
-    sums_over_triplets of every triplet that the masks [B, B] make, from B² pairs: a violation depends on one pair only,
-    which is in as many triplets as its anchor has pairs of the other kind.
-    """
-    distances, beta = root(*squared_distances(batch)), beta.expand(len(batch))[:, None]
-    n_positives, n_negatives = (mask.sum(dim=1, keepdim=True, dtype=torch.int32).to(batch.dtype)
-                                for mask in (positives, negatives))
-    with torch.no_grad():
-        # In how many triplets a pair is violated: positive for pairs that are too far apart, negative for pairs that
-        # are too near. With these weights the sum is linear in the distances, which takes less time than two hinges.
-        weights = ((distances > beta - margin) & positives) * n_negatives
-        weights -= ((distances < beta + margin) & negatives) * n_positives
-        count = weights.abs().sum()
-    total = (weights * (distances - beta)).sum() + margin * count + nu * (beta * n_positives * n_negatives).sum()
-    return total, count
-
-
 def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
     """
     Args:
@@ -96,9 +66,20 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         if isinstance(triplets, tuple):
-            total, count = sums_over_pairs(batch, *triplets, beta, margin, nu)
+            positives, negatives = (mask.to(batch.dtype) for mask in triplets)
+            distances, beta = root(*squared_distances(batch)), beta.expand(len(batch))[:, None]
+            too_far, too_near = F.relu(distances - beta + margin), F.relu(beta - distances + margin)
+            n_positives, n_negatives = positives.sum(dim=1, keepdim=True), negatives.sum(dim=1, keepdim=True)
+            # a pair is in as many triplets as its anchor has pairs of the other kind
+            far_weights, near_weights = positives * n_negatives, negatives * n_positives
+            n_triplets = n_positives * n_negatives
         else:
-            total, count = sums_over_triplets(batch, triplets, beta, margin, nu, log)
+            beta, far_weights, near_weights, n_triplets = beta.expand(len(triplets)), 1, 1, 1
+            too_far, too_near = margin_violations(batch, triplets, beta, margin)
+            if log is not None:
+                log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero())
+        total = (too_far * far_weights + too_near * near_weights).sum() + nu * (beta * n_triplets).sum()
+        count = ((too_far > 0) * far_weights + (too_near > 0) * near_weights).sum()
         return total / count.clamp(min=1) * (count > 0)
 
 

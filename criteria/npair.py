@@ -15,20 +15,6 @@ REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 
 
-def used_part(batch, pairs, rows, target):
-    """
-    What the loss needs of the [B, B] matrix of pairs: the anchors [A, D], which are its `rows`, the samples [C, D]
-    paired with any of them, which are its columns, the mask of pairs [A, C], and the column of each positive [A].
-
-    Example: with `--loss_npair_negatives pairs`, four images of the classes x, x, y, y may give the anchors 0 and 2
-    with the positives 1 and 3. Then rows 0 and 2 and columns 1 and 3 are used, a quarter of the matrix.
-    """
-    pairs = pairs.index_select(0, rows)
-    columns = pairs.view(torch.uint8).amax(dim=0).nonzero()[:, 0]
-    target = torch.searchsorted(columns, target.index_select(0, rows))
-    return batch.index_select(0, rows), batch.index_select(0, columns), pairs.index_select(1, columns), target
-
-
 def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
@@ -46,23 +32,12 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        # as bytes, since torch reduces bool several times slower: of each row 1 if it is an anchor, and its positive
-        is_anchor, target = positives.view(torch.uint8).max(dim=1)
-        # the term of an anchor is the cross entropy of its products with the pairs, its positive being the target
-        anchors, others, pairs = batch, batch, positives | negatives
-        # on other devices the host would have to wait for the number of anchors
-        rows = is_anchor.nonzero()[:, 0] if batch.device.type == 'cpu' else []
-        # below four million multiplications, selecting the rows takes longer than multiplying all of them
-        if 0 < 2 * len(rows) <= len(batch) and batch.numel() * len(batch) > 2 ** 22:
-            anchors, others, pairs, target = used_part(batch, pairs, rows, target)
-        elif len(rows) < len(batch):
-            target = target.where(is_anchor > 0, -100)             # −100: cross_entropy leaves the row out
-        logits = anchors @ others.T
+        # the term of an anchor is the cross entropy of its products with its pairs, the positive being the target;
         # finite, since −inf would make the gradient of a row without pairs nan
-        with torch.no_grad():      # the gradient is zero there without it, since e^{logit} is
-            logits.masked_fill_(~pairs, torch.finfo(batch.dtype).min / 2)
-        loss = F.cross_entropy(logits, target, reduction='sum')
-        loss = loss / (max(len(rows), 1) if batch.device.type == 'cpu' else is_anchor.sum().clamp(min=1))
+        logits = (batch @ batch.T).masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
+        is_anchor, target = positives.int().max(dim=1)
+        terms = F.cross_entropy(logits, target, reduction='none')
+        loss = terms.where(is_anchor > 0, 0).sum() / is_anchor.sum().clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
 

@@ -20,7 +20,9 @@ from batch_mining import BATCHMINERS  # noqa: E402
 from criteria import CRITERIA  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
 from launching import script  # noqa: E402
-from reports import final_rows, study, study_page  # noqa: E402
+from reports import final_rows  # noqa: E402
+from studies import page as study_page  # noqa: E402
+from studies import study  # noqa: E402
 from utilities import command_line  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
@@ -231,9 +233,10 @@ def papers():
 
 @cache
 def found():
-    """The study of docs/results/study.csv."""
-    return study.gather(final_rows.read(ROOT / 'docs' / 'results' / 'study.csv'), {
-        section: script.commands(ROOT / 'Study_Runs.sh', {'SECTIONS': section}) for section in study.SECTIONS})
+    """The study of studies/rows/study.csv."""
+    folder = ROOT / 'studies'
+    return study.gather(final_rows.read(folder / 'rows' / 'study.csv'), {
+        section: script.commands(folder / 'Study_Runs.sh', {'SECTIONS': section}) for section in study.SECTIONS})
 
 
 @cache

@@ -15,7 +15,7 @@ from evaluation.ranking.precision import ROWS
 from records import lock, run_folder
 from utilities import processes, stopping
 from utilities.errors import UserError
-from utilities.files import write_csv
+from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
 
 CHUNK = 1 << 22              # similarities at a time and per thread: 16 MB
@@ -37,6 +37,7 @@ def check(opt, model, data, run=None):
     if run and run_folder.read(folder)['split_hash'] != data.description['hash']:
         raise UserError(f'--check_overlap {run}: the classes or numbers of images are not those of this run; '
                         '--source_path must lead to the same data')
+    processes.of_main(require_writable_folder, folder, '--check_overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):
         embedded = {split: embed(opt, model, data.evaluation[split], split, features=True) for split in splits}

@@ -10,6 +10,7 @@ from evaluation.protocol import embed_splits, split_of_pictures
 from evaluation.ranking.neighbours import chunks
 from utilities import plotting, processes
 from utilities.errors import UserError
+from utilities.files import require_writable_folder
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
 
 
@@ -31,8 +32,7 @@ def draw(opt, model, data, criterion, folder):
                         f'the run; name some of {", ".join(PICTURES)}')
     if processes.is_main() and not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
-    if processes.is_main() and Path(folder).is_file():
-        raise UserError(f'--draw {folder}: it is a file; give a folder')
+    processes.of_main(require_writable_folder, folder, '--draw')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
     files = processes.of_main(save, opt, embedded, split, folder)

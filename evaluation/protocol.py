@@ -14,7 +14,7 @@ from evaluation.metrics import Pool, compute, parse
 from records.columns import Column
 from utilities import processes
 from utilities.errors import UserError
-from utilities.files import require_folder
+from utilities.files import require_writable
 from utilities.randomness import preserved
 
 # What can be computed at each level: `within` differs from `class` in the galleries, not in classes or embeddings.
@@ -72,7 +72,7 @@ def validate(opt, model, data, metrics):
 
 def write_embeddings(opt, model, data, file):
     """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError where that cannot be."""
-    processes.of_main(require_folder, file, '--embed')
+    processes.of_main(require_writable, file, '--embed')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
     processes.of_main(write, {split: embedded[split] for split in splits}, file)

@@ -3,6 +3,7 @@ Metrics of a threshold that decides whether two images are of one class: a pair 
 reaches the threshold. They describe all pairs of images of a split, each counted once from either end.
 """
 import functools
+import sys
 import threading
 
 import numpy as np
@@ -233,9 +234,16 @@ def opis(pairs):
     Operating-point inconsistency score: the variance over classes of their utilities(), averaged over N_THRESHOLDS
     distances, equally spaced between those at which RATES of the pairs of two classes are accepted. Zhang et al.,
     Threshold-Consistent Margin Loss for Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.
+    nan, with a note, where the first distance is 0: whether equal embeddings are apart is up to rounding errors.
     """
     found = operating_range(pairs)
-    return np.nan if found is None else utilities(pairs, found).var(axis=0).mean()
+    if found is None:
+        return np.nan
+    if found[0] == 0:
+        print(f'Note: opis is not defined (nan): more than {RATES[0]:.0%} of the pairs of two classes have the same '
+              'embedding, so that rounding errors would decide which of them are accepted.', file=sys.stderr)
+        return np.nan
+    return utilities(pairs, found).var(axis=0).mean()
 
 
 def operating_range(pairs):

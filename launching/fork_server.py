@@ -144,8 +144,11 @@ def serve(connection):
         reading, writing = os.pipe()
         middle = os.fork()
         if not middle:
+            middle = os.getpid()
             run = os.fork()
             if not run:
+                while os.getppid() == middle:                     # what asks for its parent gets the launcher
+                    time.sleep(0.001)
                 connection.close()
                 os.close(reading)
                 os.close(writing)

@@ -72,6 +72,11 @@ def note(name, what, problem, folder):
           f'there afterwards: python main.py --resume {folder}')
 
 
+def origin(config):
+    """What W&B and Comet get of config.yaml beside the flags."""
+    return {name: config[name] for name in ('command', 'test_hash') if name in config}
+
+
 class TensorBoard:
     """<run folder>/tensorboard/. Epochs from `start` on that a killed run wrote are hidden."""
 
@@ -118,7 +123,7 @@ class Wandb:
             os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
         config = run_folder.read(folder)
         arguments = {'project': opt.project, 'group': opt.group, 'name': folder.name, 'dir': str(folder),
-                     'config': settings | {'command': config['command']}, 'id': config['run_id'], 'resume': 'allow'}
+                     'config': settings | origin(config), 'id': config['run_id'], 'resume': 'allow'}
         quiet = wandb.Settings(console='off', silent=True, disable_git=True, x_disable_meta=True, init_timeout=60)
         problem = why_offline(wandb)
         if not problem:
@@ -194,7 +199,7 @@ class Comet:
             print(f'Comet runs offline. To upload: set COMET_API_KEY, then comet upload {archives}/*.zip')
         self.experiment.set_name(folder.name)
         self.experiment.add_tag(opt.group)
-        self.experiment.log_parameters(settings | {'command': config['command']})
+        self.experiment.log_parameters(settings | origin(config))
 
     def log(self, epoch, scalars, arrays):
         self.experiment.log_metrics(scalars, step=epoch, epoch=epoch)

@@ -1,6 +1,7 @@
 """Checkpoints: what an exact resumption needs, and the best networks. Each epoch seeds the generators anew."""
 import hashlib
 import math
+import re
 import zipfile
 from pathlib import Path
 
@@ -23,10 +24,12 @@ class Checkpoint:
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  what Records.contents() returned at the last save; None of a new run.
+    run_id:   of config.yaml, by which a checkpoint of another run is recognised.
     """
 
-    def __init__(self, folder, settings, metrics, parts):
+    def __init__(self, folder, settings, metrics, parts, run_id=None):
         self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
+        self.run_id = run_id
         self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: for an epoch or more
         self.last = self.folder / LAST
 
@@ -37,7 +40,7 @@ class Checkpoint:
         The best are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        common = {'settings': self.settings, 'epoch': epoch, 'row': row}
+        common = {'settings': self.settings, 'epoch': epoch, 'row': row, 'run_id': self.run_id}
         if any(map(columns.parse, row)):
             self.row = row
         for name in [columns.Column(split, metric).name for split in columns.SPLITS for metric in self.metrics]:
@@ -53,18 +56,23 @@ class Checkpoint:
         with atomic(self.folder / name) as temporary, open(temporary, 'wb') as file:
             torch.save(content, file)
 
-    def resume(self):
+    def resume(self, differences=lambda settings: []):
         """
         Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
-        the checkpoint is damaged or does not fit the flags.
+        the checkpoint is damaged, is of another run, or does not fit the flags.
+
+        differences: the settings of a checkpoint -> sentences on those that no resumption can have changed.
         """
         if not self.last.exists():
             return 0
         states = load(self.last)
+        if found := differences(states['settings']):
+            raise UserError(f'{self.last}: it was written by a run with other settings than those in config.yaml: '
+                            f'{", ".join(found)}; copy the run folder again')
         for name, part in self.parts.items():
             try:
                 part.load_state_dict(states[name])
-            except (KeyError, RuntimeError, ValueError) as error:
+            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
                                 f'{" ".join(str(error).split())[:200]}'
                                 ) from None
@@ -86,7 +94,44 @@ def load(path):
         raise UserError(f'{path}: not a checkpoint of this program but {kind_of(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
+    if wrong := [name for name, fits in FORMS.items() if name in states and not fits(states[name])]:
+        raise UserError(f'{path}: not a checkpoint of this program: its {" and its ".join(wrong)} cannot be used')
+    require_own_folder(path, states)
     return states
+
+
+def is_state(value):
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+def are_rows(value):
+    return isinstance(value, list) and all(is_state(row) and all(isinstance(text, str) for text in row.values())
+                                           for row in value)
+
+
+# what the parts of a checkpoint must look like
+FORMS = {
+    'settings': is_state, 'criterion': is_state,
+    'epoch': lambda value: type(value) is int and value >= 0,
+    **dict.fromkeys(('model', 'ema'), lambda value: is_state(value) and all(
+        isinstance(part, torch.Tensor) for part in value.values())),
+    'best': lambda value: is_state(value) and all(map(is_state, value.values())),
+    'row': lambda value: value is None or is_state(value) and type(value.get('epoch')) is int,
+    'records': lambda value: value is None or is_state(value) and all(
+        are_rows(value.get(name)) for name in ('rows', 'spectra')),
+}
+
+
+def require_own_folder(path, states):
+    """Raises UserError where the config.yaml beside a checkpoint is of another run."""
+    file = Path(path).with_name('config.yaml')
+    if states.get('run_id') and file.is_file():
+        found = re.search(r'^run_id: (.+)$', file.read_text(encoding='utf-8', errors='replace'), re.MULTILINE)
+        if found and found[1].strip('\'"') != states['run_id']:
+            settings = states['settings']
+            raise UserError(f'{path}: it is of another run ({settings.get("group")}, seed {settings.get("seed")}, id '
+                            f'{states["run_id"]}) than {file} (id {found[1]}); copy the files of one run again, or '
+                            'move the checkpoint to another folder')
 
 
 def require_whole(path):

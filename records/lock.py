@@ -58,9 +58,9 @@ def acquire(path):
             file.close()
             raise
         if is_same_file(path, file):                         # else its last holder has just removed it
-            file.truncate(0)
-            file.write(f'process {os.getpid()} on {socket.gethostname()}')
-            file.flush()
+            with contextlib.suppress(OSError):               # on a full disk, the lock holds without a name
+                file.truncate(0)
+                os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}'.encode())
             return file
         file.close()
 

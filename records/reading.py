@@ -23,12 +23,14 @@ class Run:
     flags:  {name: value}, with at least dataset, group and seed.
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
     state:  'finished', or a text that says how the run ended.
+    test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     """
     name: str
     where: str
     flags: dict
     rows: list = field(default_factory=list)
     state: str = FINISHED
+    test: str | None = None
 
     @property
     def dataset(self):
@@ -50,7 +52,8 @@ def is_run_folder(folder):
 def read(folder):
     """The Run of a run folder. Raises UserError, naming file and line, where its records are broken or cut off."""
     folder = Path(folder)
-    flags = run_folder.read(folder)['flags']
+    config = run_folder.read(folder)
+    flags = config['flags']
     for name in ('dataset', 'group', 'seed'):
         if name not in flags:
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
@@ -59,7 +62,8 @@ def read(folder):
     rows = rows_of(folder / 'log.csv')
     require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
-    return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state)
+    return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
+               run_folder.test_hash(folder, config))
 
 
 def find(place, settings, chosen=()):

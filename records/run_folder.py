@@ -1,6 +1,7 @@
 """The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: created in one atomic move, and never overwritten."""
 import importlib.metadata
 import itertools
+import math
 import platform
 import shlex
 import shutil
@@ -41,7 +42,8 @@ def create(opt, settings, arguments, description, chosen=()):
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
-              'git_commit': git_commit(), 'split_hash': description['hash'], 'run_id': uuid.uuid4().hex[:8],
+              'git_commit': git_commit(), 'split_hash': description['hash'],
+              'test_hash': test_hash_of(description), 'run_id': uuid.uuid4().hex[:8],
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
@@ -87,9 +89,23 @@ def changes(before, now):
     return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
 
 
-def note_resumption(folder, settings, arguments, epoch):
-    """Records a resumption in config.yaml: its epoch, its command and the changed flags."""
+def repair_splits(folder, description):
+    """Writes splits.yaml again, with a note, where it is missing or damaged, or of another run."""
+    file = Path(folder) / 'splits.yaml'
+    try:
+        found = read_checked(file)
+    except (UserError, FileNotFoundError):
+        found = None
+    if not isinstance(found, dict) or found.get('hash') != description['hash']:
+        write_checked(file, description)
+        print(f'Note: {file} did not hold the splits of this run, and was written anew.')
+
+
+def note_resumption(folder, settings, arguments, epoch, description):
+    """Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml."""
+    repair_splits(folder, description)
     config = read(folder)
+    config.setdefault('test_hash', test_hash_of(description))
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changes(config['flags'], settings)})
     write_checked(folder / 'config.yaml', config | {'flags': settings})
@@ -107,6 +123,24 @@ def read(folder):
     return config
 
 
+def test_hash(folder, config):
+    """
+    The hash of a run's test split, of its classes and their numbers of images; None where it has none. config: its
+    config.yaml; that of an earlier version does not have the hash, which splits.yaml then has.
+    """
+    if 'test_hash' in config:
+        return config['test_hash']
+    file = Path(folder) / 'splits.yaml'
+    return test_hash_of(read_checked(file)) if file.is_file() else None
+
+
+def test_hash_of(description):
+    """The hash of the test split in what datasets.splits.describe gave; None where there is no such split."""
+    splits = description.get('splits') if isinstance(description, dict) else None
+    test = splits.get('test') if isinstance(splits, dict) else None
+    return test.get('hash') if isinstance(test, dict) else None
+
+
 def write_checked(file, content):
     """Writes a dict as YAML, with a checksum of the text as a comment in the last line."""
     text = as_yaml(content)
@@ -121,9 +155,34 @@ def read_checked(file):
         if found and checksum.strip() != checksum_of(content + '\n'):
             raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
                             'an edit on purpose, remove its last line')
-        return yaml.load(text, LOADER)
+        return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
+
+
+def load_yaml(text):
+    """The value of a YAML text. Raises ValueError for aliases that stand for far more values than the text has."""
+    loader = LOADER(text)
+    try:
+        node, known = loader.get_single_node(), {}
+        if node is None:
+            return None
+        if (size := size_of(node, known)) > 10 * len(known) + 1000:
+            raise ValueError(f'its aliases stand for {size:,} values' if size < math.inf else 'an alias holds itself')
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def size_of(node, known):
+    """The number of nodes in a YAML node, behind aliases too; inf for one that holds itself. known: what is counted."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            parts = itertools.chain.from_iterable(parts)
+        known[id(node)] = 1 + sum(size_of(part, known) for part in parts)
+    return known[id(node)]
 
 
 def checksum_of(text):

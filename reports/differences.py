@@ -14,16 +14,18 @@ def add(table, groups, scores, names, baseline, digits=1):
     baseline: a group's name, or that of its method. Returns the columns of the table, each metric before its
     difference. Raises UserError if the baseline has no runs on one of the data sets.
     """
-    for dataset in dict.fromkeys(group.dataset for group in groups if group.runs):
-        members = {group.name: group for group in groups if group.dataset == dataset and group.runs}
+    for dataset in dict.fromkeys(group.data for group in groups if group.runs):
+        members = {group.name: group for group in groups if group.data == dataset and group.runs}
         reference = next((group for group in members.values() if baseline in (group.name, group.method)), None)
         if reference is None:
             raise UserError(f'--baseline {baseline}: the table has no runs of this group on {dataset}; choose from '
                             f'{", ".join(members)}')
         for group in members.values():
             for name in names if group is not reference else ():
-                one, other = (scores[(scores.dataset == dataset) & (scores.group == member.name)][name]
+                one, other = (scores[(scores.dataset == dataset) & (scores.group == member.name)][name].dropna()
                               for member in (group, reference))
+                if one.empty or other.empty:
+                    continue
                 mean, half = significance.difference_interval(one, other)
                 table[group.method][dataset, titles.DIFFERENCE + name] = tables.Cell(
                     mean, math.nan, len(one), len(one), text_of(mean, half, name, digits), interval=half)

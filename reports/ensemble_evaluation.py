@@ -4,7 +4,6 @@ scores, and makes the table over seeds.
 """
 import contextlib
 import io
-import os
 import shlex
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from records.columns import Column
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
 from utilities import command_line
 from utilities.errors import UserError
-from utilities.files import require_folder
+from utilities.files import require_writable, require_writable_folder
 
 STATES = ('untrained_trunk', 'untrained_trunk_and_embedder', 'trained')
 # flags that Evaluate_Ensemble.py may set for this machine
@@ -31,10 +30,8 @@ def report(opt, arguments):
     """Checks everything, evaluates, prints the table and writes what is asked for. arguments: of the command line."""
     tables.check_files(opt)
     if opt.rows:
-        require_folder(opt.rows, '--rows')
-    above = next(path for path in (Path(opt.save_path), *Path(opt.save_path).absolute().parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise UserError(f'--save_path {opt.save_path}: no folder can be made in {above}')
+        require_writable(opt.rows, '--rows')
+    require_writable_folder(opt.save_path, '--save_path')
     for name in opt.evaluation_metrics:
         if evaluation.parse(name)[1].needs == 'spectrum' and name.endswith('@0'):
             raise UserError(f'--evaluation_metrics {name}: it is a vector, not a number; leave it out')

@@ -27,8 +27,8 @@ def find(folder, identity):
         if not path.exists():
             return None
         try:
-            recorded = yaml.safe_load((path / SETTINGS).read_text(encoding='utf-8'))['identity']
-        except (OSError, yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+            recorded = run_folder.load_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
+        except (OSError, yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError):
             raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:

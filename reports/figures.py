@@ -69,17 +69,17 @@ def curves(groups, name, file, title):
     axes = figure.add_subplot(ylabel=titles.axis(name), title=title)
     lines = []
     for index, group in enumerate(groups):
-        by_epoch = {}
-        for run in group.runs:
+        by_epoch, runs = {}, [run for run in group.runs if any(name in row for row in run.rows)]
+        for run in runs:
             for row in run.rows:
                 by_epoch.setdefault(row['epoch'], []).append(titles.unit(name) * row.get(name, math.nan))
-        epochs = [epoch for epoch in sorted(by_epoch) if len(by_epoch[epoch]) == len(group.runs)]   # of all seeds
+        epochs = [epoch for epoch in sorted(by_epoch) if len(by_epoch[epoch]) == len(runs)]         # of all seeds
         if not epochs:
             continue
         values = np.array([by_epoch[epoch] for epoch in epochs])
-        mean, std = values.mean(axis=1), values.std(axis=1, ddof=1) if len(group.runs) > 1 else 0
+        mean, std = values.mean(axis=1), values.std(axis=1, ddof=1) if len(runs) > 1 else 0
         colour, marker, line = mark(index)
-        label = plain(naming.method(group.method)) + (f' (n = {len(group.runs)})' if len(group.runs) > 1 else '')
+        label = plain(naming.method(group.method)) + (f' (n = {len(runs)})' if len(runs) > 1 else '')
         lines += axes.plot(epochs, mean, color=colour, linestyle=line, marker=marker, label=label)
         axes.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     lines.sort(key=lambda line: -np.nan_to_num(line.get_ydata()[-1], nan=-np.inf))
@@ -99,6 +99,7 @@ def bars(scores, name, file, title, spread='std'):
     """
     table = scores.groupby('method', sort=False)[name].agg(['mean', spread, 'count']).sort_values('mean')
     table.columns = ['mean', 'spread', 'count']
+    table = table[table['count'] > 0]
     figure = new_figure(COLUMN, 0.7 + 0.14 * len(table))
     axes = figure.add_subplot(xlabel=titles.axis(name), title=title)
     labels = [plain(naming.method(method)) + (f' (n = {count})' if count > 1 else '')

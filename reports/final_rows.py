@@ -1,7 +1,7 @@
 """
-A CSV file with a line per run: the metrics of one epoch, the command, the commit and the versions of the packages; or
-also with a line for each other epoch. Result_Evaluations.py --rows writes it, --runs reads it, and --compare compares
-two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
+A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit and the
+versions of the packages; or also with a line for each other epoch. Result_Evaluations.py --rows writes it, --runs reads
+it, and --compare compares two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
 """
 import json
 import math
@@ -13,10 +13,12 @@ from evaluation import titles
 from records import columns, reading, run_folder
 from records.reading import Run
 from reports import differences, naming, selection, significance, tables
+from reports.groups import require_one_test_set
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
 KEYS = ('dataset', 'group', 'seed', 'epoch')
+TEST = 'test_hash'
 ORIGIN = ('command', 'git_commit', 'versions')
 
 
@@ -35,11 +37,12 @@ def write(file, groups, rule, names=()):
             key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
             chosen = selection.row_of(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
-            lines.append(key | metrics_of(chosen, 6 if names else None) | origin(run))
+            lines.append(key | metrics_of(chosen, 6 if names else None) | {TEST: run.test or ''} | origin(run))
             kept = ('epoch', *names, *map(columns.of_average, names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
-    metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + ORIGIN)
-    write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *ORIGIN)} for line in lines])
+    last = (TEST, *ORIGIN)
+    metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + last)
+    write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *last)} for line in lines])
 
 
 def as_text(value, digits=None):
@@ -84,6 +87,7 @@ def read(file):
             raise UserError(f'{file}, line {number}: a second line of epoch {row["epoch"]} of {name} on {key[0]}')
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
+        run.test = run.test or line.get(TEST) or None
     for run in found.values():
         run.rows.sort(key=lambda row: row['epoch'])
     return list(found.values())
@@ -101,7 +105,8 @@ def write_ensembles(file, ensembles, logs):
         metrics = {f'{row["form"]}_{name}': as_text(value) for row in log if row['trained_status'] == 'trained'
                    for name, value in row.items() if columns.parse(name)}
         lines.append({'dataset': ensemble.dataset, 'group': ensemble.name, 'seed': ensemble.seed,
-                      'n_folds_of': ensemble.n_folds_of} | metrics | origin(ensemble.members[0].run))
+                      'n_folds_of': ensemble.n_folds_of} | metrics
+                     | {TEST: ensemble.members[0].test} | origin(ensemble.members[0].run))
     write_csv(Path(file), lines)
 
 
@@ -111,29 +116,37 @@ def compare(old, new, metrics, digits=1):
     in both files. If both have the same seeds, the difference is tested by significance.paired_test, otherwise by
     Welch's t-test; p-values are corrected by Holm's method, and a difference with p below 0.05 is bold.
 
-    metrics: as for --metrics. Raises UserError where the files have no group in common.
+    metrics: as for --metrics. Groups whose test sets differ are named and not compared. Raises UserError where the
+    files have no group in common.
     """
     names = list(dict.fromkeys(map(columns.asked_for, metrics)))
     before, after = by_group(read(old)), by_group(read(new))
-    found = []
+    found, moved = [], []
     for key in [key for key in before if key in after]:
+        if len({run.test for runs in (before, after) for run in runs[key] if run.test}) > 1:
+            moved.append(f'{key[1]} on {key[0]}')
+            continue
         for name in names:
             values = [{run.seed: selection.value_in(run, run.rows[-1], name) for run in runs[key]}
                       for runs in (before, after)]
             found.append((*key, name, *values))
     if not found:
-        raise UserError(f'--compare {old} {new}: they have no group of a data set in common')
+        raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
+                        + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
     p_values = significance.holm([test(one, other) for *_, one, other in found])
     lines = ['| data set | method | metric | old | new | difference | p |', '|---|---|---|---|---|---|---|']
     for (dataset, group, name, one, other), p in zip(found, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
         change = differences.text_of(*difference(one, other), name, digits)
-        cells = [naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
+        cells = [naming.dataset(dataset), tables.pipes_escaped(naming.method(group)), titles.metric(name), *means,
                  f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}']
         lines.append(f'| {" | ".join(cells)} |')
     beyond = sum(p < 0.05 for p in p_values)
     lines += ['', f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
               "Holm's method). ±: half of the 95 % interval."]
+    if moved:
+        lines.append(f'Not compared, since the test sets differ (other classes or numbers of images): '
+                     f'{", ".join(moved)}.')
     for title, one, other in ('Only in the old file', before, after), ('Only in the new file', after, before):
         if missing := [f'{group} on {dataset}' for dataset, group in one if (dataset, group) not in other]:
             lines.append(f'{title}: {", ".join(missing)}.')
@@ -144,6 +157,8 @@ def by_group(runs):
     found = {}
     for run in runs:
         found.setdefault((run.dataset, run.group), []).append(run)
+    for (_, group), members in found.items():
+        require_one_test_set(group, members)
     return found
 
 

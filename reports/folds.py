@@ -2,7 +2,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from tqdm import tqdm
 
 from datasets import splits
@@ -75,9 +74,9 @@ def read_member(folder, known):
 def classes_of(file):
     """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
     try:
-        parts = yaml.load(file.read_text(encoding='utf-8'), run_folder.LOADER)['splits']
+        parts = run_folder.read_checked(file)['splits']
         return {name: part['classes'] for name, part in parts.items()}, parts['test']['hash']
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{file}: not the splits of a run ({" ".join(str(error).split())[:100]})') from None
 
 

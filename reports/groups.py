@@ -14,13 +14,20 @@ MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector'
 class Group:
     """
     The runs of one setting on one data set that count. method: as naming.methods names it. expected: the seeds that
-    should be there.
+    should be there. data: the data set as columns name it, which is <dataset>@<hash> where the groups on it have
+    several test sets.
     """
     name: str
     dataset: str
     runs: list
     method: str = ''
     expected: set = field(default_factory=set)
+    data: str = ''
+
+    @property
+    def test(self):
+        """The hash of the test split; None where no run has it recorded."""
+        return next((run.test for run in self.runs if run.test), None)
 
     @property
     def missing(self):
@@ -36,8 +43,8 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
         with_unfinished: whether runs that did not finish count.
 
     Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
-    it is unfinished or has other flags. Raises UserError where a group has runs of several data sets, or two runs of a
-    seed.
+    it is unfinished or has other flags, and for data sets with several test sets. Raises UserError where a group has
+    runs of several data sets or test sets, or two runs of a seed.
     """
     notes, found, planned = [], {}, {}
     for run in runs:
@@ -47,6 +54,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     groups = []
     for name, members in found.items():
         used, about = those_that_count(name, members, with_unfinished)
+        require_one_test_set(name, used)
         notes += about + differences(name, used)
         groups.append(Group(name, members[0].dataset, used))
     groups += [Group(name, dataset, []) for dataset, name in planned if name not in found]
@@ -57,11 +65,12 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
             run.seed for other in groups if other.dataset == group.dataset for run in other.runs}
         if group.missing:
             notes.append(f'{group.name} on {group.dataset}: seed(s) {", ".join(map(str, group.missing))} missing')
+    notes += separate_test_sets(groups)
     if planned:
         order = {name: index for index, (_, name) in enumerate(planned)}
         groups.sort(key=lambda group: order.get(group.name, len(order)))
     else:
-        groups.sort(key=lambda group: (group.dataset, group.name.casefold()))
+        groups.sort(key=lambda group: (group.data, group.name.casefold()))
     return groups, notes
 
 
@@ -86,6 +95,45 @@ def those_that_count(name, members, with_unfinished):
             raise UserError(f'group {name}: seed {one.seed} occurs twice, {one.where} and {other.where}; leave '
                             'one out with --exclude')
     return used, notes
+
+
+def require_one_test_set(name, runs):
+    """Raises UserError where runs of a group were evaluated on different test sets, so that they have no mean."""
+    first = {run.test: run for run in reversed(runs) if run.test}
+    if len(first) > 1:
+        one, other = sorted(first.values(), key=runs.index)[:2]
+        raise UserError(f'group {name}: {one.where} and {other.where} were evaluated on different test sets (hashes '
+                        f'{one.test} and {other.test}: other classes or numbers of images), and have no common mean; '
+                        'leave one out with --exclude, or train it again under another --group')
+
+
+def separate_test_sets(groups):
+    """
+    Sets `data` of the groups, so that those on different test sets get columns of their own. Returns a sentence for
+    each data set with several test sets, or with some that are not recorded.
+    """
+    notes = []
+    for dataset in dict.fromkeys(group.dataset for group in groups):
+        members = [group for group in groups if group.dataset == dataset]
+        by_test = {}
+        for group in members:
+            if group.runs:
+                by_test.setdefault(group.test, []).append(group.name)
+        known = [test for test in by_test if test]
+        for group in members:                                # one without runs stands in the first column
+            test = group.test if group.runs else next(iter(by_test), None)
+            group.data = f'{dataset}@{test or "unknown"}' if len(known) > 1 else dataset
+        if len(known) > 1:
+            notes.append(f'{dataset}: different test sets, in columns of their own, by the beginnings of their hashes: '
+                         + '; '.join(f'{(test or "unknown")[:naming.DIGITS]}: {", ".join(names)}'
+                                     for test, names in by_test.items()))
+        elif known and None in by_test:
+            notes.append(f'{dataset}: the test set is not recorded for {", ".join(by_test[None])}; it is taken to be '
+                         'the same as for the others')
+        notes += [f'{group.name}: the test set is not recorded for {", ".join(unknown)}; it is taken to be the same as '
+                  'for the others' for group in members
+                  if group.test and (unknown := [run.name for run in group.runs if not run.test])]
+    return notes
 
 
 def differences(name, runs):

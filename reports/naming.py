@@ -9,12 +9,16 @@ DATASETS = {
     'inshop': ('In-Shop', 'InShop'),
     'omniglot': ('Omniglot', 'Omniglot'),
 }
+DIGITS = 6                                                 # of the hash of a test set
+
+
 def dataset(name):
     """
-    >>> dataset('cub200'), dataset('my_data')
-    ('CUB200-2011', 'my_data')
+    >>> dataset('cub200'), dataset('my_data'), dataset('cub200@f08c6d3a')
+    ('CUB200-2011', 'my_data', 'CUB200-2011 (test set f08c6d)')
     """
-    return DATASETS.get(name, (name,))[0]
+    name, _, test = name.partition('@')
+    return DATASETS.get(name, (name,))[0] + (f' (test set {test[:DIGITS]})' if test else '')
 
 
 def method(name):

@@ -1,4 +1,5 @@
 """Groups of runs over seeds -> the printed table, its files, and figures."""
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from records import columns
 from records.columns import Column
 from reports import groups, naming, runs, selection, tables
 from utilities.errors import UserError
-from utilities.files import require_folder
+from utilities.files import require_writable, require_writable_folder
 
 
 def report(opt, planned=()):
@@ -20,9 +21,12 @@ def report(opt, planned=()):
     """
     tables.check_files(opt)
     if opt.rows:
-        require_folder(opt.rows, '--rows')
+        require_writable(opt.rows, '--rows')
     elif opt.all_epochs:
         raise UserError('--all_epochs goes with --rows')
+    for flag, folder in (('--figures', opt.figures), ('--cache', opt.project and opt.cache)):
+        if folder:
+            require_writable_folder(folder, flag)
     if opt.folds:
         raise UserError('--folds goes with --study')
     if opt.compare:
@@ -39,7 +43,11 @@ def report(opt, planned=()):
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
     if not any(group.runs for group in grouped):
         raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
-    scores = selection.scores(grouped, names, rule)
+    problems = selection.leave_out(grouped, rule)
+    scores, missing = selection.scores(grouped, names, rule)
+    selection.require_values(names, [(scores, missing)])
+    problems += sum(missing.values(), [])
+    notes += [f'left out: {problem}' for problem in problems]
     table, datasets = tables.summarise(grouped, scores, names, opt.digits)
     caption, shown = tables.caption(scores, rule, names, table), names
     if opt.baseline:
@@ -49,6 +57,9 @@ def report(opt, planned=()):
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
+    problems += [problem for plan in plans.values() for problem in sum(plan.missing.values(), [])]
+    for problem in dict.fromkeys(problems):
+        print(f'Note: left out: {problem}', file=sys.stderr)
     print(texts['markdown'])
     tables.write_files(opt, texts)
     if opt.rows:
@@ -62,24 +73,24 @@ def report(opt, planned=()):
 @dataclass
 class Plan:
     """
-    The figures of one data set. groups: that have runs; scores: selection.scores of these; matrix: the columns of the
-    correlation matrix; pairs: columns (x, y) of which each run is a point; singles: columns of curves and bars.
+    The figures of one data set. groups: that have runs; scores, missing: selection.scores of these; matrix: the columns
+    of the correlation matrix; pairs: columns (x, y) of which each run is a point; singles: columns of curves and bars.
     """
     groups: list
     scores: pandas.DataFrame
+    missing: dict
     matrix: list
     pairs: list
     singles: list
 
 
 def plans_of(opt, grouped, names, rule):
-    """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that a run lacks."""
-    plans = {}
-    for dataset in dict.fromkeys(group.dataset for group in grouped if group.runs):
-        members = [group for group in grouped if group.dataset == dataset and group.runs]
+    """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that no run has."""
+    plans, chosen = {}, [columns.asked_for(metric) for metric in opt.figure_metrics]
+    for dataset in dict.fromkeys(group.data for group in grouped if group.runs):
+        members = [group for group in grouped if group.data == dataset and group.runs]
         last = [run.rows[-1] for group in members for run in group.runs]
         shared = [name for name in last[0] if all(name in row for row in last)]
-        chosen = [columns.asked_for(metric) for metric in opt.figure_metrics]
         matrix = chosen or [name for name in shared if (column := columns.parse(name)) and column.split == 'test']
         causes = [Column('test', 'nmi').name]
         for metric in ('rho_spectrum@1', 'dists@intra_over_inter'):              # on the training classes, if known
@@ -88,7 +99,10 @@ def plans_of(opt, grouped, names, rule):
         pairs = [(cause, rule.by.name) for cause in causes if cause in shared]
         singles = list(dict.fromkeys([rule.by.name, *names, *chosen]))
         needed = dict.fromkeys([*matrix, *singles, *(name for pair in pairs for name in pair)])
-        plans[dataset] = Plan(members, selection.scores(members, list(needed), rule), matrix, pairs, singles)
+        scores, missing = selection.scores(members, list(needed), rule)
+        singles = [name for name in singles if scores[name].notna().any()]
+        plans[dataset] = Plan(members, scores, missing, matrix, pairs, singles)
+    selection.require_values(chosen, [(plan.scores, plan.missing) for plan in plans.values()])
     return plans
 
 
@@ -96,8 +110,6 @@ def draw(opt, plans, rule):
     """Draws the figures, and prints their files."""
     from reports import figures  # imports matplotlib, which tables do not need
     folder = Path(opt.figures)
-    if folder.is_file():
-        raise UserError(f'--figures {folder}: it is a file; give a folder')
     folder.mkdir(parents=True, exist_ok=True)
     for dataset, plan in plans.items():
         title = naming.dataset(dataset)

@@ -1,9 +1,13 @@
 """The Runs that the flags of Result_Evaluations.py name, from run folders and from W&B."""
+import sys
 from pathlib import Path
 
 from records import reading, wandb_files
+from records.checkpoint import LAST
 from reports import wandb_runs
 from utilities.errors import UserError
+
+FILES = {'splits.yaml', 'summary.json', LAST}             # log.csv and config.yaml are written by others as well
 
 
 def collect(opt):
@@ -27,6 +31,7 @@ def below(folders, exclude):
     """
     The Runs of all run folders below the folders, of W&B's offline runs outside these run folders, and of files that
     --rows wrote. Those whose path contains a text of `exclude` are not read, so that broken ones can be left out.
+    Prints the folders that are left out since their config.yaml or splits.yaml is missing.
     """
     def read_too(path):
         return not any(text in str(path) for text in exclude)
@@ -39,13 +44,23 @@ def below(folders, exclude):
             continue
         if not folder.is_dir():
             raise UserError(f'--runs {folder}: there is no such folder')
-        found = [path.parent for path in sorted(folder.rglob('config.yaml'))
-                 if reading.is_run_folder(path.parent) and not path.parent.name.startswith('.')]
+        places = [path for path in with_files_of_runs(folder) if not path.name.startswith('.')]
+        found = [path for path in places if reading.is_run_folder(path)]
         runs += [reading.read(path) for path in found if read_too(path)]
+        for path in places:
+            if path not in found and read_too(path):
+                missing = [name for name in ('config.yaml', 'splits.yaml') if not (path / name).is_file()]
+                print(f'Note: {path}: left out: it has files of a run, but no {" and no ".join(missing)}; copy it '
+                      'again, or leave it out with --exclude', file=sys.stderr)
         offline = [file for file in wandb_files.offline_files(folder)
                    if not set(file.parents) & set(found) and read_too(file)]
         runs += wandb_runs.read_offline(offline) if offline else []
     return runs
+
+
+def with_files_of_runs(folder):
+    """The folders at or below `folder` that have a file that every run writes, sorted."""
+    return sorted({path.parent for path in folder.rglob('*') if path.name in FILES})
 
 
 def is_wanted(opt, dataset, name, where=''):

@@ -53,21 +53,62 @@ def rule_of(opt, names):
 
 
 def scores(groups, names, rule):
-    """A table with a row per run that counts: dataset, group, method, seed, epoch, and the columns `names`."""
-    rows = [{'dataset': group.dataset, 'group': group.name, 'method': group.method, 'seed': run.seed}
-            | selected(run, names, rule) for group in groups for run in group.runs]
-    return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', 'epoch', *names])
+    """
+    A table with a row per run that counts: dataset (Group.data), group, method, seed, epoch, and the columns `names`,
+    nan where a run has no value; and {column: sentences that name the runs without a value}.
+    """
+    rows, missing = [], {}
+    for group in groups:
+        for run in group.runs:
+            values, problems = selected(run, names, rule)
+            problems |= {
+                name: f'group {group.name}, seed(s) {run.seed}: {name} is not a number at the epoch that counts'
+                for name in names if name not in problems and math.isnan(values[name])}
+            rows.append({'dataset': group.data, 'group': group.name, 'method': group.method, 'seed': run.seed} | values)
+            for name, problem in problems.items():
+                missing.setdefault(name, []).append(problem)
+    return pandas.DataFrame(rows, columns=['dataset', 'group', 'method', 'seed', 'epoch', *names]), missing
+
+
+def require_values(names, tables):
+    """Raises UserError for one of the columns `names` without a value in all `tables`, pairs as scores() gives them."""
+    for name in names:
+        if not any(scores[name].notna().any() for scores, _ in tables):
+            raise UserError(next(missing[name][0] for _, missing in tables if name in missing))
+
+
+def leave_out(groups, rule):
+    """Takes the runs in which a Rule selects no epoch out of the groups; returns why. Raises UserError if none stay."""
+    problems = []
+    for group in groups:
+        kept = []
+        for run in group.runs:
+            try:
+                row_of(run, rule)
+                kept.append(run)
+            except UserError as problem:
+                problems.append(str(problem))
+        group.runs = kept
+    if problems and not any(group.runs for group in groups):
+        raise UserError(problems[0])
+    return problems
 
 
 def selected(run, names, rule):
-    """A run's values of the columns `names` by a Rule: {'epoch': of the row, None with per_metric, name: value}."""
+    """
+    A run's values of the columns `names` by a Rule: ({'epoch': of the row, None with per_metric, name: value, nan where
+    there is none}, {name: why there is none}).
+    """
     row = row_of(run, rule)
-    values = {'epoch': None if rule.per_metric else row['epoch']}
+    values, problems = {'epoch': None if rule.per_metric else row['epoch']}, {}
     for name in names:
         column = columns.parse(name)
         has_own = rule.per_metric and titles.is_fraction(name) and column.split == 'test'
-        values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
-    return values
+        try:
+            values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
+        except UserError as problem:
+            values[name], problems[name] = math.nan, str(problem)
+    return values, problems
 
 
 def row_of(run, rule):

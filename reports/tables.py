@@ -6,8 +6,7 @@ import pandas
 
 from evaluation import titles
 from reports import naming
-from utilities.errors import UserError
-from utilities.files import require_folder, write_text
+from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
@@ -43,20 +42,17 @@ def summarise(groups, scores, names, digits=1):
         digits: decimals; fractions are printed in percent, everything else with two decimals more.
 
     Returns ({method: {(data set, name): Cell}}, [data sets]): a method without runs on a data set has no Cell there.
-    Raises UserError for a value that is not a number.
+    Runs without a value do not count.
     """
-    datasets = list(dict.fromkeys(group.dataset for group in groups))
+    datasets = list(dict.fromkeys(group.data for group in groups))
     table = {group.method: {} for group in groups}
     for group in groups:
-        rows = scores[(scores.group == group.name) & (scores.dataset == group.dataset)]
+        rows = scores[(scores.group == group.name) & (scores.dataset == group.data)]
         for name in names:
-            values = rows[name]
-            if values.isna().any():
-                seeds = ', '.join(map(str, rows.seed[values.isna()]))
-                raise UserError(f'group {group.name}, seed(s) {seeds}: {name} is not a number at the epoch that counts')
+            values = rows[name].dropna()
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
             cell.text = text_of(cell, name, digits)
-            table[group.method][group.dataset, name] = cell
+            table[group.method][group.data, name] = cell
     mark_best(table, datasets, names, digits)
     return table, datasets
 
@@ -109,8 +105,13 @@ def markdown(table, datasets, names, caption, notes=()):
     for method, cells in table.items():
         texts = [(f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
                  if key in cells else '' for key in keys]
-        lines.append(f'| {naming.method(method)} | ' + ' | '.join(texts) + ' |')
+        lines.append(f'| {pipes_escaped(naming.method(method))} | ' + ' | '.join(texts) + ' |')
     return '\n'.join([*lines, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
+
+
+def pipes_escaped(text):
+    """A text for a cell of a Markdown table."""
+    return text.replace('|', r'\|')
 
 
 def incomplete(cell):
@@ -180,7 +181,7 @@ def check_files(opt):
     """Raises UserError where a file of --latex, --markdown or --csv cannot be written."""
     for flag in FORMATS:
         if getattr(opt, flag):
-            require_folder(getattr(opt, flag), f'--{flag}')
+            require_writable(getattr(opt, flag), f'--{flag}')
 
 
 def write_files(opt, texts):

@@ -12,7 +12,7 @@ from records import lock
 from retrieval import loading, search, store
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
-from utilities.files import remove_temporary, write_text
+from utilities.files import remove_temporary, require_writable, write_text
 
 SECONDS = 10                 # of embedding that a kill can lose
 GROWTH = 2                   # the search of a large index is chosen again when the index has grown by this factor
@@ -52,6 +52,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
         remove_temporary(folder)
         index = Index(folder)
         index.require(network)
+        require_writable(Path(folder) / store.NAME, 'index')
         states, known, unreadable = {}, dict(zip(index.paths, index.photos, strict=True)), {}
         for path in paths:
             try:

@@ -11,7 +11,7 @@ from retrieval import changes, loading, photos, review, search, server
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
-from utilities.files import require_folder, write_text
+from utilities.files import require_writable, write_text
 from utilities.loading import workers
 
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
@@ -54,7 +54,7 @@ def query(opt):
     """Prints the nearest images of each query; writes them to --json and --picture."""
     for flag in ('json', 'picture'):
         if getattr(opt, flag):
-            require_folder(getattr(opt, flag), f'--{flag}')
+            require_writable(getattr(opt, flag), f'--{flag}')
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
     paths = photos.find(opt.photos)

@@ -1,5 +1,6 @@
 """main.py --export: a trained network in one file for other programs, from uint8 images to embeddings."""
 import importlib.util
+import io
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from architectures import low_rank
 from retrieval import loading
 from utilities.errors import UserError, choose
-from utilities.files import atomic, require_folder
+from utilities.files import atomic, require_writable
 
 
 class Exported(torch.nn.Module):
@@ -26,7 +27,9 @@ class Exported(torch.nn.Module):
 
 
 def save_pt2(program, file, description):
-    torch.export.save(program, file, extra_files={'description.json': description})
+    content = io.BytesIO()                                   # torch itself would abort where the disk is full
+    torch.export.save(program, content, extra_files={'description.json': description})
+    Path(file).write_bytes(content.getbuffer())
 
 
 def save_onnx(program, file, description):
@@ -46,7 +49,7 @@ def write(opt, run, file):
 
     Raises UserError for an unknown file name extension, a missing package or folder, and --pca.
     """
-    require_folder(file, '--export')
+    require_writable(file, '--export')
     save = choose(FORMATS, Path(file).suffix, f'--export {file}: file name extension')
     missing = [name for name in ('onnx', 'onnxscript') if save is save_onnx and not importlib.util.find_spec(name)]
     if missing:

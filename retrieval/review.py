@@ -13,7 +13,7 @@ from evaluation import pictures
 from retrieval import loading, suspects
 from utilities import device, plotting
 from utilities.errors import UserError
-from utilities.files import require_folder, write_csv
+from utilities.files import require_writable, write_csv
 from utilities.randomness import seed_everything
 
 TITLES = {
@@ -36,7 +36,7 @@ def review(photos, run, flags, out):
             the pretrained backbone of --arch.
     flags:  more flags of main.py.
     """
-    require_folder(out, '--out')
+    require_writable(out, '--out')
     if Path(out).suffix != '.csv':
         raise UserError(f'--out {out}: give a file that ends in .csv')
     several = embedded(photos, run, flags)

@@ -17,7 +17,7 @@ import numpy as np
 
 from retrieval import search
 from utilities.errors import UserError
-from utilities.files import write_text
+from utilities.files import write_text, writing
 
 NAME = 'index.json'
 VERSION = 1                  # raise it when the format changes
@@ -69,7 +69,8 @@ def append(folder, content, n_images, **rows):
     files = dict(content['files'])
     for kind, data in rows.items():
         file = files.get(kind, {'name': f'{kind}_{content["generation"]}', 'bytes': 0, 'crc32': 0})
-        with open(Path(folder) / file['name'], 'ab') as opened:
+        path = Path(folder) / file['name']
+        with writing(path), open(path, 'ab') as opened:
             opened.truncate(file['bytes'])
             opened.write(data)
             opened.flush()

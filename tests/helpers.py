@@ -80,7 +80,7 @@ def assert_same_end(one, other):
             assert torch.equal(a, b), where
         elif isinstance(a, dict):
             assert a.keys() == b.keys(), where
-            for name in a.keys() - {'settings', 'seconds'}:
+            for name in a.keys() - {'settings', 'run_id', 'seconds'}:
                 compare(a[name], b[name], f'{where}/{name}')
         elif isinstance(a, list | tuple):
             assert len(a) == len(b), where

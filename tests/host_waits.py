@@ -26,9 +26,9 @@ MINERS = {
     'random_distance': {SHAPE: ANCHORS},
     'parametric': {SHAPE: ANCHORS},
 }
-LARGEST = 'the size of the largest class of the batch, which is the width of a matrix'
+LARGEST = 'the size of the largest class of the batch, which is the width of a matrix or the number of terms'
 LOSSES = {
-    'hyperbolic': {COPY: 'the distinct sizes of the classes of the batch, which are the width of a matrix'},
+    'hyperbolic': {NUMBER: LARGEST},
     'recallatk': {NUMBER: LARGEST},
     'roadmap': {NUMBER: LARGEST},
     'smoothap': {NUMBER: LARGEST},

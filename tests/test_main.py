@@ -34,7 +34,7 @@ def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
     assert list(rows[0]) == ['epoch', 'train_loss', 'lr', 'seconds',
                              *[f'{split}_{metric}' for split in ('train', 'val', 'test') for metric in wanted]]
     splits = yaml.safe_load((folder / 'splits.yaml').read_text())
-    assert config['split_hash'] == splits['hash']
+    assert config['split_hash'] == splits['hash'] and config['test_hash'] == splits['splits']['test']['hash']
     assert list(splits['splits']['val']['classes']) == ['class_04', 'class_05']
     summary = json.loads((folder / 'summary.json').read_text())
     assert summary['finished'] and summary['last_epoch']['epoch'] == 2 and summary['selected_by'] == 'e_recall@1'

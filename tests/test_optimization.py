@@ -77,6 +77,12 @@ def test_rates_without_new_flags_are_what_they_were_to_the_bit(opt):
     assert rates(opt, scheduler='step', tau=[2, 4], gamma=.3)[::N_STEPS] == [1, 1, .3, .3, .3 ** 2, .3 ** 2, .3 ** 2]
 
 
+def test_a_delayed_cosine_is_that_of_torch_stepped_after_the_delay(opt):
+    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100), 95)
+    found = rates(opt, n_epochs=100, scheduler='cosine', cosine_delay=5)[::N_STEPS]
+    assert found == pytest.approx([1] * 5 + theirs, abs=1e-12) and found[-1] == pytest.approx(.009, abs=2e-4)
+
+
 @pytest.mark.parametrize('scheduler', ['none', 'step', 'cosine', 'onecycle'])
 @pytest.mark.parametrize('n, unit', [(2, 'epochs'), (10, 'steps'), (3, 'steps')])
 def test_a_warmup_of_the_rates_multiplies_the_schedule(scheduler, n, unit, opt):

@@ -1,12 +1,15 @@
 """The published recipes of configs/papers: they parse, have an effect, and train a tiny network of the same family."""
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import architectures
 import parameters
 import parts
+from criteria import hier, proxyanchor
 from datasets import transforms
 from utilities.loading import TrainingLoader
 
@@ -98,7 +101,7 @@ def test_numbers_of_the_publications():
         opt = flags(f'hyp_dino_{data}')
         assert opt.loss_weights == [n_pairs] and opt.lr == 1e-5 and opt.clip_grad == 3 and opt.crop_scale == [.2, 1]
     opt = flags('hier_dino_inshop')
-    assert opt.fc_lr == pytest.approx(100 * 5e-6) and opt.loss_weights == [1, .5] and opt.adam_eps == 1e-4
+    assert opt.fc_lr == pytest.approx(100 * 5e-6) and opt.adam_eps == 1e-4
     for data, decay in [('cub200', .01), ('cars196', .01), ('online_products', 1e-4), ('inshop', 1e-4)]:
         vit, dino, resnet = networks = [flags(f'hier_{network}_{data}') for network in ('vit', 'dino', 'resnet50')]
         assert all(opt.loss_decay == opt.decay == decay for opt in networks)
@@ -110,4 +113,30 @@ def test_numbers_of_the_publications():
         assert 'deit' not in name or opt.decay == 5e-4
         crop = transforms.select(opt, 224)[0].transforms[0 if opt.crop_scale else 1]
         assert (list(crop.scale), list(crop.ratio)) == ([.16, 1], [.75, 1.33])
-    assert flags('softtriple_cars196').loss_softtriplet_lrmulti * 1e-4 == pytest.approx(1e-2)
+    opt = flags('softtriple_cars196')
+    assert opt.loss_softtriplet_lrmulti * 1e-4 == pytest.approx(1e-2)
+    assert opt.tau == [19, 39] and opt.iterations_per_epoch == math.ceil(8054 / opt.bs)
+    opt = flags('happier_online_products')
+    assert opt.cosine_delay == opt.warmup == 5 and opt.n_epochs == 100
+
+
+@pytest.mark.parametrize('file', [file for file in FILES if file.stem.startswith('hier_')], ids=lambda file: file.stem)
+def test_hier_and_its_base_loss_are_balanced_as_by_the_authors(file):
+    """
+    The authors compute both losses from points of the ball, whose gradients they scale. The embeddings of these
+    networks have norms near the square root of their dimension, which is above the clip.
+    """
+    opt = parse(file)
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(12, opt.embed_dim, generator=generator, dtype=torch.float64, requires_grad=True)
+    proxies = torch.randn(5, opt.embed_dim, generator=generator, dtype=torch.float64)
+    assert opt.loss == 'proxyanchor+hier' and batch.norm(dim=1).min() > opt.loss_hier_clip_r
+    labels, flags = torch.arange(12) % 5, (opt.loss_proxyanchor_margin, opt.loss_proxyanchor_alpha)
+    points = hier.with_riemannian_gradient(hier.to_ball(batch, opt.loss_hier_c, opt.loss_hier_clip_r), opt.loss_hier_c)
+    theirs, ours = (torch.autograd.grad(proxyanchor.proxyanchor_loss(part, labels, proxies, *flags), batch)[0]
+                    for part in (points, batch))
+    torch.testing.assert_close(opt.loss_weights[0] * ours, theirs, rtol=1e-3, atol=0)
+    assert opt.loss_weights[1] == .5
+    short = torch.nn.functional.normalize(batch).detach()
+    norms = hier.to_ball(short, opt.loss_hier_c, opt.loss_hier_clip_r).square().sum(dim=1)
+    torch.testing.assert_close((1 - opt.loss_hier_c * norms) ** 2 / 4, torch.full_like(norms, .205), rtol=0, atol=5e-4)

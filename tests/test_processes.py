@@ -4,12 +4,18 @@ import os
 import re
 import signal
 import subprocess
+import sys
+from datetime import timedelta
 
 import numpy as np
+import pytest
 
+from records import lock
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
+from tests.helpers import ROOT, assert_same_end, executed, executing, folder_of, rows_of, started, wait_for
+from utilities import processes
+from utilities.errors import RunFailed
 
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
 # of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
@@ -50,6 +56,10 @@ def disturb(number, hook, train_epoch=main.train_epoch):
     main.train_epoch = disturbed
 def fail():
     raise ZeroDivisionError('of this test')
+def interrupted_in_a_long_call():
+    import hashlib, threading
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)           # in C; Python calls the handler only afterwards
 """
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
 
@@ -106,12 +116,14 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     bad = draw_classes(tmp_path / 'bad' / 'images', 12, 6).parent
     (bad / 'images' / 'class_11' / '5.png').write_bytes(b'no image')         # of the test split, in the last batch
     plan = [(3, [*quick, '--los', 'triplet']), (3, [*quick, '--loss', 'triplets']),
-            (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing'])]
+            (3, [*quick, '--source_path', bad, *FEW]), (2, ['--evaluate', tmp_path / 'nothing']),
+            (3, [*quick, *FEW, '--embed_norm', 'batch', '--bs', '4'])]
     codes, _, error = runs(tmp_path, *plan)
     assert codes == [[2] * n for n, _ in plan]
     lines = error.splitlines()
-    assert len(lines) == 4 and all(line.startswith('main.py: error: ') for line in lines), error
+    assert len(lines) == 5 and all(line.startswith('main.py: error: ') for line in lines), error
     assert '5.png: not a readable image' in lines[2]
+    assert '--bs 4 with 3 processes: a piece of the batch has a single image, and the BatchNorm' in lines[4]
     assert not list((tmp_path / 'runs').rglob('config.yaml')), 'no folder is left'
 
 
@@ -124,15 +136,18 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
             (3, [*flags, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
             (3, [*flags, '--group', 'term1'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 15))'),
             (3, [*flags, '--group', 'term0'], AT_EPOCH_2, 'disturb(0, lambda: os.kill(os.getpid(), 15))'),
+            (2, [*flags, '--group', 'once'], AT_EPOCH_2, 'disturb(0, interrupted_in_a_long_call)'),
             *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
               for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
     codes, out, error = runs(tmp_path, *plan)
     assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
-    assert codes[5:7] == [[130, 130, 130]] * 2 and codes[7:] == [[0] * 3] * 4 + [[0]], error
+    assert codes[5:8] == [[130, 130, 130]] * 2 + [[130, 130]] and codes[8:] == [[0] * 3] * 4 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
-    for name in ('term1', 'term0'):
+    assert error.count('press Ctrl-C again') == 1, 'one Ctrl-C counts once'
+    assert not (folder_of(tmp_path, 'once_s1') / lock.NAME).exists()
+    for name in ('term1', 'term0', 'once'):
         assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
     for name in ('bug0', 'bug2', 'killed', 'term1'):
         assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
@@ -188,3 +203,114 @@ def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
 def is_running(pid):
     state = subprocess.run(['ps', '-o', 'stat=', '-p', str(pid)], capture_output=True, text=True).stdout
     return bool(state) and not state.startswith('Z')
+
+
+# Takes the place of main.py: a process that notes its id, connects when the file `go` is there, and does nothing then.
+RANK = """
+import os, pathlib, sys, time
+from utilities import processes, stopping
+stopping.install()
+folder = pathlib.Path(sys.argv[1])
+(folder / f'pid_{os.environ["RANK"]}').write_text(str(os.getpid()))
+while not (folder / 'go').exists():
+    time.sleep(0.02)
+if os.environ['RANK'] in sys.argv[2:]:
+    sys.exit(3)
+processes.leave(processes.together(lambda: 0))
+"""
+# Starts two of them; with several arguments, the processes that these name end before they connect.
+LAUNCHER = """
+import sys
+from tests import forks
+from utilities import processes
+forks.install()
+print('code', processes.start(2, [sys.executable, f'{sys.argv[1]}/rank.py', *sys.argv[1:]], {}), flush=True)
+"""
+
+
+def launched(folder, *ending):
+    (folder / 'rank.py').write_text(RANK)
+    process, out, _ = executing(folder, LAUNCHER, folder, *ending)
+    files = [folder / 'pid_0', folder / 'pid_1']
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    return process, out, [int(file.read_text()) for file in files]
+
+
+def test_no_process_waits_for_a_launcher_that_was_killed_before_they_connected(tmp_path):
+    process, _, pids = launched(tmp_path)
+    process.kill()
+    process.wait()
+    (tmp_path / 'go').touch()
+    wait_for(lambda: not any(map(is_running, pids)), 30)
+
+
+def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path, monkeypatch):
+    process, out, pids = launched(tmp_path, '1')
+    (tmp_path / 'go').touch()
+    assert process.wait(60) == 0 and 'code 3\n' in out.read_text() and not any(map(is_running, pids))
+    monkeypatch.setattr(processes, 'CONNECTING', timedelta(seconds=0.1))
+    store = processes.dist.HashStore()                                            # where nothing starts or watches them
+    for number in (0, 1):
+        with pytest.raises(TimeoutError):
+            processes.attempt(store, number, 3)
+    monkeypatch.setattr(processes.dist, 'rendezvous', lambda *_, **options: iter([(store, 0, 3)]))
+    with pytest.raises(RunFailed, match='Not all of the 3 processes of the run have connected within 0:00:00'):
+        processes.connect()
+
+
+# Two processes that end as Python does, which forks of the fork server do not. The thread that watches them comes back
+# from C++ when Python deletes the globals at its end, or after two seconds.
+ENDS = """
+import os, sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from utilities import processes, stopping
+
+class Slow:
+    def __init__(self, store):
+        self.store = store
+    def clone(self):
+        return Slow(self.store.clone())
+    def check(self, keys):
+        try:
+            self.store.wait(['python ends'], timedelta(seconds=2))
+        except dist.DistError:
+            return False
+
+class Late:
+    def __init__(self, store):
+        self.store, self.sleep = store, time.sleep
+    def __del__(self):
+        self.store.set('python ends', '')
+        self.sleep(0.5)
+
+reading, writing = os.pipe()
+first = os.fork()
+if first:
+    port = os.read(reading, 9).decode()
+else:
+    store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    port = str(store.port)
+    os.write(writing, port.encode())
+os.environ |= {'RANK': str(int(first > 0)), 'LOCAL_RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',
+               'MASTER_PORT': port, 'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RESTART_COUNT': '0'}
+stopping.install()
+store_of_run = processes.store
+processes.store = lambda: Slow(store_of_run())
+
+def work():
+    global late
+    late = Late(store_of_run())
+    time.sleep(0.4)
+
+code = processes.together(work) or 0
+if first:
+    code = code or os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+processes.leave(code)
+"""
+
+
+def test_the_end_of_a_process_waits_for_the_thread_that_watches_it():
+    """Otherwise, std::terminate() ends a run that is finished, with SIGABRT."""
+    done = subprocess.run([sys.executable, '-c', ENDS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and 'terminate' not in done.stderr, done.stderr

@@ -24,7 +24,7 @@ from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
 from tests.records.test_backends import assert_holds, wandb_of
-from utilities import stopping
+from utilities import errors, files, stopping
 from utilities.errors import UserError
 
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
@@ -165,6 +165,115 @@ def test_a_flipped_character_of_the_settings_is_refused(half, resume):
     code, _, error = resume(half)
     assert_refused(code, error)
     assert 'damaged, or edited: its checksum does not fit' in error
+
+
+# Files of other runs
+
+@pytest.fixture(scope='module')
+def other(patterns, tmp_path_factory):
+    """The folder of a run like `half`, with another seed."""
+    place = tmp_path_factory.mktemp('other')
+    arguments = ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
+                 '--input_size', '16', '--bs', '12', '--lr', '0.001', '--iterations_per_epoch', '3', '--kernels', '0',
+                 '--embed_dim', '16', '--device', 'cpu', '--pictures', 'none', '--save_path', str(place / 'runs'), *FEW]
+    assert main.main([*arguments, '--group', 'other', '--n_epochs', '1', '--seed', '2']) == 0
+    return folder_of(place, 'other_s2')
+
+
+@pytest.mark.parametrize('is_old', [False, True])
+@pytest.mark.parametrize('name', ['checkpoint_last.pt', 'config.yaml'])
+def test_a_file_of_another_run_is_refused_and_nothing_is_changed(name, is_old, half, other, resume, run, capsys):
+    """By the id of the run, or, in a checkpoint of an earlier version, by its settings."""
+    shutil.copy(other / name, half / name)
+    if is_old:
+        states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+        del states['run_id']
+        torch.save(states, half / 'checkpoint_last.pt')
+    before = {path: path.read_bytes() for path in half.rglob('*') if path.is_file()}
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert ('run with other settings than those in config.yaml' in error and '--seed ' in error) if is_old else (
+        'checkpoint_last.pt: it is of another run (' in error and 'copy the files of one run again' in error)
+    assert {path: path.read_bytes() for path in half.rglob('*') if path.is_file()} == before
+    if not is_old:
+        assert run('--evaluate', half) == 2 and 'it is of another run' in capsys.readouterr().err
+
+
+def test_a_run_of_an_earlier_version_goes_on(trained, half, resume):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    del states['run_id']
+    torch.save(states, half / 'checkpoint_last.pt')
+    config = run_folder.read(half)
+    test = config.pop('test_hash')
+    run_folder.write_checked(half / 'config.yaml', config)
+    assert resume(half, '--lr', '0.001', '--kernels', '0')[0] == 0
+    assert_same_end(trained['whole'], half)
+    assert run_folder.read(half)['test_hash'] == test
+
+
+def test_damaged_splits_are_noticed_at_every_resume_and_written_anew(trained, half, other, resume):
+    file, generator = half / 'splits.yaml', random.Random(0)
+    content = file.read_bytes()
+    for number in range(30):
+        damage(file, 'bit', generator)
+        run_folder.repair_splits(half, run_folder.read_checked(trained['whole'] / 'splits.yaml'))
+        assert run_folder.read_checked(file) == run_folder.read_checked(trained['whole'] / 'splits.yaml'), number
+        file.write_bytes(content)
+    damage(file, 'digit', generator)
+    code, out, error = resume(half)
+    assert (code, error) == (0, '') and f'Note: {file} did not hold the splits of this run, and was written anew' in out
+    assert file.read_bytes() == content
+    assert 'splits.yaml' not in resume(half, '--n_epochs', '3')[1]
+
+
+# Hostile files
+
+@pytest.mark.parametrize('change, sentence', [
+    (lambda states: states.update(model=[1]), 'its model cannot be used'),
+    (lambda states: states.update(model={'a': 'b'}), 'its model cannot be used'),
+    (lambda states: states.update(epoch='one'), 'its epoch cannot be used'),
+    (lambda states: states.update(epoch=-1, settings=3), 'its settings and its epoch cannot be used'),
+    (lambda states: states.update(best=[], row=1), 'its best and its row cannot be used'),
+    (lambda states: states.update(records={'rows': [{'epoch': 1}], 'spectra': []}), 'its records cannot be used'),
+    (lambda states: states.update(optimizer=[1]), 'its optimizer does not fit'),
+    (lambda states: states.update(optimizer={'state': 1, 'param_groups': 2}), 'its optimizer does not fit'),
+])
+def test_a_hostile_checkpoint_is_a_sentence(change, sentence, half, resume):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    change(states)
+    torch.save(states, half / 'checkpoint_last.pt')
+    code, _, error = resume(half)
+    assert_refused(code, error)
+    assert sentence in error
+
+
+def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run, capsys, tmp_path):
+    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
+    del states['run_id']
+    states['settings']['embed_dim'] = 10 ** 9
+    torch.save(states, tmp_path / 'hostile.pt')
+    hostile = tmp_path / 'hostile.pt'
+    for arguments in (['--evaluate', hostile], ['--export', hostile, tmp_path / 'a.pt2'],
+                      ['--reproduce', half, '--distill', hostile, '--group', 'taught']):
+        assert run(*arguments) == 2
+        assert 'its weights do not fit --embed_dim 1000000000: they have ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('text, sentence', [
+    ('a: &a [x, x]\n' + ''.join(f'{new}: &{new} [{", ".join([f"*{old}"] * 9)}]\n' for old, new in zip(
+        'abcdefghi', 'bcdefghij', strict=True)), 'its aliases stand for 1,\\d+,\\d+,\\d+ values'),
+    ('a: &a {x: 1}\n' + ''.join(f'{new}: &{new} {{<<: [{", ".join([f"*{old}"] * 9)}]}}\n' for old, new in zip(
+        'abcdefghi', 'bcdefghij', strict=True)), 'its aliases stand for'),
+    ('a: &a [*a]\n', 'an alias holds itself'),
+])
+def test_nested_aliases_are_a_sentence(text, sentence, tmp_path, run, capsys):
+    file = tmp_path / 'flags.yaml'
+    file.write_text(text)
+    with pytest.raises(UserError, match=f'flags.yaml: not readable: {sentence}'):
+        run_folder.read_checked(file)
+    assert run('--config', file) == 2 and 'flags.yaml: not a YAML file of flags' in capsys.readouterr().err
+    file.write_text('a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}\n')
+    assert run_folder.read_checked(file) == {'a': [1, 2], 'b': [1, 2], 'c': {'d': [1, 2]}}
 
 
 # One writer
@@ -350,6 +459,15 @@ def test_a_run_folder_that_is_removed(quick, run, tmp_path, monkeypatch, capsys)
     assert run(*quick, *FEW) == 1
     sentence = f'The run folder {folder_of(tmp_path)} was removed while the run was writing to it.'
     assert capsys.readouterr().err == f'main.py: the run failed: {sentence}\n'
+
+
+def test_a_run_folder_that_is_being_removed(half):
+    """Some of its files are gone, config.yaml is still there."""
+    shutil.rmtree(half / 'plots')
+    with pytest.raises(FileNotFoundError) as raised, files.atomic(half / 'plots' / 'loss.png') as temporary:
+        temporary.write_text('')
+    assert errors.reason_of(raised.value, half) == f'The run folder {half} was removed while the run was writing to it.'
+    assert errors.reason_of(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
 
 
 # Backends

@@ -1,6 +1,7 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
 import difflib
 import errno
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -29,17 +30,48 @@ class WorkerLost(RunFailed):
         return 'A data worker was killed, as the system does where memory runs out; fewer --kernels need less.'
 
 
+class Unwritable(OSError):
+    """A file cannot be written, since its disk is full or refuses access. Its text is a sentence with its name."""
+
+    def __init__(self, path, cause):
+        super().__init__(getattr(cause, 'errno', None), getattr(cause, 'strerror', None) or str(cause), str(path))
+        self.is_full = is_full(cause)
+
+    def __str__(self):
+        if self.is_full:
+            return f'{self.filename}: its disk is full ({self.strerror}); make room, or choose another place'
+        return f'{self.filename}: no access ({self.strerror}); allow it, or choose another place'
+
+
+def is_full(error):
+    """Whether an error says that no space is left on a disk."""
+    return getattr(error, 'errno', None) in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
+
+
+def of_disk(error):
+    """Whether an error says that a disk is full or refuses access."""
+    return is_full(error) or getattr(error, 'errno', None) in NO_ACCESS or isinstance(error, sqlite3.OperationalError)
+
+
+def causes(error):
+    """An error and what it was raised from: torch.save raises its own error from the original one."""
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def reason_of(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
-    if not (Path(folder) / 'config.yaml').exists():
+    folder = Path(folder)
+    is_missing = any(isinstance(one, FileNotFoundError) and one.filename and folder in (
+        path := Path(os.fsdecode(one.filename)), *path.parents) for one in causes(error))
+    if is_missing or not (folder / 'config.yaml').exists():  # while it is being removed, config.yaml may still be there
         return f'The run folder {folder} was removed while the run was writing to it.'
-    while error:                                             # torch.save raises its own error from the original one
-        code = getattr(error, 'errno', None)
-        if code in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL':
-            return f'No space is left to write to {folder} ({error}). {KEPT}'
-        if code in NO_ACCESS or isinstance(error, sqlite3.OperationalError):
-            return f'{folder} cannot be written to ({error}). {KEPT}'
-        error = error.__cause__ or error.__context__
+    for one in filter(of_disk, causes(error)):
+        text = getattr(one, 'strerror', None) or one
+        if is_full(one):
+            return f'No space is left to write to {folder} ({text}). {KEPT}'
+        return f'{folder} cannot be written to ({text}). {KEPT}'
     return None
 
 
@@ -58,8 +90,9 @@ def choose(table, name, flag):
 
 def exit_code(script, work):
     """
-    Calls work() and returns the exit code of the script: what work() returns, or 0 for None; 2 after a UserError and 1
-    after a RunFailed, whose sentences are printed; 130 after Ctrl-C. Any other exception keeps its traceback.
+    Calls work() and returns the exit code of the script: what work() returns, or 0 for None; 2 after a UserError, and
+    where a disk is full or refuses access, and 1 after a RunFailed, whose sentences are printed; 130 after Ctrl-C. Any
+    other exception keeps its traceback.
     """
     try:
         return work() or 0
@@ -69,5 +102,12 @@ def exit_code(script, work):
     except RunFailed as error:
         print(f'{script}: the run failed: {error}', file=sys.stderr)
         return 1
+    except (OSError, sqlite3.OperationalError) as error:
+        if not of_disk(error):
+            raise
+        known = error if isinstance(error, Unwritable) else Unwritable(
+            getattr(error, 'filename', None) or 'an output', error)
+        print(f'{script}: error: {known}', file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130

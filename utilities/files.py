@@ -13,9 +13,10 @@ import zipfile
 from pathlib import Path
 
 from utilities import stopping
-from utilities.errors import UserError
+from utilities.errors import Unwritable, UserError, causes, of_disk
 
 STALE = 600                                                  # seconds without a change
+BLOCK = 4096                                                 # bytes that are written to see whether there is room
 
 
 @contextlib.contextmanager
@@ -24,19 +25,35 @@ def atomic(path):
     Yields a temporary path with the suffix of `path`, in the same folder. It is renamed to `path` if the block ends
     without an exception.
 
-    Raises UserError if `path` is a folder.
+    Raises UserError if `path` is a folder, and Unwritable where the disk is full or refuses access.
     """
     path = Path(path)
     if path.is_dir():
         raise UserError(f'{path} is a folder; give the name of a file')
-    temporary = path.with_name(f'.{path.stem}.{os.getpid()}.tmp{path.suffix}')      # two processes may write one file
+    temporary = temporary_of(path)
     try:
-        yield temporary
-        with open(temporary, 'rb') as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with writing(path):
+            yield temporary
+            with open(temporary, 'rb') as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path):
+    """In the block, which writes `path`, an error of a disk that is full or refuses access becomes Unwritable."""
+    try:
+        yield
+    except Exception as error:  # libraries raise their own from the system's
+        if cause := next(filter(of_disk, causes(error)), None):
+            raise Unwritable(path, cause) from error
+        raise
+
+
+def temporary_of(path):
+    return path.with_name(f'.{path.stem}.{os.getpid()}.tmp{path.suffix}')      # two processes may write one file
 
 
 def remove_temporary(folder):
@@ -84,12 +101,42 @@ def write_text(path, text):
         temporary.write_text(text, encoding='utf-8')
 
 
-def require_folder(file, flag):
-    """Raises UserError if the folder of the file that `flag` names does not exist, or if the file is a folder."""
-    if not Path(file).parent.is_dir():
-        raise UserError(f'{flag} {file}: there is no folder {Path(file).parent}')
-    if Path(file).is_dir():
-        raise UserError(f'{flag} {file}: it is a folder; give the name of a file')
+def require_writable(file, flag):
+    """
+    Raises UserError if the file that `flag` names cannot be written: there is no such folder, it is a folder, the disk
+    is full or refuses access. Called before the work whose result the file will hold.
+    """
+    file = Path(file)
+    try:
+        if not file.parent.is_dir():
+            raise UserError(f'{flag} {file}: there is no folder {file.parent}')
+        if file.is_dir():
+            raise UserError(f'{flag} {file}: it is a folder; give the name of a file')
+        try_to_write(file)
+    except OSError as error:
+        raise UserError(f'{flag} {file}: it cannot be written ({error.strerror}); choose another place') from None
+
+
+def require_writable_folder(folder, flag):
+    """As require_writable, for a folder, which may not exist yet."""
+    folder = Path(folder)
+    try:
+        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not above.is_dir():
+            raise UserError(f'{flag} {folder}: {"it" if above == folder else above} is a file; give a folder')
+        try_to_write(above / 'file')
+    except OSError as error:
+        raise UserError(f'{flag} {folder}: nothing can be written there ({error.strerror}); choose another '
+                        'folder') from None
+
+
+def try_to_write(file):
+    """Raises OSError where a file of a block cannot be written in place of `file`, which stays as it is."""
+    temporary = temporary_of(file)
+    try:
+        temporary.write_bytes(bytes(BLOCK))
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def kind_of(path, error):

@@ -25,10 +25,12 @@ from utilities import stopping
 from utilities.cores import n_cores
 from utilities.errors import RunFailed, UserError
 
-TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that watch() does not notice
+TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that Watcher does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
+CONNECTING = timedelta(minutes=10)       # from the first process that wants to connect to the last one
 LONGEST_PAUSE = 0.05                     # seconds between two checks for a result of another process
 GRACE = 10                               # seconds that a process has to end by itself after another one has ended
+LAUNCHER = 'RUN_LAUNCHER_PID'            # environment variable: the process whose start() has started this one
 ENDED = 'ended'                          # key in the store: '<rank> <exit code>' of the first process that ended early
 CODES = {KeyboardInterrupt: 130, UserError: 2, RunFailed: 1}
 
@@ -109,14 +111,21 @@ def n_calls(function):
     return store().add(f'{function}/calls of {rank()}', 1)
 
 
-def awaited(place, key):
-    """Waits until the key is in a store, and returns its value."""
+def awaited(place, key, until=float('inf')):
+    """Waits until the key is in a store, and returns its value. Raises TimeoutError at the time `until`."""
     pause = 0.001
     while not place.check([key]):
-        stopping.check()
+        check_wait(until)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
     return place.get(key)
+
+
+def check_wait(until):
+    """Raises TimeoutError after the time `until`, and KeyboardInterrupt where a stop was requested."""
+    stopping.check()
+    if time.monotonic() > until:
+        raise TimeoutError
 
 
 def together(work):
@@ -129,11 +138,12 @@ def together(work):
     """
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         return work()
-    over = threading.Event()
-    threading.Thread(target=watch, args=(over, signals()), daemon=True).start()
+    watcher = Watcher()
+    watcher.start()
     try:
         connect()
         with silent_unless_main(), ending_together():
+            watcher.store = store().clone()     # another connection, since this one may block
             code = work()
             dist.all_reduce(torch.zeros(1))     # process 0 may host the store, so that no process ends before the last
         dist.destroy_process_group()
@@ -150,7 +160,8 @@ def together(work):
         traceback.print_exc()
         return 1
     finally:
-        over.set()
+        watcher.over.set()
+        watcher.join(GRACE)                                  # see leave()
 
 
 def connect():
@@ -158,9 +169,13 @@ def connect():
     if not dist.is_available():
         raise UserError('this PyTorch was built without torch.distributed; start a single process, without torchrun')
     try:
-        base, number, n = next(dist.rendezvous('env://', timeout=TIMEOUT))
+        base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))
+        base.set_timeout(TIMEOUT)
         dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
                                 store=dist.PrefixStore(attempt(base, number, n), base), rank=number, world_size=n)
+    except TimeoutError:
+        raise RunFailed(f'Not all of the {n} processes of the run have connected within {CONNECTING} hours; the others '
+                        'may have printed why.') from None
     except ValueError as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
                         f'({error}); start the processes by torchrun') from None
@@ -172,21 +187,21 @@ def attempt(base, number, n):
     """
     A name for this attempt to connect n processes, of which this one has the index `number`. When torchrun starts the
     processes again, its store `base` still has the entries of earlier attempts. The processes therefore agree on a new
-    name, under which the entries of this attempt are stored.
+    name, under which the entries of this attempt are stored. Raises TimeoutError if they are not there in time.
     """
-    own = uuid.uuid4().hex
+    own, until = uuid.uuid4().hex, time.monotonic() + CONNECTING.total_seconds()
     if number == 0:
         base.set('attempt', own)
-        others = [awaited(base, f'{own}/{other}') for other in range(1, n)]
+        others = [awaited(base, f'{own}/{other}', until) for other in range(1, n)]
         base.set(f'{own}/others', b' '.join(others))
         return own
     while True:
-        name = awaited(base, 'attempt').decode()                 # it may be that of an earlier attempt
+        name = awaited(base, 'attempt', until).decode()               # it may be that of an earlier attempt
         base.set(f'{name}/{number}', own)
         while base.get('attempt').decode() == name:
             if base.check([f'{name}/others']) and own in base.get(f'{name}/others').decode():
                 return name
-            stopping.check()
+            check_wait(until)
             time.sleep(LONGEST_PAUSE)
 
 
@@ -251,33 +266,48 @@ def code_of_ended():
         return None
 
 
-def watch(over, signals):
+class Watcher(threading.Thread):
     """
-    Runs in a separate thread. Interrupts this process if another one, or torchrun itself, has ended. If this process
-    has not ended GRACE seconds later, since it waits in a collective operation for one that has ended, ends it.
+    Interrupts this process if another one has ended, or, before they are connected, the one that has started it. If
+    this process has not ended GRACE seconds later, since it waits in a collective operation for one that has ended, it
+    is ended at once. Before it is connected, a process has nothing to end in order, and gets a second instead.
 
-    over:    an Event that is set when this process need not be watched any more.
-    signals: the pipe that signals() returns.
+    over:  an Event that is set when this process need not be watched any more.
+    store: a connection to the store that is used by this thread only; None until the processes are connected.
     """
-    own, ended = None, False
-    while not (ended or stopping.requested):
-        if over.wait(stopping.POLL):
-            return
-        with contextlib.suppress(BlockingIOError):               # raised where no signal has come
-            stopping.requested |= bool({signal.SIGINT, signal.SIGTERM} & {*os.read(signals, 100)})
-        try:
-            own = own or (store().clone() if connected() else None)      # another connection: the main one may block
-            ended = own is not None and own.check([ENDED])
-        except RuntimeError:
-            ended = True
-    stopping.requested = True
-    if not over.wait(GRACE):
-        leave_now((code_of_ended() if connected() else None) or CODES[KeyboardInterrupt])
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.over, self.signals, self.store = threading.Event(), signals(), None
+
+    def run(self):
+        ended = False
+        while not (ended or stopping.requested):
+            if self.over.wait(stopping.POLL):
+                return
+            with contextlib.suppress(BlockingIOError):               # raised where no signal has come
+                stopping.requested |= bool({signal.SIGINT, signal.SIGTERM} & {*os.read(self.signals, 100)})
+            try:
+                ended = self.store.check([ENDED]) if self.store else is_orphan()
+            except RuntimeError:
+                ended = True
+        stopping.requested = True
+        if not self.over.wait(GRACE if self.store else 1):
+            leave_now((code_of_ended() if connected() else None) or CODES[KeyboardInterrupt])
+
+
+def is_orphan():
+    """Whether start() or torchrun in another process has started this one, and that process has ended."""
+    parent = os.environ.get(LAUNCHER) or 'TORCHELASTIC_RUN_ID' in os.environ and stopping.parent
+    return bool(parent) and os.getppid() != int(parent)
 
 
 def leave(code):
-    """Ends this process with an exit code. If it is one of several and has failed, it ends without cleaning up."""
-    if code and connected():
+    """
+    Ends this process with an exit code. If it is one of several and has failed, it ends without cleaning up; so does
+    one whose Watcher still waits for the store: Python would abort where a thread comes back from C++ at its end.
+    """
+    if code and connected() or any(isinstance(thread, Watcher) for thread in threading.enumerate()):
         leave_now(code)
     sys.exit(code)
 
@@ -303,7 +333,8 @@ def start(n, command, environment):
     hosted = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
     environment = {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
         'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(hosted.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
-        'TORCHELASTIC_RESTART_COUNT': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
+        'TORCHELASTIC_RESTART_COUNT': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n),
+        LAUNCHER: str(os.getpid())}
     running = [subprocess.Popen(command, env=environment | {'RANK': str(i), 'LOCAL_RANK': str(i)},
                                 start_new_session=True) for i in range(n)]    # Ctrl-C then reaches this process only
     try:

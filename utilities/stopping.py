@@ -7,27 +7,43 @@ import signal
 import time
 
 POLL = 0.2                                           # seconds between two checks while waiting
-requested = False
+requested = False                              # whether to stop; other code may set it, too
+handled = False                                # whether the handler has been called
+immediate = False                              # whether a signal ends the process at once
 owner = None                                   # the process that is to stop; data workers inherit the handler
+parent = None                                  # the process that had started it, at the first install()
 
 
-def install():
-    """Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once."""
-    global owner
-    owner = os.getpid()
+def install(at_once=False):
+    """
+    Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once.
+
+    at_once: whether the first signal ends the process at once, with a line and exit code 130: while a program imports
+             its packages, nothing checks for requests, and nothing needs an end in order.
+    """
+    global owner, parent, immediate
+    if owner != os.getpid():
+        owner, parent = os.getpid(), os.getppid()
+    immediate = at_once
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)         # launchers and schedulers send it, sometimes more than once
 
 
 def on_signal(number, frame):
-    global requested
+    global requested, handled
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
-    again, requested = requested, True           # at first, since the next signal may interrupt this function
+    says_it = os.environ.get('RANK', '0') == '0'                    # one of a run's processes
+    if immediate:
+        if says_it:
+            os.write(2, b'\nStopped while the program was starting.\n')
+        os._exit(130)
+    # `requested` does not count: processes.Watcher sees a signal before Python calls this function, and sets it
+    again, handled, requested = handled, True, True            # at first, since the next signal may interrupt this
     if number == signal.SIGINT and again:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    elif number == signal.SIGINT and os.environ.get('RANK', '0') == '0':       # one of a run's processes says it
+    elif number == signal.SIGINT and says_it:
         os.write(2, b'\nStopping; press Ctrl-C again to end at once.\n')
 
 

@@ -177,6 +177,21 @@ def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence,
     assert (sentence in out) if sentence else 'BatchNorm uses the statistics' not in out
 
 
+@pytest.mark.parametrize('flags, refused', [
+    ('--embed_norm batch --micro_bs 2', True), ('--embed_norm batch --micro_bs 3', False), ('--micro_bs 2', False),
+    ('--embed_norm batch --micro_bs 2 --n_epochs 0', False)])
+def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused, quick, run, capsys, tmp_path):
+    """--micro_bs 2 makes nine pieces of 17 images, one of them of a single image, whose maps have several values."""
+    code = run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
+               '--iterations_per_epoch', '1', '--data_sampler', 'full_random', '--bs', '17', '--loss', 'proxyanchor',
+               '--batch_mining', 'none', *flags.split())
+    error = capsys.readouterr().err
+    assert code == (2 if refused else 0) and (tmp_path / 'runs').exists() != refused
+    assert not refused or error == (
+        'main.py: error: --bs 17 with --micro_bs 2: a piece of the batch has a single image, and the BatchNorm layer '
+        'f_embed.0 needs two to normalise; change --bs or --micro_bs so that each piece has two\n')
+
+
 def test_without_a_bias_and_orthogonal(opt):
     model = select(opt, 'conv4', embed_bias=False, embed_layers=[9], embed_dim=3)
     assert [name for name in model.state_dict() if 'f_embed' in name] == ['f_embed.0.weight', 'f_embed.2.weight']

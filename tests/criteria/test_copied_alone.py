@@ -9,6 +9,7 @@ import pytest
 
 import criteria
 from docs import method_pages
+from tests.criteria.cases import PUBLISHED
 
 # Runs in one process for all files, each with its own folder as the only one of ours on the path.
 SCRIPT = """
@@ -73,7 +74,7 @@ Path('results.json').write_text(json.dumps(results))
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp('alone')
-    for name, module in criteria.CRITERIA.items():
+    for name, module in PUBLISHED.items():
         source = Path(module.__file__)
         (folder / 'copies' / name).mkdir(parents=True)
         (folder / 'copies' / name / source.name).write_text(source.read_text())
@@ -83,13 +84,13 @@ def results(tmp_path_factory):
     rates = {flag: 1. if flag.endswith('lrmulti') else .02 for flag in method_pages.actions()
              if flag.startswith('loss_') and flag.endswith(('lrmulti', '_lr'))}
     (folder / 'snippets.json').write_text(json.dumps({
-        name: method_pages.snippet('losses', name, **known, **rates) for name in criteria.CRITERIA}))
+        name: method_pages.snippet('losses', name, **known, **rates) for name in PUBLISHED}))
     done = subprocess.run([sys.executable, '-I', '-c', SCRIPT], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {'output': done.stdout} | json.loads((folder / 'results.json').read_text())
 
 
-@pytest.mark.parametrize('name', criteria.CRITERIA)
+@pytest.mark.parametrize('name', PUBLISHED)
 def test_copied_alone_it_imports_runs_its_example_and_trains(name, results):
     assert not results[name], results[name] + results['output']
 

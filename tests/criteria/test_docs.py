@@ -6,6 +6,7 @@ import criteria
 import parameters
 from docs import method_pages
 from launching import script
+from tests.criteria.cases import PUBLISHED
 from utilities import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -16,12 +17,14 @@ OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}         
 
 
 def actions():
-    return {action.dest: action for action in parameters.build()._actions if action.dest.startswith('loss_')}
+    flags = {action.dest: action for action in parameters.build()._actions if action.dest.startswith('loss_')}
+    return {flag: action for flag, action in flags.items()
+            if flag in OTHERS or parameters.owner(flag, 'loss', criteria.CRITERIA) in PUBLISHED}
 
 
 def test_the_table_has_a_row_for_every_loss_with_its_miner():
-    assert set(criteria.CRITERIA) <= set(ROWS)
-    for name, module in criteria.CRITERIA.items():
+    assert set(PUBLISHED) <= set(ROWS)
+    for name, module in PUBLISHED.items():
         allowed = ', '.join(module.ALLOWED_MINING_OPS or ['any']) if module.REQUIRES_BATCHMINER else 'none'
         source, _, miner = (cell.strip() for cell in ROWS[name].strip('| ').split(' | ')[1:])
         assert miner == allowed and ('http' in source)
@@ -32,12 +35,13 @@ def test_the_units_of_the_margins_are_those_of_the_files():
     stated = {loss: unit for unit, losses in re.findall(r'^- ([\w^ ]+)[^\n]*?: ([\w, ]+)$', section, re.MULTILINE)
               for loss in losses.split(', ')}
     assert {loss: unit.strip() for loss, unit in stated.items()} == {
-        loss: module.MARGIN_UNIT for loss, module in criteria.CRITERIA.items() if hasattr(module, 'MARGIN_UNIT')}
+        loss: module.MARGIN_UNIT for loss, module in PUBLISHED.items() if hasattr(module, 'MARGIN_UNIT')}
 
 
 def test_the_study_of_the_results_trains_every_loss():
-    sums = [words[words.index('--loss') + 1] for words in script.commands(ROOT / 'Study_Runs.sh') if '--loss' in words]
-    assert {name for names in sums for name in names.split('+')} == set(criteria.CRITERIA)
+    lines = script.commands(ROOT / 'studies' / 'Study_Runs.sh')
+    sums = [words[words.index('--loss') + 1] for words in lines if '--loss' in words]
+    assert {name for names in sums for name in names.split('+')} == set(PUBLISHED)
 
 
 def flags_of(name):
@@ -46,7 +50,7 @@ def flags_of(name):
     return {row[0].strip('`-'): row[1:3] for row in rows}
 
 
-PAGES = {name: flags_of(name) for name in criteria.CRITERIA}
+PAGES = {name: flags_of(name) for name in PUBLISHED}
 
 
 def test_each_flag_stands_on_the_page_of_its_loss_with_its_true_default():
@@ -69,7 +73,7 @@ def test_it_names_no_flag_that_is_not_there():
 
 
 def test_every_loss_is_compared_with_public_code_or_has_nothing_to_say():
-    told = [name for name, module in criteria.CRITERIA.items() if '\n\nDiffers: ' in module.__doc__]
+    told = [name for name, module in PUBLISHED.items() if '\n\nDiffers: ' in module.__doc__]
     assert len(told) >= 37 and {'triplet', 'margin', 'arcface', 'nir'} <= set(told)
 
 

@@ -15,13 +15,13 @@ from criteria.cascade import Cascade, hardest_pairs
 from criteria.deep_adversarial import DeepAdversarial
 from tests import host_waits
 from tests.criteria import references
-from tests.criteria.cases import F64
+from tests.criteria.cases import F64, PUBLISHED
 from tests.host_waits import CONVERSION, MINERS
 from utilities.errors import UserError
 
 CASCADE = {'cascade': [1, 2], 'cascade_fractions': [.5, .2], 'embed_dim': 12, 'n_classes': 4}
 DAML = {'daml': True, 'daml_layers': [5], 'n_features': 6, 'n_classes': 4, 'embed_dim': 4}
-OF_TRIPLETS = [name for name, module in criteria.CRITERIA.items()
+OF_TRIPLETS = [name for name, module in PUBLISHED.items()
                if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None]
 
 

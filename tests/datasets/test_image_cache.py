@@ -20,6 +20,7 @@ from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
 from tests.helpers import assert_same_end, folder_of
 from utilities.errors import UserError
+from utilities.loading import Loader
 
 FORK = multiprocessing.get_context('fork')
 
@@ -220,6 +221,27 @@ def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkey
         select(source)
     shutil.rmtree(folder)
     assert_same_items(select(source, image_cache_check=True), select(source, image_cache=None))
+
+
+@pytest.mark.parametrize('place', [0, 3, 700, 3 * 23 * 23 - 1])
+@pytest.mark.parametrize('is_read_before', [False, True])
+def test_a_flipped_bit_is_found_when_its_image_is_read(is_read_before, place, source, select, monkeypatch, tmp_path):
+    """In an image of 1,587 bytes, so that images begin anywhere in a word."""
+    for path in source.rglob('*.png'):
+        Image.open(path).resize((23, 23)).save(path)
+    monkeypatch.setattr(image_cache, 'SAMPLE', 0)
+    images = select(source).evaluation['test']
+    row = images.read.rows[images.paths[3]]
+    if is_read_before:
+        images[3]
+    damage(caches(tmp_path)[0], row * 3 * 23 * 23 + place)
+    for index in (0, 1, 2, 4):
+        images[index]
+    with pytest.raises(UserError, match=f'--image_cache: {images.paths[3]} is damaged in {caches(tmp_path)[0]}. R'):
+        images[3]
+    loader = Loader(images, batch_size=5, num_workers=1)
+    with pytest.raises(UserError, match=f'{images.paths[3]} is damaged'):
+        list(loader)
 
 
 def test_a_checksum_covers_the_shape(source, select, tmp_path):

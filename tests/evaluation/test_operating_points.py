@@ -120,6 +120,23 @@ def test_without_pairs_of_one_kind_nothing_is_defined(labels):
     assert all(math.isnan(value) for value in values.values())
 
 
+@pytest.mark.parametrize('share, noise', [(1, 0), (1, 1e-5), (.5, 0)])
+def test_opis_is_not_defined_where_images_of_different_classes_coincide(points, share, noise, capsys):
+    """All embeddings, or half of them, are one point, exactly or but for noise that float32 cosines do not show."""
+    embeddings, labels = points
+    same = torch.arange(len(labels)) < share * len(labels)
+    embeddings = torch.where(same[:, None], embeddings[:1] + noise * embeddings, embeddings)
+    assert math.isnan(evaluation.compute(['opis'], embeddings, labels)['opis'])
+    assert 'Note: opis is not defined (nan): more than 1% of the pairs of two classes' in capsys.readouterr().err
+
+
+def test_opis_is_defined_where_few_images_coincide(points, capsys):
+    embeddings, labels = points
+    embeddings = torch.cat([embeddings, embeddings[:1]])
+    assert 0 < evaluation.compute(['opis'], embeddings, np.append(labels, 5))['opis'] < 1
+    assert not capsys.readouterr().err
+
+
 def test_r_auroc_equals_its_definition(points):
     assert retrieval.auroc(-np.array([.6, .1, .5, .4, .4, .2]), np.array([1, 1, 1, 1, 0, 0])) == .3125
     embeddings, labels = points

@@ -16,7 +16,9 @@ from launching import script
 from tuning import search
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path.name for path in ROOT.glob('*_Runs.sh'))
+RUN_SCRIPTS = ROOT / 'run_scripts'
+STUDY = ROOT / 'studies' / 'Study_Runs.sh'
+SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh')])
 
 
 @pytest.mark.parametrize('name', SCRIPTS)
@@ -50,38 +52,39 @@ def test_the_runs_of_roth_et_al():
 
 
 def test_the_runs_of_direction_regularisation():
-    seeds = groups_of('Direction_Runs.sh')
+    seeds = groups_of('run_scripts/Direction_Runs.sh')
     methods = {'Triplet', 'DR_Triplet', 'ProxyNCA', 'DR_ProxyNCA', 'MS', 'DR_MS'}
     assert set(seeds) == {f'{data}_{method}' for data in ('CUB', 'CARS', 'InShop') for method in methods}
-    lines = {line[line.index('--group') + 1]: line for line in script.commands(ROOT / 'Direction_Runs.sh')}
+    lines = {line[line.index('--group') + 1]: line for line in script.commands(RUN_SCRIPTS / 'Direction_Runs.sh')}
     with_term, without = ([word for word in lines[f'CUB_{name}'] if name not in word] for name in ('DR_MS', 'MS'))
     assert [pair for pair in zip(with_term, without, strict=False) if pair[0] != pair[1]][0] == ('0.28', '0')
 
 
 def test_the_runs_of_the_reality_check():
-    seeds = groups_of('Reality_Check_Runs.sh')
+    seeds = groups_of('run_scripts/Reality_Check_Runs.sh')
     assert len(seeds) == 224 and all(found == ['0'] for found in seeds.values())
     assert Counter(group.split('_')[0] for group in seeds) == dict.fromkeys(('CUB', 'CARS', 'SOP', 'CUB256'), 14 * 4)
-    used = {file for line in script.commands(ROOT / 'Reality_Check_Runs.sh') for file in line if '/' in file}
+    used = {file for line in script.commands(RUN_SCRIPTS / 'Reality_Check_Runs.sh') for file in line if '/' in file}
     assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
 
 
 def test_the_runs_of_the_baselines(monkeypatch):
-    assert len(groups_of('Baseline_Runs.sh')) == 5 * 3
+    assert len(groups_of('run_scripts/Baseline_Runs.sh')) == 5 * 3
     monkeypatch.setenv('ARCHS', 'mobilenet_v2 timm:resnet18.a1_in1k')
     monkeypatch.setenv('DATASETS', 'cars196 inshop')
     monkeypatch.setenv('EMBED_DIM', '64')
-    lines = [dict(zip(line[::2], line[1::2], strict=False)) for line in script.commands(ROOT / 'Baseline_Runs.sh')]
+    lines = [dict(zip(line[::2], line[1::2], strict=False))
+             for line in script.commands(RUN_SCRIPTS / 'Baseline_Runs.sh')]
     assert len(lines) == 2 * 2 * 3 and {line['--dataset'] for line in lines} == {'cars196', 'inshop'}
     assert {line['--arch'] for line in lines} == {'mobilenet_v2_frozen_normalize',
                                                   'timm:resnet18.a1_in1k_frozen_normalize'}
-    groups = {line[line.index('--group') + 1]: line for line in script.commands(ROOT / 'Baseline_Runs.sh')}
+    groups = {line[line.index('--group') + 1]: line for line in script.commands(RUN_SCRIPTS / 'Baseline_Runs.sh')}
     assert '--eval_features' in groups['Frozen_mobilenet_v2_kNN']
     assert {'lda', '64'} < set(groups['Frozen_timm_resnet18.a1_in1k_LDA64'])
 
 
 def budget(hours, *flags, **environment):
-    return subprocess.run(['bash', ROOT / 'Study_Runs.sh', '--list', '--budget', hours, *flags], capture_output=True,
+    return subprocess.run(['bash', STUDY, '--list', '--budget', hours, *flags], capture_output=True,
                           text=True, env=os.environ | environment)
 
 
@@ -92,7 +95,7 @@ def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
 
     def hours(sections):
         code = 'source "$0" --list > /dev/null; hours'
-        return float(subprocess.run(['bash', '-c', code, ROOT / 'Study_Runs.sh'], capture_output=True, text=True,
+        return float(subprocess.run(['bash', '-c', code, STUDY], capture_output=True, text=True,
                                     env=os.environ | {'SECTIONS': sections}).stdout)
 
     small = {'SECTIONS': 'miners samplers'}
@@ -117,7 +120,7 @@ def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
 
 def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():
     def runs(sections):
-        done = subprocess.run(['bash', ROOT / 'Study_Runs.sh', '--list'], capture_output=True, text=True, check=True,
+        done = subprocess.run(['bash', STUDY, '--list'], capture_output=True, text=True, check=True,
                               env=os.environ | {'SECTIONS': sections})
         return re.findall(r'--group (\S+) --seed (\d)', done.stdout)
 
@@ -129,11 +132,11 @@ def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():
 
 def test_the_searches_of_the_study(patterns, tmp_path):
     """Their flags are those of a search, and their names are those of the study."""
-    listing = subprocess.run(['bash', ROOT / 'Study_Searches.sh', '--list', '--device', 'cpu'], capture_output=True,
-                             text=True, env=os.environ | {'STUDIES': str(tmp_path)}).stdout
+    listing = subprocess.run(['bash', STUDY.with_name('Study_Searches.sh'), '--list', '--device', 'cpu'],
+                             capture_output=True, text=True, env=os.environ | {'STUDIES': str(tmp_path)}).stdout
     lines = [shlex.split(line) for line in listing.splitlines()]
     groups = {Path(line[line.index('--study_path') + 1]).name for line in lines}
-    assert len(groups) == len(lines) == 8 and groups < set(groups_of('Study_Runs.sh'))
+    assert len(groups) == len(lines) == 8 and groups < set(groups_of('studies/Study_Runs.sh'))
     for line in lines:
         assert line[:2] == ['python', 'Hyperparameter_Search.py']
         opt, others = Hyperparameter_Search.build().parse_known_args(line[2:])
@@ -149,7 +152,7 @@ def test_baselines_stand_beside_trained_runs(quick, run, monkeypatch, tmp_path, 
     monkeypatch.setenv('DATASETS', 'folder')
     monkeypatch.setenv('EMBED_DIM', '4')
     assert run(*quick, '--group', 'Trained', '--seed', '0') == 0
-    for line in script.commands(ROOT / 'Baseline_Runs.sh'):
+    for line in script.commands(RUN_SCRIPTS / 'Baseline_Runs.sh'):
         assert run(*quick, *line) == 0                           # the last --n_epochs counts, which is 0
     capsys.readouterr()
     for select in ('last', 'best_test'):
@@ -165,7 +168,7 @@ def test_a_run_script_passes_a_key_on_by_the_environment(tmp_path):
     environment = os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'NOTES': str(tmp_path / 'notes')}
     for given in (['--wandb_key', 'secret'], ['--wandb_key=secret']):
         (tmp_path / 'notes').unlink(missing_ok=True)
-        done = subprocess.run(['bash', ROOT / 'Omniglot_Runs.sh', *given, '--log_online'], env=environment,
+        done = subprocess.run(['bash', RUN_SCRIPTS / 'Omniglot_Runs.sh', *given, '--log_online'], env=environment,
                               capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0 and 'secret' not in done.stdout + done.stderr
         lines = (tmp_path / 'notes').read_text().splitlines()
@@ -181,7 +184,7 @@ def test_a_run_script_runs_its_lines_and_passes_flags_on(tmp_path):
     for code, n_lines in ((0, 90), (1, 90), (2, 2)):
         notes = tmp_path / f'notes{code}'
         environment = os.environ | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'NOTES': str(notes), 'CODE': str(code)}
-        done = subprocess.run(['bash', ROOT / 'Direction_Runs.sh', '--source_path', 'my data'], env=environment,
+        done = subprocess.run(['bash', RUN_SCRIPTS / 'Direction_Runs.sh', '--source_path', 'my data'], env=environment,
                               capture_output=True, cwd=tmp_path)
         lines = notes.read_text().splitlines()
         assert (done.returncode == 2) == (code == 2) and len(lines) == n_lines

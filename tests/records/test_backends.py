@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import Result_Evaluations
-from records import backends, wandb_files
+from records import backends, reading, run_folder, wandb_files
 from records.columns import at_backend
 from reports import wandb_runs
 from tests.blank.plots import MAIN
@@ -68,6 +68,7 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     first, config, history, code = wandb_files.read_file(file)
     assert (first.display_name, first.run_group, first.project, code) == ('quick_s1', 'quick', 'P', 0)
     assert config['command'].startswith('python main.py --dataset folder') and 'ssss' not in str(config)
+    assert config['test_hash'] == run_folder.read(folder)['test_hash'] == reading.read(folder).test
     assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
     content = file.read_bytes()

@@ -15,7 +15,7 @@ METRICS = ('e_recall@1', 'nmi', 'f1', 'map_at_r', 'rho_spectrum@1', 'dists@intra
 def make(tmp_path):
     """make(group, seed, ...): a run folder with records that a seed fixes; returns it."""
     def write(group, seed, dataset='cub200', n_epochs=4, reached=None, splits=('train', 'test'), finished=True,
-              without=(), name=None, **flags):
+              without=(), name=None, test=None, **flags):
         random = np.random.default_rng([seed, len(group), *group.encode()])
         folder = tmp_path / 'runs' / dataset / (name or f'{group}_s{seed}')
         folder.mkdir(parents=True)
@@ -25,7 +25,7 @@ def make(tmp_path):
                    if f'{split}_{metric}' not in without} for epoch in range(reached + 1)]
         run_folder.write_yaml(folder / 'config.yaml', {'flags': {
             'dataset': dataset, 'group': group, 'seed': seed, 'n_epochs': n_epochs, 'lr': 1e-5} | flags,
-            'split_hash': 'x', 'run_id': f'{group}{seed}'})
+            'split_hash': 'x', 'run_id': f'{group}{seed}'} | ({'test_hash': test} if test else {}))
         (folder / 'splits.yaml').write_text('hash: x\n')
         write_csv(folder / 'log.csv', [{key: '' if value is None else repr(value) for key, value in row.items()}
                                        for row in rows])

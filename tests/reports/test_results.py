@@ -174,13 +174,12 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
 
 @pytest.mark.parametrize('arguments, sentence', [
     (['--metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_dists@intra_over_inter'),
-    (['--metrics', 'f1'], 'A_s1: it has no test_f1 in epoch 4'),
     (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it does not have; it was'),
     (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric in which higher is better'),
     (['--per_metric'], '--per_metric goes with --select best_val or best_test'),
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
-    (['--figures', '{tmp}/f', '--figure_metrics', 'f1'], 'A_s1: it has no test_f1'),
+    (['--figures', '{tmp}/f', '--figure_metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_d'),
     (['--project', 'a/b'], 'give --runs FOLDER, or --project'), (['--select', 'x'], '--select: invalid choice'),
 ])
 def test_what_the_user_must_change(arguments, sentence, make, evaluate, tmp_path):
@@ -188,6 +187,88 @@ def test_what_the_user_must_change(arguments, sentence, make, evaluate, tmp_path
     make('A', 1, without=('test_f1',))
     code, out, error = evaluate(*(argument.replace('{tmp}', str(tmp_path)) for argument in arguments))
     assert code == 2 and sentence in error and not out and not (tmp_path / 'f').exists()
+
+
+def test_a_run_without_the_metric_is_named_and_the_rest_stands(make, evaluate, tmp_path):
+    whole, part = make('A', 0), make('A', 1, without=('test_f1',))
+    other, alone = make('B', 0, without=('test_f1',)), make('C', 0, splits=('test', 'val'))
+    flags = ['--metrics', 'e_recall@1', 'f1']
+    code, out, error = evaluate(*flags, '--figures', tmp_path / 'f', '--figure_metrics', 'f1', '--baseline', 'A')
+    found, f1 = cells(out), column_of(whole, 'test_f1')[-1]
+    assert code == 0 and error.count('\n') == 2
+    for folder in (part, other):
+        sentence = f'left out: {folder}: it has no test_f1 in epoch 4; its metrics: '
+        assert f'Note: {sentence}' in error and f'- {sentence}' in out
+    assert found['A'][2].strip('*') == f'{100 * f1:.1f}{"**" * found["A"][2].startswith("**")} (n = 1)'
+    assert found['B'][2:] == ['–', '']
+    assert found['C'][2].strip('*').startswith(f'{100 * column_of(alone, "test_f1")[-1]:.1f}')
+    assert found['A'][0].strip('*') == expected([column_of(folder, 'test_e_recall@1')[-1] for folder in (whole, part)],
+                                                percent=True)
+    assert (tmp_path / 'f' / 'cub200_curves_test_f1.png').exists()
+    code, out, error = evaluate(*flags, '--select', 'best_val')
+    assert code == 0 and list(cells(out)) == ['A', 'B', 'C'] and cells(out)['A'] == ['–', '–']
+    assert error.count(': --select best_val needs val_e_recall@1, which it does not have') == 3
+
+
+def test_a_folder_that_lacks_the_settings_or_splits_of_its_run_is_named(make, evaluate, tmp_path):
+    make('A', 0)
+    no_settings, no_splits, neither = (make('A', seed) for seed in (1, 2, 3))
+    (no_settings / 'config.yaml').unlink()
+    (no_splits / 'splits.yaml').unlink()
+    (neither / 'config.yaml').unlink()
+    (neither / 'splits.yaml').unlink()
+    code, out, error = evaluate()
+    assert code == 0 and len(error.splitlines()) == 3 and '±' not in cells(out)['A'][0]
+    for folder, missing in ((no_settings, 'no config.yaml'), (no_splits, 'no splits.yaml'),
+                            (neither, 'no config.yaml and no splits.yaml')):
+        assert f'Note: {folder}: left out: it has files of a run, but {missing}; copy it again' in error
+    assert evaluate('--exclude', 'A_s1', 'A_s2', 'A_s3')[2] == ''
+
+
+def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, evaluate, tmp_path):
+    """The hash of the test split is in config.yaml; that of an earlier version leaves it to splits.yaml."""
+    folders = [make('A', seed, test='1' * 16) for seed in (0, 1)]
+    old = make('A', 2)
+    (old / 'splits.yaml').write_text(f'hash: x\nsplits:\n  test:\n    hash: "{"2" * 16}"\n')
+    code, out, error = evaluate()
+    assert code == 2 and not out and len(error.splitlines()) == 1
+    assert f'group A: {folders[0]} and {old} were evaluated on different test sets (hashes {"1" * 16} and' in error
+    (old / 'splits.yaml').write_text(f'hash: x\nsplits:\n  test:\n    hash: "{"1" * 16}"\n')
+    assert evaluate()[0] == 0
+    for seed in (0, 1, 2):
+        make('B', seed, test='2' * 16)
+    make('C', 0)                                                                    # not recorded
+    (tmp_path / 'runs.sh').write_text(''.join(f'python main.py --dataset cub200 --group {name} --seed 0\n'
+                                              for name in 'ABCD'))
+    code, out, error = evaluate('--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f', '--rows', tmp_path / 'r.csv',
+                                '--latex', tmp_path / 't.tex', '--script', tmp_path / 'runs.sh')
+    found = cells(out)
+    assert code == 0 and '| CUB200-2011 (test set 111111) R@1 |' in out and '(test set 222222)' in out
+    assert 'different test sets, in columns of their own, by the beginnings of their hashes: 111111: A; 222222:' in out
+    assert [[bool(cell) for cell in found[name]] for name in 'ABC'] == [
+        [True, True, False, False, False, False], [False, False, True, True, False, False], 4 * [False] + 2 * [True]]
+    assert '**' not in ''.join(sum(found.values(), [])) and found['D'] == ['–', '–', '', '', '', '']
+    assert (tmp_path / 'f' / f'cub200@{"2" * 16}_curves_test_nmi.png').exists()
+    again = evaluate('--script', tmp_path / 'runs.sh', source=['--runs', str(tmp_path / 'r.csv')])
+    assert again[0] == 0 and cells(again[1]) == found
+    code, out, error = evaluate('--only', 'A', 'C')
+    assert code == 0 and '- cub200: the test set is not recorded for C; it is taken to be the same as for the' in out
+    rows = (tmp_path / 'r.csv').read_text()
+    (tmp_path / 'new.csv').write_text(rows.replace('2' * 16, '3' * 16))
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and 'Not compared, since the test sets differ (other classes or numbers of images): B on' in out
+    assert set(cells(out)) == {'CUB200-2011'} and '| B |' not in out and '| A |' in out
+    (tmp_path / 'new.csv').write_text(rows.replace('1' * 16, '3' * 16, 1))
+    code, _, error = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
+    assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
+
+
+def test_a_line_in_the_name_of_a_group_stays_in_its_cell(make, evaluate, tmp_path):
+    make('A|b', 0)
+    code, out, _ = evaluate('--rows', tmp_path / 'r.csv')
+    assert code == 0 and '| A\\|b | ' in out
+    code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'r.csv', source=['--metrics', 'nmi'])
+    assert code == 0 and '| A\\|b | ' in out
 
 
 def test_a_file_in_the_place_of_a_folder_and_the_other_way_round(make, evaluate, tmp_path):

@@ -65,3 +65,14 @@ def test_a_project_at_wandb_with_the_public_key_names(evaluate, tmp_path, monkey
     assert code == 2 and 'someone/Revisit/id0 (CUB_Margin_s0): its config at W&B has no seed' in error
     project.runs = runs
     assert evaluate('--exclude', 'id0', source=source)[0] == 0
+
+
+def test_the_test_set_of_a_run_at_wandb_is_compared(evaluate, tmp_path, monkeypatch):
+    wandb = pytest.importorskip('wandb')
+    runs = [public_run(seed) for seed in (0, 1)]
+    for run, test in zip(runs, 'ab', strict=True):
+        run['config']['test_hash'] = test
+    monkeypatch.setattr(wandb, 'Api', lambda timeout: types.SimpleNamespace(
+        runs=lambda path, per_page: FakeProject(runs)))
+    code, _, error = evaluate(source=['--project', 'a/b', '--cache', str(tmp_path / 'cache')])
+    assert code == 2 and 'group CUB_Margin: a/b/id0 and a/b/id1 were evaluated on different test sets' in error

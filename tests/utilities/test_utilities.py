@@ -217,7 +217,7 @@ def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeyp
     assert config['split_hash'] == 'abc' and config['versions']['torch'] == torch.__version__.split('+')[0]
     assert {file.name for file in folder.iterdir()} == {'config.yaml', 'splits.yaml'}
     assert yaml.safe_load((folder / 'splits.yaml').read_text()) == description
-    run_folder.note_resumption(folder, {'lr': 1e-4, 'tau': [1]}, [], 7)
+    run_folder.note_resumption(folder, {'lr': 1e-4, 'tau': [1]}, [], 7, description)
     resumed, = run_folder.read(folder)['resumed']
     assert resumed['changed_flags'] == {'lr': {'from': 1e-5, 'to': 1e-4}} and resumed['at_epoch'] == 7
     with pytest.raises(UserError, match='the classes or numbers of images are not those of this run'):

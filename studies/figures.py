@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 from evaluation import titles
 from records.columns import Column
 from reports import figures, naming, significance
-from reports.study import CORRELATES, RECALL, named
+from studies.study import CORRELATES, RECALL, named
 from utilities.plotting import COLOURS, COLUMN, mark, new_figure, reduce, save, styled
 
 NAME = Column('test', RECALL).name

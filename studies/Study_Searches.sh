@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # The searches of the study: for eight losses, the learning rate and one or two flags of the loss are tuned on two folds
 # of the classes that are not test classes; the best setting is then trained with five new seeds. Omniglot, the network
-# and the batches are those of Study_Runs.sh, with two thirds of its iterations. The groups have its names, so that
+# and the batches are those of studies/Study_Runs.sh, with two thirds of its iterations. The groups have its names, so that
 # docs/results.md can compare the two protocols. See docs/run_scripts.md.
 #
-#   ./Study_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
-#   DATA=Datasets STUDIES=Studies ./Study_Searches.sh
+#   ./studies/Study_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
+#   DATA=Datasets STUDIES=Studies ./studies/Study_Searches.sh
 #
 # The same command continues searches that were stopped. Launch_Runs.py does not execute this script.
-source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 program=Hyperparameter_Search.py
 data=${DATA:-Datasets}

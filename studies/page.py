@@ -4,11 +4,12 @@ from pathlib import Path
 
 from evaluation import titles
 from records.columns import Column
-from reports import runs, study, study_answers, study_figures, tables
-from reports.study import BASELINES, RECALL, SECTIONS
-from reports.study_answers import count, listed, markdown_table, p_of, signed
+from reports import runs, tables
+from studies import answers, figures, study
+from studies.answers import count, listed, markdown_table, p_of, signed
+from studies.study import BASELINES, RECALL, SECTIONS
 from utilities.errors import UserError
-from utilities.files import read_csv, require_folder, write_text
+from utilities.files import read_csv, require_writable, require_writable_folder, write_text
 
 METRICS = ('map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 # flags of tables that have no effect on the page
@@ -20,22 +21,22 @@ INTRODUCTION = """\
 same learning rate and the same number of iterations: {}. Most of them still improve at
 the end, so that rankings also reflect how fast a method learns. All metrics are computed on test classes that are
 disjoint from the training classes.
-The numbers of each method, with its command, stand in `docs/results/study.csv` and, in the site that `make docs`
+The numbers of each method, with its command, stand in `studies/rows/study.csv` and, in the site that `make docs`
 builds, on the page of each loss, miner and sampler.
 [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
 COMMANDS = """\
 ```bash
-DATA=Datasets ./Study_Runs.sh --list > study.sh
+DATA=Datasets ./studies/Study_Runs.sh --list > study.sh
 python Launch_Runs.py study.sh --workers 2
 python Result_Evaluations.py --runs Training_Results --metrics e_recall@1 map_at_r \\
-    --rows docs/results/study.csv --all_epochs
-DATA=Datasets ./Study_Searches.sh
+    --rows studies/rows/study.csv --all_epochs
+DATA=Datasets ./studies/Study_Searches.sh
 python Evaluate_Ensemble.py Studies/*/reproductions/*/omniglot/*_fold*_s*/ \\
-    --evaluation_metrics e_recall@1 map_at_r nmi --rows docs/results/folds.csv
-python Result_Evaluations.py --runs docs/results/study.csv --folds docs/results/folds.csv --study docs/results.md
+    --evaluation_metrics e_recall@1 map_at_r nmi --rows studies/rows/folds.csv
+python Result_Evaluations.py --runs studies/rows/study.csv --folds studies/rows/folds.csv --study docs/results.md
 ```
 
-[run_scripts.md](study.md) says which data the folder `Datasets` holds, and how to run a part of the
+[study.md](study.md) says which data the folder `Datasets` holds, and how to run a part of the
 study. All runs of a data set share these flags. If a method overrides a shared flag, its command has the flag twice,
 and the last value is used:"""
 EXPLAINED = """\
@@ -59,13 +60,14 @@ def report(opt, listed_runs):
     """
     Writes --study and its figures, and prints their files.
 
-    listed_runs: {section: the arguments of main.py in each run} of Study_Runs.sh.
+    listed_runs: {section: the arguments of main.py in each run} of studies/Study_Runs.sh.
     """
     others = [f'--{name}' for name in NOT_OF_THE_PAGE if getattr(opt, name) not in (None, False, [], 'last')]
     if others:
         raise UserError('--study writes only the page and its figures, from the last epoch of every finished run; '
                         f'leave out {listed(others)}')
-    require_folder(opt.study, '--study')
+    require_writable(opt.study, '--study')
+    require_writable_folder(Path(opt.study).with_suffix(''), '--study')
     page = Path(opt.study)
     if page.suffix != '.md':
         raise UserError(f'--study {page}: expected the name of a page that ends with .md, such as docs/results.md')
@@ -74,7 +76,7 @@ def report(opt, listed_runs):
         raise UserError(f'--folds {opt.folds}: no such file, or no line in it; Evaluate_Ensemble.py --rows writes it')
     found = study.gather(runs.collect(opt), listed_runs)
     text = '\n'.join(lines_of(found, folds, page.stem))
-    files = study_figures.draw(found, page.with_suffix(''))
+    files = figures.draw(found, page.with_suffix(''))
     write_text(page, f'{text}\n')
     print('\n'.join([f'page: {page}', *(f'figure: {file}' for file in files), *found.notes]))
 
@@ -86,11 +88,11 @@ def lines_of(found, folds, folder):
     data = listed(dict.fromkeys(study.named(method.data) for method in methods))
     lines = ['# Results of the study', '',
              INTRODUCTION.format(count(n_runs, 'run'), count(len(methods), 'method'), data, iterations(found)), '',
-             '## Answers', '', *study_answers.answers(found, folds), *reproduction(found), '',
+             '## Answers', '', *answers.answers(found, folds), *reproduction(found), '',
              '## Protocol 1: no tuning', '', EXPLAINED]
     for section in SECTIONS:
         lines += ['', f'### {SECTIONS[section][0]}', '', *of_section(found, section, folder)]
-    return [*lines, '', '## Protocol 2: tuned on folds', '', *study_answers.of_folds(found, folds)]
+    return [*lines, '', '## Protocol 2: tuned on folds', '', *answers.of_folds(found, folds)]
 
 
 def rows_of(found, folder):
@@ -150,11 +152,11 @@ def of_section(found, section, folder, with_tables=False):
         if methods and with_tables:
             lines += ['', *table(found, section, data, methods)]
         elif methods:
-            lines += ['', *(f'![{what}]({folder}/{study_figures.of(section, data, file)})\n' for what, file in (
+            lines += ['', *(f'![{what}]({folder}/{figures.of(section, data, file)})\n' for what, file in (
                 ('R@1, mean and 95 % interval over seeds', 'means'),
                 ('R@1 over epochs, mean and one standard deviation over seeds', 'curves')))]
             if (section, data) in [part[:2] for part in found.correlated()]:
-                lines += [f'![R@1 against other metrics]({folder}/{study_figures.of(section, data, "correlations")})']
+                lines += [f'![R@1 against other metrics]({folder}/{figures.of(section, data, "correlations")})']
     return lines
 
 
@@ -193,8 +195,8 @@ def table(found, section, data, methods):
         recall = interval(method, RECALL)
         row = [f'[{method.name}](#{method.name.casefold()})', len(method.runs),
                f'**{recall}**' if percent(method.mean()) == highest else recall,
-               tables.printed(method.mean_at_best(), study_figures.NAME, 1),
-               tables.printed(method.mean_at_best() - method.mean(), study_figures.NAME, 1),
+               tables.printed(method.mean_at_best(), figures.NAME, 1),
+               tables.printed(method.mean_at_best() - method.mean(), figures.NAME, 1),
                *(interval(method, metric, with_half=metric in METRICS[:2]) for metric in shown)]
         row += [signed(study.difference(method.values(), baseline.values()) if method is not baseline else None)
                 ] if baseline else []

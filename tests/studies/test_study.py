@@ -15,7 +15,9 @@ from scipy import stats
 import Result_Evaluations
 from launching import script
 from records.reading import Run
-from reports import final_rows, groups, selection, study, study_figures, study_page
+from reports import final_rows, groups, selection
+from studies import figures, study
+from studies import page as study_page
 
 ROOT = Path(__file__).parents[2]
 METRICS = ('e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
@@ -94,7 +96,7 @@ def folds(tmp_path):
 @pytest.fixture
 def page_of(tmp_path, capsys, monkeypatch):
     """page_of(file, ...): the page of a file of --rows, without its figures."""
-    monkeypatch.setattr(study_figures, 'draw', lambda *arguments: [])
+    monkeypatch.setattr(figures, 'draw', lambda *arguments: [])
 
     def write(*arguments):
         code = Result_Evaluations.main(['--runs', *map(str, arguments), '--study', str(tmp_path / 'results.md')])
@@ -133,9 +135,9 @@ def p_text(p):
 
 
 def test_the_page_in_the_documentation_is_that_of_the_committed_rows(page_of):
-    file, of_folds = (ROOT / 'docs' / 'results' / f'{name}.csv' for name in ('study', 'folds'))
+    file, of_folds = (ROOT / 'studies' / 'rows' / f'{name}.csv' for name in ('study', 'folds'))
     if not file.exists():
-        pytest.skip('docs/results/study.csv is not there yet')
+        pytest.skip('studies/rows/study.csv is not there yet')
     page = page_of(file, *(['--folds', of_folds] if of_folds.exists() else []))
     assert page == (ROOT / 'docs' / 'results.md').read_text(encoding='utf-8')
     assert all((ROOT / 'docs' / name).is_file() for name in re.findall(r'!\[.*\]\((.*)\)', page))
@@ -260,7 +262,7 @@ def test_a_method_has_its_numbers_its_curve_and_its_command(rows, page_of, liste
     assert f'R@1 after each epoch: {", ".join(f"{100 * value:.1f}" for value in curve)}\n' in part
     command, = re.findall('```bash\n(.*)\n```', part)
     commands = [shlex.join(['python', 'main.py', *line]).replace(' --kernels 0 --image_cache Datasets/cache', '')
-                for line in script.commands(ROOT / 'Study_Runs.sh')]                             # flags of the machine
+                for line in script.commands(ROOT / 'studies/Study_Runs.sh')]                     # flags of the machine
     assert command in commands and '--group Omniglot_DR_MS --seed 0' in command
     page += page_of(file)
     assert '/home/x' not in page and 'Commit: `abc`.' in page and 'python 3.11.7, torch 2.14.1' in page
@@ -275,7 +277,7 @@ def test_what_is_missing_is_named(rows, page_of):
     assert '6 methods, 17 runs.' in part and 'Not run: seeds 2, 3 and 4 of MS.' in part
     assert 'Not run: seeds 3 and 4 of ' in part and 'triplet_distance' in part and 'Angular, ArcFace, ' in part
     assert 'Not run: all 8 methods.' in page.partition('### Losses on photos')[2]
-    assert '- Omniglot_Unheard: not in Study_Runs.sh; its runs are left out' in page
+    assert '- Omniglot_Unheard: not in studies/Study_Runs.sh; its runs are left out' in page
     assert 'The searches have not been run.' in page
     page = page_of(rows(['Omniglot_MS'], seeds=(0,), name='one.csv')[0])
     assert '1 run of 1 method on Omniglot' in page and '1 method, 1 run. Not run: seeds 1, 2, 3 and 4 of MS.' in page
@@ -302,14 +304,14 @@ def test_what_the_user_must_change(arguments, sentence, rows, tmp_path, monkeypa
 def test_rows_of_other_runs_are_refused(rows, tmp_path, capsys):
     file, _ = rows(['Glyphs_MS'])
     assert Result_Evaluations.main(['--runs', str(file), '--study', str(tmp_path / 'page.md')]) == 2
-    assert 'none of the runs is in Study_Runs.sh' in capsys.readouterr().err
+    assert 'none of the runs is in studies/Study_Runs.sh' in capsys.readouterr().err
 
 
 def test_the_sections_are_those_of_the_script(listed):
     def groups(commands):
         return {line[line.index('--group') + 1] for line in commands}
 
-    assert set().union(*map(groups, listed.values())) == groups(script.commands(ROOT / 'Study_Runs.sh'))
+    assert set().union(*map(groups, listed.values())) == groups(script.commands(ROOT / 'studies/Study_Runs.sh'))
 
 
 def test_what_a_method_extends(listed):
@@ -360,7 +362,7 @@ def test_the_figures_that_the_page_names(rows, tmp_path):
         with Image.open(tmp_path / name) as image:
             assert image.mode == 'P' and len(np.unique(image.convert('L'))) > 5
         assert (tmp_path / name).stat().st_size < 60_000
-    assert f'results/{study_figures.of("losses", "Omniglot", "correlations")}' in names
+    assert f'results/{figures.of("losses", "Omniglot", "correlations")}' in names
 
 
 def test_of_ema_the_averaged_weights_are_reported(tmp_path):

@@ -4,7 +4,7 @@
 # the published best settings: 14 algorithms on three data sets, on CUB-200-2011 also with batches of 256, four folds
 # each. See docs/run_scripts.md.
 #
-#   ./Reality_Check_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
+#   ./run_scripts/Reality_Check_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seeds=(0)

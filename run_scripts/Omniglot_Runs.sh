@@ -3,7 +3,7 @@
 # Six losses with three seeds each on Omniglot, small enough for a CPU: an example of a run script, and the runs behind
 # the plots in docs/result_evaluations.md.
 #
-#   ./Omniglot_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
+#   ./run_scripts/Omniglot_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 seeds=(0 1 2)

@@ -7,8 +7,9 @@ from scipy import stats
 
 from evaluation import titles
 from records.columns import Column
-from reports import differences, significance, study, tables
-from reports.study import BASELINES, CORRELATES, LOSSES, RECALL, SECTIONS
+from reports import differences, significance, tables
+from studies import study
+from studies.study import BASELINES, CORRELATES, LOSSES, RECALL, SECTIONS
 from utilities.errors import UserError
 
 NAME = Column('test', RECALL).name
@@ -225,7 +226,7 @@ def rankings(found, folds):
 def of_folds(found, folds):
     """The table of protocol 2."""
     if not folds:
-        return ['The searches of Study_Searches.sh have not been run.']
+        return ['The searches of studies/Study_Searches.sh have not been run.']
     rows = []
     for group, values in ensembles(folds).items():
         method = found.methods.get(group)

@@ -3,8 +3,8 @@
 # What frozen backbones reach without training: their pooled features as they are (kNN), and their principal components
 # (PCA) and linear discriminants (LDA), fitted to the training classes. See docs/run_scripts.md.
 #
-#   ./Baseline_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
-#   ARCHS='resnet50 timm:vit_small_patch16_224.dino' DATASETS='cub200 cars196' EMBED_DIM=512 ./Baseline_Runs.sh
+#   ./run_scripts/Baseline_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
+#   ARCHS='resnet50 timm:vit_small_patch16_224.dino' DATASETS='cub200 cars196' EMBED_DIM=512 ./run_scripts/Baseline_Runs.sh
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 read -ra archs <<< "${ARCHS:-resnet50 bninception timm:vit_small_patch16_224 timm:vit_small_patch16_224.dino \

@@ -16,7 +16,7 @@ from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
 from utilities.errors import UserError
 
-# section of Study_Runs.sh, in the order of the page: title, and what is compared
+# section of studies/Study_Runs.sh, in the order of the page: title, and what is compared
 SECTIONS = {
     'losses': ('Losses', 'All losses, with the miners of Roth et al. or those of their papers. Methods named '
                '*_rho_distance use distance-weighted mining with ρ-regularisation (Roth et al., 2020): with '
@@ -52,7 +52,7 @@ SAMPLES = 10_000                                                    # of the boo
 
 @dataclass
 class Method:
-    """A group of Study_Runs.sh. runs: {seed: Run} of those with records; expected: the seeds of the script."""
+    """A group of studies/Study_Runs.sh. runs: {seed: Run} of those with records; expected: the seeds of the script."""
     group: str
     runs: dict = field(default_factory=dict)
     expected: list = field(default_factory=list)
@@ -187,13 +187,14 @@ def gather(runs, listed):
         by_group.setdefault(run.group, []).append(run)
     for group, members in by_group.items():
         if group not in methods:
-            notes.append(f'{group}: not in Study_Runs.sh; its runs are left out')
+            notes.append(f'{group}: not in studies/Study_Runs.sh; its runs are left out')
             continue
         used, about = groups.those_that_count(group, members, with_unfinished=False)
+        groups.require_one_test_set(group, used)
         methods[group].runs = {run.seed: run for run in used}
         notes += about
     if not any(method.runs for method in methods.values()):
-        raise UserError('--study: none of the runs is in Study_Runs.sh; its groups have names such as '
+        raise UserError('--study: none of the runs is in studies/Study_Runs.sh; its groups have names such as '
                         f'{next(iter(methods))}, and those given are {", ".join(by_group)}')
     return Study(methods, sections, notes)
 

@@ -3,7 +3,7 @@
 # DR-Triplet, DR-ProxyNCA and DR-MS of Mohan et al., Moving in the Right Direction, CVPR 2020, each with direction
 # regularisation and without it (gamma 0), in the settings of the public reproduction. See docs/run_scripts.md.
 #
-#   ./Direction_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
+#   ./run_scripts/Direction_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 source "$(dirname "${BASH_SOURCE[0]}")/run_lines.sh"
 
 for data in CUB CARS InShop; do
