@@ -11,8 +11,8 @@ def build():
                                              'each network alone, and all together with their embeddings concatenated. '
                                              'Prints the table.')
     parser.add_argument('runs', nargs='+', metavar='RUN_FOLDER',
-                        help='folders of finished runs; runs of one --seed whose --group differs only in the _fold<k> '
-                             'at its end are one ensemble')
+                        help='folders of finished runs; the folds of one --seed and --group (without _fold<k>) are '
+                             'one ensemble')
     what = parser.add_argument_group('what to evaluate').add_argument
     what('--evaluation_metrics', nargs='+', metavar='METRIC', default=['precision_at_1', 'r_precision', 'map_at_r'],
          help='the metrics, as in main.py')
@@ -39,8 +39,8 @@ def build():
     output('--markdown', metavar='FILE', help='write the table in Markdown')
     output('--csv', metavar='FILE', help='write the table with all digits, and every test')
     output('--rows', metavar='FILE',
-           help='write a CSV file with a line per ensemble: its metrics, separated and concatenated, and the command, '
-                'commit and versions of its first network')
+           help="write a CSV file with a line per ensemble: its metrics, and its first network's command and versions")
+    command_line.add_completion(parser)
     return parser
 
 

@@ -35,6 +35,7 @@ def build():
     add('--keep_checkpoints', action='store_true',
         help='keep the checkpoints of all trials; by default only those of the best one are kept')
     slots.add_flags(parser)
+    command_line.add_completion(parser)
     return parser
 
 

@@ -13,8 +13,7 @@ def build():
                                            'interruption.')
     add = parser.add_argument
     add('script', nargs='?', metavar='SCRIPT',
-        help='Revisit_Runs.sh, or a file of lines python main.py ...; it is executed, with --list, only if its second '
-             f'line is "{script.MARKER}"')
+        help=f'Revisit_Runs.sh, or lines python main.py ...; executed only if its second line is "{script.MARKER}"')
     add('--only', nargs='+', metavar='TEXT', default=[],
         help='only the runs whose name, <dataset>/<group>_s<seed>, contains one of these texts')
     add('--skip_refused', action='store_true',
@@ -38,6 +37,7 @@ def build():
     add('--memory', metavar='32GB', help="memory of each job; by default the cluster's own default")
     add('--slurm_args', nargs='+', metavar='NAME=VALUE', default=[],
         help='further options of sbatch, such as account=lab qos=long')
+    command_line.add_completion(parser)
     return parser
 
 

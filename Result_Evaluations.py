@@ -21,26 +21,22 @@ def build():
     source('--exclude', nargs='+', metavar='TEXT', default=[],
            help='leave out the runs whose name or path contains one of these')
     source('--script', metavar='SCRIPT',
-           help='a script of runs, such as Revisit_Runs.sh: its runs that have no records are named, and the rows of '
-                'the table follow its order')
+           help='a script of runs, such as Revisit_Runs.sh: names its missing runs and orders the rows')
     source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],
            help='the seeds that every group should have; by default those that any group of its data set has')
     source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and name them')
     numbers = parser.add_argument_group('which numbers').add_argument
     numbers('--metrics', nargs='+', metavar='METRIC', default=['e_recall@1', 'nmi'],
-            help='the columns of the table: metrics of the test split, or of the split that the name begins with, as '
-                 'train_rho_spectrum@1')
+            help='columns of the table: metrics of the test split, or of another split, as train_rho_spectrum@1')
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
             help='the epoch whose numbers are reported; best_test chooses it by the test numbers that it reports')
     numbers('--select_by', metavar='METRIC',
             help='the metric that is best at the selected epoch; by default the first of --metrics of which more is '
                  'better')
     numbers('--per_metric', action='store_true',
-            help='with best_test or best_val: report each metric of the test split at its own best epoch, as Roth et '
-                 'al. do')
+            help='with best_test or best_val: report each test metric at its own best epoch, as Roth et al. do')
     numbers('--baseline', metavar='GROUP',
-            help='add the difference between each group and this one to the table, with its 95 percent interval, such '
-                 'as the difference between trained networks and a frozen backbone')
+            help='add the difference between each group and this one, with its 95 percent interval')
     numbers('--digits', type=command_line.COUNT, default=1,
             help='decimals of percentages; other numbers have two more')
     output = parser.add_argument_group('what to write').add_argument
@@ -50,21 +46,19 @@ def build():
     output('--rows', metavar='FILE',
            help='write a CSV file with a line per run: its metrics at the selected epoch, command, commit and versions')
     output('--all_epochs', action='store_true',
-           help='with --rows: also a line for each other epoch of a run, with the columns of --metrics; numbers then '
-                'have six digits')
+           help='with --rows: also a line for each other epoch, with the --metrics to six digits')
     output('--study', metavar='FILE',
-           help='instead of a table of runs, write the page of the study (studies/), from --runs; its figures go '
-                'into a folder beside the page that has its name without .md')
+           help='write the page of the study (studies/) instead of a table, from --runs; figures stand beside it')
     output('--folds', metavar='FILE',
            help='with --study: the results of studies/Study_Searches.sh, as Evaluate_Ensemble.py --rows writes them')
     output('--compare', nargs=2, metavar=('OLD', 'NEW'),
-           help='instead of a table of runs, print what changed between two files of --rows, and which changes are '
-                'larger than the differences between seeds')
+           help='print what changed between two files of --rows, and which changes exceed the differences between '
+                'seeds')
     output('--figures', metavar='FOLDER', help='write the figures of each data set')
     output('--figure_metrics', nargs='+', metavar='METRIC', default=[],
-           help='the metrics in the correlation matrix, which also get curves and bars; by default the matrix has all '
-                'test metrics that all runs have')
+           help='metrics of the correlation matrix, curves and bars; by default the matrix has all common test metrics')
     output('--format', choices=['png', 'pdf', 'svg'], default='png', help='the format of the figures')
+    command_line.add_completion(parser)
     return parser
 
 

@@ -6,8 +6,8 @@ from utilities import command_line, errors, stopping
 
 def add_photos(parser, nargs='+'):
     parser.add_argument('photos', nargs=nargs, metavar='PHOTOS',
-                        help='image files; folders, with all folders below them; .csv files with a column path; .txt '
-                             'files with one path per line')
+                        help='image files; folders with all below them; .csv files with a column path; .txt files of '
+                             'paths')
 
 
 def add_machine(parser):
@@ -20,8 +20,8 @@ def add_machine(parser):
 
 def add_suspects(parser):
     parser.add_argument('photos', metavar='PHOTOS_OR_RUN',
-                        help='a folder with one folder of images per class; a CSV file with the columns path and '
-                             'label; or a run folder or checkpoint, for the images that the run evaluates')
+                        help='folder of class folders; CSV file with columns path and label; or a run, for the images '
+                             'it evaluates')
     parser.add_argument('--run', metavar='RUN',
                         help='run folder or checkpoint whose network embeds the photos; by default the pretrained '
                              'backbone of --arch, without an embedding layer')
@@ -33,8 +33,8 @@ def add_suspects(parser):
 def add_server(parser):
     parser.add_argument('--k', type=command_line.POSITIVE_INT, default=24, help='number of nearest images')
     parser.add_argument('--host', default='127.0.0.1',
-                        help='address to listen on; by default only this machine can open the page; 0.0.0.0 lets every '
-                             'machine of the network see the images')
+                        help='address to listen on; by default only this machine; 0.0.0.0 shows the images to the '
+                             'whole network')
     parser.add_argument('--port', type=command_line.number(int, 0, 65535), default=8000,
                         help='port to listen on; 0 means any free one')
     parser.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], default='auto',
@@ -60,15 +60,16 @@ def build():
     add_photos(index)
     index.add_argument('--out', required=True, metavar='INDEX', help='folder of the index')
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
-                       help='fraction of the exact ten nearest images that an approximate search (an inverted file) '
-                            'must find, measured with 500 images of the index as queries; the search is exact for less '
-                            'than 200,000 images, with --recall 1, and if the approximate one would hardly be faster')
+                       help='fraction of the exact ten nearest images that an approximate search must find; 1 means '
+                            'exact search')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):
         add_photos(command, '*' if command is remove else '+')
     query.add_argument('--k', type=command_line.POSITIVE_INT, default=10, help='number of nearest images')
-    query.add_argument('--json', metavar='FILE', help='also write the nearest images and their distances to this file')
+    query.add_argument('--json', metavar='FILE',
+                       help='also write the nearest images and their distances to this file; with -, print them in '
+                            'place of the table')
     query.add_argument('--picture', metavar='FILE',
                        help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
     remove.add_argument('--missing', action='store_true', help='remove the images whose files no longer exist')
@@ -79,6 +80,7 @@ def build():
                                                           'only if it has been moved')
     for command in (index, query, add):
         add_machine(command)
+    command_line.add_completion(parser)
     return parser
 
 

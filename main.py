@@ -32,6 +32,31 @@ from utilities.trace import Trace
 
 def run(opt, arguments):
     """One run: build the parts, evaluate the untrained network, then train, evaluate and record epoch by epoch."""
+    built, state = begin(opt, arguments)
+    with lock.held(state.folder), explained_stop(opt, state):
+        first = continue_run(opt, state, arguments, built.data) if opt.resume else 0
+        print(parts.summary(opt, state.folder, built, first))
+        with recorded(opt, state, first) as records:
+            parts.keep_features(opt, built)
+            loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
+            if first == 0:
+                evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
+            for epoch in range(max(first, 1), opt.n_epochs + 1):
+                if processes.of_main(patience_is_over, opt, state):
+                    break
+                trained, evaluated = train_epoch(opt, built, loader, epoch), None
+                if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
+                    evaluated, embedded = evaluate(opt, built, epoch)
+                processes.of_main(record, records, built, state, epoch, trained, evaluated, embedded)
+            split = evaluation.split_of_pictures(opt, built.data)
+            if split not in embedded:
+                embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
+            processes.of_main(finish, opt, embedded[split], split, records, state)
+
+
+def begin(opt, arguments):
+    """The parts of a run, and the Checkpoint in its folder."""
     if idle := parameters.without_effect(opt):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.settings_of(opt)
@@ -39,32 +64,7 @@ def run(opt, arguments):
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
-    state = Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
-    with lock.held(folder), explained_stop(opt, state):
-        first = continue_run(opt, state, arguments, built.data) if opt.resume else 0
-        print(parts.summary(opt, folder, built, first))
-        train(opt, built, state, first)
-
-
-def train(opt, built, state, first):
-    """Evaluates the untrained network, then trains, evaluates and records epoch by epoch, from the epoch `first` on."""
-    with recorded(opt, state, first) as records:
-        parts.keep_features(opt, built)
-        loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
-        if first == 0:
-            evaluated, embedded = evaluate_untrained(opt, built, state.folder)
-            processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
-        for epoch in range(max(first, 1), opt.n_epochs + 1):
-            if processes.of_main(patience_is_over, opt, state):
-                break
-            trained, evaluated = train_epoch(opt, built, loader, epoch), None
-            if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
-                evaluated, embedded = evaluate(opt, built, epoch)
-            processes.of_main(record, records, built, state, epoch, trained, evaluated, embedded)
-        split = evaluation.split_of_pictures(opt, built.data)
-        if split not in embedded:
-            embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-        processes.of_main(finish, opt, embedded[split], split, records, state)
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
 
 
 def recorded(opt, state, first):
@@ -168,7 +168,7 @@ def train_epoch(opt, built, loader, epoch):
     bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
-        embeddings, scalars = built.step(step, images, labels)
+        embeddings, scalars = built.step(images, labels, indices, step, epoch)
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
@@ -240,8 +240,11 @@ def work(arguments):
 
 def main(arguments):
     """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
-    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.SECRETS)       # logging libraries look there
-    return errors.exit_code('main.py', lambda: processes.together(lambda: work(arguments)))
+    # logging libraries look there
+    sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
+    with errors.reported('main.py') as end, processes.together():
+        end.code = work(arguments) or 0
+    return end.code
 
 
 if __name__ == '__main__':

@@ -1,11 +1,13 @@
 """The optimizer of a run, its learning rates as a function of flags and step, and the moving average of the weights."""
 import copy
 import math
+from types import SimpleNamespace
 
 import torch
 
 import criteria
 from architectures import depth
+from utilities.errors import UserError
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
 
@@ -18,6 +20,7 @@ def select(opt, model, criterion, n_steps=1):
     groups = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
     groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
                for group in criteria.parameter_groups(criterion)]
+    check_once(groups, criteria.optimizers(criterion))
     fused = {'fused': True} if opt.device.type == 'cuda' else {}                 # one kernel for all parameters
     adam = {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)} | fused
     optimizer = {'adam': lambda: torch.optim.Adam(groups, **adam), 'adamw': lambda: torch.optim.AdamW(groups, **adam),
@@ -26,6 +29,17 @@ def select(opt, model, criterion, n_steps=1):
     optimizer.register_load_state_dict_pre_hook(as_built)
     update_rows_of_sparse(optimizer)
     return optimizer, Schedule(opt, optimizer, n_steps)
+
+
+def check_once(groups, own):
+    """Raises UserError where a parameter is in the groups and in one of a criterion's own optimizers, or in two."""
+    trained = [id(parameter) for optimizer in own for parameter in parameters_of(optimizer)]
+    for group in groups if own else ():
+        params = group['params']
+        trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
+    if len(trained) > len({*trained}):
+        raise UserError('a parameter of the criterion is trained twice: leave what its optimizers() train out of its '
+                        'optim_dict_list, and of its other optimizers')
 
 
 def network_groups(opt, model):
@@ -115,6 +129,49 @@ def rows_of(gradient):
         return rows, values
     gradient = gradient.coalesce()
     return gradient.indices()[0], gradient.values()
+
+
+def parameters_of(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group['params']]
+
+
+def gradients_of(parameters):
+    """The gradients of the parameters that have one. Of a sparse gradient, its values; they may be changed in place."""
+    found = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            rows, values = rows_of(parameter.grad)
+            parameter.grad = torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True,
+                                                     check_invariants=False)
+            found.append(values)
+        elif parameter.grad is not None:
+            found.append(parameter.grad)
+    return found
+
+
+def unscale(scaler, optimizers, norm):
+    """
+    Divides the gradients, whose norm is `norm`, by the factor with which an enabled GradScaler has multiplied the loss.
+    Returns the norm of the result, and the optimizers that have gradients: all of them skip a step, or none does.
+    """
+    if not scaler.is_enabled():
+        return norm, optimizers
+    norm = norm / scaler.scale(torch.ones_like(norm))
+    optimizers = [optimizer for optimizer in optimizers if gradients_of(parameters_of(optimizer))]
+    for optimizer in optimizers:
+        if len(optimizers) > 1:                              # the scaler skips the step of each optimizer on its own
+            gradients_of(parameters_of(optimizer))[0].add_(norm * 0)
+        scaler.unscale_(optimizer)
+    return norm, optimizers
+
+
+def clip(opt, gradients, norm):
+    """--clip_grad and --clip_grad_value, in place. norm: that of the gradients."""
+    gradients = [SimpleNamespace(grad=gradient) for gradient in gradients]       # as the parameters that torch expects
+    if opt.clip_grad:
+        torch.nn.utils.clip_grads_with_norm_(gradients, opt.clip_grad, norm)
+    if opt.clip_grad_value:
+        torch.nn.utils.clip_grad_value_(gradients, opt.clip_grad_value)
 
 
 def are_moments(value, parameter):

@@ -10,6 +10,7 @@ import batch_mining
 import criteria
 import datasampler
 import datasets
+import divided_step
 import evaluation
 import optimization
 import parameters
@@ -49,7 +50,7 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
-    step: training_step.TrainingStep | None = None
+    step: training_step.TrainingStep | divided_step.DividedStep | None = None
     ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
@@ -57,8 +58,11 @@ class Parts:
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
+        scaler = self.step and self.step.scaler
         parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
-                              'scaler': getattr(self.step, 'scaler', None)}
+                              'scaler': scaler if scaler and scaler.is_enabled() else None}
+        own = criteria.optimizers(self.criterion) if self.criterion else []
+        parts |= {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
         return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
 
 
@@ -80,11 +84,12 @@ def build(opt):
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)
     parts.ema = None if opt.ema is None else optimization.MovingAverage(parts.model, opt.ema)
-    if criteria.has_teacher(opt) and opt.distill == 'ema':
+    takes_teacher = 'teacher_batch' in criteria.required_inputs(opt)
+    if takes_teacher and opt.distill == 'ema':
         parts.teacher = parts.ema.average
-    elif criteria.has_teacher(opt):
+    elif takes_teacher:
         parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
-    parts.step = training_step.TrainingStep(opt, parts)
+    parts.step = divided_step.select(opt, parts)
     return parts
 
 
@@ -142,7 +147,8 @@ def prepare(opt):
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
     opt.n_features = backbone.n_features
-    opt.n_maps = architectures.embedding_network.count_maps(backbone) if opt.loss_s2sd_pool_aggr else None
+    takes_maps = 'feature_maps' in criteria.required_inputs(opt)
+    opt.n_maps = architectures.embedding_network.count_maps(backbone) if takes_maps else None
     evaluation.check_data(opt, data)
     return Parts(network_of(opt, backbone), data)
 
@@ -181,7 +187,7 @@ def load_teacher(opt, size):
         own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
-    require_possible(own, opt.distill, states)
+    require_possible(own, f'--distill {opt.distill}', states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
         network = network_of(own, backbone_of(own))
@@ -205,8 +211,8 @@ def keep_features(opt, parts):
     is kept.
 
     Nothing is kept with mixed precision, compilation, several processes, a trained pooling or adapters, since results
-    could change; and no features of training images with a criterion of feature maps, with a teacher of another run, or
-    if the features of an image depend on the rest of its batch.
+    could change; and no features of training images with a criterion of images or feature maps, with a teacher of
+    another run, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
@@ -215,7 +221,8 @@ def keep_features(opt, parts):
     for images in data.evaluation.values():
         images.keeps_features = True
     of_training = ''
-    if not (parts.step.with_maps or parts.teacher_checksum or datasets.transforms.is_random(opt)):
+    takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt, parts.criterion)
+    if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', those of the training images too'
         data.train.keeps_features = True
         evaluation.embed(opt, model, data.train, 'train')
@@ -258,8 +265,8 @@ def require_possible(opt, source, states):
     """Raises UserError for an --embed_dim that no weights of a checkpoint can have, before memory is taken for it."""
     n_rows = sum(part.shape[0] for part in states['model'].values() if part.dim())
     if opt.embed_dim > n_rows:
-        raise UserError(f'{source}: its weights do not fit --embed_dim {opt.embed_dim}: they have {n_rows:,} rows '
-                        'altogether')
+        raise UserError(f'{source}: its weights do not fit the flags (--embed_dim {opt.embed_dim}, but they have '
+                        f'{n_rows:,} rows altogether)')
 
 
 def load_weights(opt, source, states, model):

@@ -1,4 +1,4 @@
-"""BatchNorm layers of a batch that is embedded in several pieces or by several processes."""
+"""BatchNorm layers in a batch that is embedded in several pieces or by several processes."""
 import itertools
 from contextlib import contextmanager
 
@@ -40,6 +40,31 @@ def synchronise(network):
     else:
         import timm.layers  # its BatchNorm layers contain the activation, which torch would drop
         timm.layers.convert_sync_batchnorm(network)
+
+
+def share(opt, model):
+    """
+    For a batch that is embedded in several parts, with BatchNorm layers that are not frozen: on GPUs with one piece per
+    process, makes the statistics of these layers those of the whole batch; otherwise prints that they are not.
+    """
+    largest = -(-opt.bs // processes.count())
+    in_pieces = 0 < opt.micro_bs < largest
+    is_frozen = model.frozen or '' in model.kept
+    parts = [*(() if is_frozen else [model.backbone]), model.f_embed, model.inner]
+    parts = [part for part in parts if part is not None and has_any(part)]
+    if not parts or not (in_pieces or processes.count() > 1):
+        return
+    if opt.device.type == 'cuda' and not in_pieces:
+        if opt.bs < processes.count():
+            raise UserError(f'--bs {opt.bs}: BatchNorm that is not frozen needs at least one image for each of the '
+                            f'{processes.count()} processes; use a larger batch or fewer processes')
+        for part in parts:
+            synchronise(part)
+    elif processes.is_main():
+        print(f'Note: BatchNorm uses the statistics of at most {min(opt.micro_bs or largest, largest)} images at a '
+              f'time, not of the whole batch of {opt.bs}; '
+              + ('--embed_norm layer does not depend on the batch' if is_frozen
+                 else f'--arch {opt.arch}_frozen keeps them fixed'))
 
 
 def smallest_piece(opt):

@@ -149,10 +149,8 @@ class EmbeddingNetwork(torch.nn.Module):
     def forward(self, images, with_maps=False):
         if images.dim() == 2:
             return self.embedded(images), images
-        if self.bgr:
-            images = images.flip(1)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
-            images = (images - self.mean) / self.std
+            images = self.normalised(images)
             if self.pool or with_maps:
                 maps = self.maps(self.backbone, images)
             else:
@@ -161,6 +159,10 @@ class EmbeddingNetwork(torch.nn.Module):
             features = (self.pool or pooling.average)(maps)
         embeddings = self.embedded(features)
         return (embeddings, features, maps) if with_maps else (embeddings, features)
+
+    def normalised(self, images):
+        """RGB in [0, 1] -> what the backbone takes: its channel order, its mean and standard deviation."""
+        return ((images.flip(1) if self.bgr else images) - self.mean) / self.std
 
     def embedded(self, features):
         """

@@ -72,9 +72,10 @@ class Child:
         os.close(self.pipe)
 
 
-def start(arguments, fault=None):
+def start(arguments, fault=None, script=program):
     """
-    Runs main.py with these arguments in a process that is forked from this one, which has imported everything.
+    Runs a script, by default main.py, with these arguments in a process that is forked from this one, which has
+    imported everything.
 
     fault: called there first.
     """
@@ -92,7 +93,7 @@ def start(arguments, fault=None):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
             if fault:
                 fault()
-            code = program.main([str(argument) for argument in arguments])
+            code = script.main([str(argument) for argument in arguments])
         except BaseException:
             traceback.print_exc()
         finally:

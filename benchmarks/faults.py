@@ -24,6 +24,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.disturbed import CONFIGURATIONS, Lab, difference, draw, outcome, start
+from benchmarks.exchanged import flipped_pixels, swapped_files, unwritable_outputs
+from benchmarks.hostile_images import bombs, damaged_indexes, foreign_formats
 from benchmarks.mutations import mutated_command_lines, mutated_csv, mutated_yaml
 from benchmarks.programs import ends, start_ups
 from launching import fork_server
@@ -207,7 +209,11 @@ KINDS = {
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
     'start-ups': (start_ups, 6, 60), 'ends of two processes': (ends, 2, 50),
     'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
-    'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300)}
+    'swapped files': (swapped_files, 1, 3), 'flipped pixels': (flipped_pixels, 4, 30),
+    'unwritable outputs': (unwritable_outputs, 2, 10),
+    'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300),
+    'foreign image formats': (foreign_formats, 6, 40), 'image bombs': (bombs, 6, 40),
+    'damaged indexes': (damaged_indexes, 100, 1000)}
 
 
 def main(arguments):

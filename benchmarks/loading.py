@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 import datasets
 import parameters
 from benchmarks import Row
-from datasets import on_device, pipeline
+from datasets import decoding, on_device, pipeline
 from utilities.loading import Loader, network_input
 
 SIZE, BATCH = 224, 16
@@ -81,7 +81,7 @@ class Files(torch.utils.data.Dataset):
 def pillow_pipeline():
     transform = v1.Compose([v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(),
                             v1.Normalize(MEAN, STD)])
-    return lambda path: transform(Image.open(path).convert('RGB'))
+    return lambda path: transform(decoding.opened(path).convert('RGB'))
 
 
 def torchvision_pipeline():
@@ -116,9 +116,9 @@ def parts(source, n_batches):
         assert isinstance(images.transform, on_device.DevicePipeline)
         found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: images.loaded(
             [(i, i) for i in range(len(images))])
-    decoded = [Image.open(path).convert('RGB') for path in paths]
+    decoded = [decoding.opened(path).convert('RGB') for path in paths]
     crop = v1.RandomResizedCrop(SIZE)
-    found['decoding alone, Pillow'] = lambda: [Image.open(path).load() for path in paths]
+    found['decoding alone, Pillow'] = lambda: [decoding.opened(path).load() for path in paths]
     found['decoding alone, torchvision'] = lambda: [decode_image(read_file(str(path))) for path in paths]
     found['crop and resizing alone, Pillow'] = lambda: [crop(image) for image in decoded]
     arrays = [np.array(image) for image in decoded]

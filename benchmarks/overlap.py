@@ -16,7 +16,7 @@ from PIL import Image
 import evaluation
 import parameters
 import parts
-from datasets.base import ImageSet, ImageTable
+from datasets.base import ImageSet, ImageTable, read_image
 from evaluation import overlap
 
 N_COPIES = 250
@@ -48,7 +48,7 @@ def main():
         planted = [Path(folder) / f'{kind}_{source}.jpg' for kind in range(len(ALTERED)) for source in sources]
         for path, (alter, source) in zip(planted, ((alter, source) for alter in ALTERED.values()
                                                    for source in sources), strict=True):
-            photo = Image.open(test.paths[source]).convert('RGB')
+            photo = read_image(test.paths[source])
             alter(photo).save(path, quality=50 if path.name.startswith('0') else 90)
         table = ImageTable(planted, ['planted'] * len(planted))
         sets = {'train': train, 'test': test,

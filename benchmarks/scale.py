@@ -8,14 +8,13 @@ import io
 import time
 
 import torch
-from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 import architectures
 import parameters
 from benchmarks.measure import median_times, peak_memory
 from criteria.multisimilarity import multisimilarity_loss
-from datasets import transforms
+from datasets import decoding, transforms
 from datasets.base import read_image
 from evaluation import compute
 
@@ -71,7 +70,7 @@ def measure(opt):
     loading = transforms.mlrc(227)[0]
     pipeline = transforms.v2.Compose([*loading, *transforms.TO_TENSOR])
     content = io.BytesIO()
-    with Image.open(opt.measure) as image:
+    with decoding.opened(opt.measure) as image:
         image.convert('RGB').resize((500, 375)).save(content, 'JPEG', quality=90)
     times = median_times({'step': step, 'loss': lambda: multisimilarity_loss(batch, labels),
                           'load': lambda: pipeline(read_image(content))})

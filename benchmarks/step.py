@@ -18,9 +18,9 @@ import torch.distributed as dist
 import architectures
 import batch_mining
 import criteria
+import divided_step
 import optimization
 import parameters
-import training_step
 from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
@@ -53,7 +53,7 @@ class Case:
         criterion = criteria.select(opt, miner and self.timed('miner', miner)).to(opt.device)
         self.built = Parts(model.to(opt.device), None, criterion, miner)
         self.built.optimizer, _ = optimization.select(opt, model, criterion)
-        self.built.step = training_step.TrainingStep(opt, self.built)
+        self.built.step = divided_step.select(opt, self.built)
         model.start_epoch(warming_up=False)
 
     def bare(self):
@@ -67,7 +67,7 @@ class Case:
 
     def step(self):
         self.number += 1
-        self.built.step(self.number, self.images[exchange.part(self.opt.bs)], self.labels)
+        self.built.step(self.images[exchange.part(self.opt.bs)], self.labels, self.labels, self.number, 1)
 
     def timed(self, name, function):
         """The function, whose times are noted under this name."""

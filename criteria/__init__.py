@@ -1,5 +1,7 @@
 """Criteria: the losses that networks are trained with."""
 import argparse
+import inspect
+import types
 
 from criteria import (
     angular,
@@ -49,7 +51,7 @@ from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Adapted, Given, parts, with_inner
+from utilities.combination import Given, Miner, parts
 from utilities.errors import UserError, choose
 
 CRITERIA = {
@@ -97,6 +99,7 @@ CRITERIA = {
     'supcon': supcon,
     'tcm': tcm,
 }
+COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
 def select(opt, batchminer):
@@ -142,9 +145,22 @@ def supporting():
 
 
 def ranks(opt):
-    """Whether one of the losses has its own distance, by which evaluation ranks."""
-    names = [part.loss_s2sd_source if part.loss == 's2sd' else part.loss for part in parts(opt)]
+    """Whether one of the losses has its own distance, by which evaluation ranks; around others, the first inside it."""
+    names = [getattr(part, [*inner_flags(part.loss), 'loss'][0]) for part in parts(opt)]
     return any(hasattr(CRITERIA[name].Criterion, 'ranking_embeddings') for name in names if name in CRITERIA)
+
+
+def inner_flags(loss):
+    """The flags that name the losses inside a loss, as its file has them in REQUIRES_CRITERIA."""
+    flags = getattr(CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
+    return () if flags is True else flags or ()
+
+
+def with_inner(parts):
+    """The parts of a sum, and those of the losses inside them."""
+    inner = [argparse.Namespace(**vars(part) | {'loss': name}) for part in parts
+             for name in dict.fromkeys(getattr(part, flag) for flag in inner_flags(part.loss))]
+    return [*parts, *inner]
 
 
 def with_used_miners(opt):
@@ -158,9 +174,22 @@ def takes_miner(part):
     return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_inner([part]))
 
 
-def requires_maps(criterion):
-    """Whether the criterion, or one inside it, takes the feature maps before pooling, `feature_maps` [B, C, h, w]."""
-    return any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules())
+def required_inputs(opt, criterion=None):
+    """The costly inputs that the criterion is given: those that its losses ask for, and a teacher's for --distill."""
+    found = set().union(*(asked_for(part, part.loss) for part in with_inner(parts(opt))))
+    if has_teacher(opt):
+        found.add('teacher_batch')
+    if criterion and any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules()):
+        found.add('feature_maps')                              # how a criterion asked before there was REQUIRES_INPUTS
+    return found
+
+
+def asked_for(opt, loss):
+    """REQUIRES_INPUTS of a loss's file: a list of COSTLY names, or {name: the flag with which it is needed}."""
+    names = getattr(CRITERIA.get(loss), 'REQUIRES_INPUTS', ())
+    for name in names:
+        choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
+    return [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
 
 
 def need_positives(opt):
@@ -174,7 +203,8 @@ def need_positives(opt):
 def build(opt, batchminer, pml_arguments):
     """One criterion, with the memory bank of --xbm_size and the direction regularisation of --dr_weight, if set."""
     if opt.loss.startswith(pml.PREFIX):
-        return pml.Criterion(opt, batchminer and Adapted(batchminer, opt.batch_mining, 'masks'), pml_arguments)
+        miner = batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True)
+        return fitted(pml.Criterion(opt, miner, pml_arguments))
     module = choose(CRITERIA, opt.loss, '--loss')
     if getattr(module, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
         if opt.unsupervised:
@@ -182,19 +212,20 @@ def build(opt, batchminer, pml_arguments):
                             'its own has none; choose another loss')
         raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
                         f'{opt.dataset} has none here; docs/data.md says which data sets have them')
+    check_inputs(opt, module)
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
     if getattr(module, 'REQUIRES_CRITERIA', False):
         return build_around(opt, module, batchminer, pml_arguments)
     if not module.REQUIRES_BATCHMINER:
-        criterion = module.Criterion(opt)
+        criterion = fitted(module.Criterion(opt))
     else:
         check_miner(opt, module, batchminer)
         if opt.cascade and not takes_pairs(module):
             return cascade_of(opt, module, batchminer)
         if opt.daml and not takes_pairs(module):
-            return adversarial(opt, batchminer)
-        batchminer = Adapted(batchminer, opt.batch_mining, taken_by(module))
-        criterion = module.Criterion(opt, batchminer)
+            return adversarial(opt, module, batchminer)
+        batchminer = miner_for(opt, module, batchminer)
+        criterion = fitted(module.Criterion(opt, batchminer))
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
             raise UserError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
@@ -203,22 +234,52 @@ def build(opt, batchminer, pml_arguments):
     return DirectionRegularised(criterion, batchminer, opt.dr_weight) if direction else criterion
 
 
+def fitted(criterion):
+    """
+    A criterion as its file makes it -> the same as the program uses it: it ignores the keywords that its `forward` does
+    not take, and has parameter_groups().
+    """
+    taken = inspect.signature(criterion.forward).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+
+    def chosen(module, arguments, given):
+        if 'avg_batch_features' in taken:                                   # its name in the public code
+            given = {'avg_batch_features': given.get('batch_features')} | given
+        return arguments, {name: value for name, value in given.items() if takes_all or name in taken}
+
+    if not takes_all or 'avg_batch_features' in taken:
+        criterion.register_forward_pre_hook(chosen, with_kwargs=True)
+    if not hasattr(criterion, 'parameter_groups'):
+        criterion.parameter_groups = types.MethodType(own_groups, criterion)
+    return criterion
+
+
+def check_inputs(opt, module):
+    """Raises UserError where a loss asks for inputs that the run does not have."""
+    asked, names = asked_for(opt, opt.loss), getattr(module, 'REQUIRES_INPUTS', ())
+    if 'feature_maps' in asked and opt.n_maps is None:
+        what, instead = f'loss {opt.loss}', 'choose another loss'
+        if isinstance(names, dict):
+            what, instead = names['feature_maps'], 'leave the flag out'
+        raise UserError(f'--{what}: --arch {opt.arch} has no feature maps, or does not pool them by their average; '
+                        f'give --pool avg, or {instead}')
+    if 'teacher_batch' in asked and not opt.distill:
+        raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
+
+
 def build_around(opt, module, batchminer, pml_arguments):
-    """A criterion around others, s2sd; each of these has its own memory bank and direction regularisation."""
-    for flag in ('loss_s2sd_source', 'loss_s2sd_target'):
+    """A criterion around others; each of these has its own memory bank and direction regularisation."""
+    for flag in inner_flags(opt.loss):
         if getattr(CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
-            raise UserError(f'--{flag} {name}: give one loss, and not s2sd itself')
+            raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
         if not name.startswith(pml.PREFIX):
             choose(CRITERIA, name, f'--{flag}')
-    if opt.loss_s2sd_pool_aggr and opt.n_maps is None:
-        raise UserError(f'--loss_s2sd_pool_aggr: --arch {opt.arch} has no feature maps, or does not pool them by their '
-                        'average; give --pool avg, or leave the flag out')
 
     def inner(name, dim):
         own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False})
         reads_loss = opt.batch_mining in ('npair', 'semihard')      # miners that read flags of the loss they mine for
         return build(own, type(batchminer)(own) if reads_loss else batchminer, pml_arguments)
-    return module.Criterion(opt, inner)
+    return fitted(module.Criterion(opt, inner))
 
 
 def cascade_of(opt, module, batchminer):
@@ -226,28 +287,29 @@ def cascade_of(opt, module, batchminer):
     n_levels = len(opt.cascade) + 1
     of_level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels, 'cascade': []})
     given = [Given() for _ in range(n_levels)]
-    takes = 'masks' if getattr(module, 'OF_PAIRS', False) else 'triplets'
-    return Cascade([build(of_level, miner, None) for miner in given], given,
-                   Adapted(batchminer, opt.batch_mining, takes), opt.cascade_fractions)
+    miner = Miner(batchminer, opt.batch_mining, takes_masks=getattr(module, 'OF_PAIRS', False))
+    return Cascade([build(of_level, own, None) for own in given], given, miner, opt.cascade_fractions)
 
 
-def adversarial(opt, batchminer):
-    """--daml: the criterion with synthetic negatives."""
+def adversarial(opt, module, batchminer):
+    """--daml: the criterion with synthetic negatives, which have no image."""
+    of_images = asked_for(opt, opt.loss) or ['indices']
+    if of_images != ['indices'] or 'indices' in inspect.signature(module.Criterion.forward).parameters:
+        raise UserError(f'--daml does not work with --loss {opt.loss}, which asks for {", ".join(of_images)}: '
+                        'synthetic negatives have no image')
     given = Given()
     criterion = build(argparse.Namespace(**vars(opt) | {'daml': False}), given, None)
     return DeepAdversarial(
-        criterion, given, Adapted(batchminer, opt.batch_mining, 'triplets'), opt.n_features, '_normalize' in opt.arch,
-        opt.daml_layers, opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight,
-        opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
+        criterion, given, Miner(batchminer, opt.batch_mining, takes_masks=False), opt.n_features,
+        '_normalize' in opt.arch, opt.daml_layers, opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight,
+        opt.daml_reg_weight, opt.daml_adv_weight, opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
 
 
-def taken_by(module):
-    """What a criterion takes from its miner, in the words of Adapted."""
-    if getattr(module, 'ACCEPTS_MASKS', False):
-        return 'masks'
-    if takes_pairs(module):
-        return 'lists'
-    return 'list' if hasattr(module, 'batchminer') else 'triplets'       # the criteria of the public code import it
+def miner_for(opt, module, batchminer):
+    """The miner as a criterion of this file takes it."""
+    takes_masks = getattr(module, 'ACCEPTS_MASKS', False)
+    of_public_code = not takes_masks and (takes_pairs(module) or hasattr(module, 'batchminer'))      # it imports this
+    return Miner(batchminer, opt.batch_mining, takes_masks or takes_pairs(module), gives_lists=of_public_code)
 
 
 def takes_pairs(module):
@@ -267,29 +329,28 @@ def check_miner(opt, module, batchminer):
 
 
 def parameter_groups(criterion):
+    """The optimizer groups of the parameters of a criterion and of those inside it."""
+    return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
+
+
+def own_groups(criterion):
     """
-    The optimizer groups of the criterion's own parameters: its `optim_dict_list`, or all of them with its learning rate
-    `lr`; for a sum, or a criterion inside another, those of the inner criteria.
+    Its `optim_dict_list`, or all of its parameters with its learning rate `lr`, but for those that it trains by its own
+    optimizers.
     """
-    if isinstance(criterion, WeightedSum):
-        return [{'name': f'criterion_{name}'} | group
-                for name, part in zip(criterion.names, criterion.criteria, strict=True)
-                for group in parameter_groups(part)]
-    if isinstance(criterion, Cascade):
-        return [{'name': f'criterion_level_{number}'} | group for number, level in enumerate(criterion.levels, start=1)
-                for group in parameter_groups(level)]
-    if isinstance(criterion, DeepAdversarial):
-        return [{'name': 'criterion_generator'} | group
-                for group in criterion.optim_dict_list] + parameter_groups(criterion.criterion)
-    if isinstance(criterion, s2sd.Criterion):
-        return [{'name': 'criterion_heads'} | group for group in criterion.optim_dict_list] + [
-            group for part in (criterion.source, *criterion.targets) for group in parameter_groups(part)]
-    if isinstance(criterion, (CrossBatchMemory, DirectionRegularised, Distilled)):
-        return parameter_groups(criterion.criterion)
+    elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
+                 for parameter in group['params']}
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list
-    trained = [parameter for parameter in criterion.parameters() if parameter.requires_grad]
+    own = [parameter for parameter in criterion.parameters() if parameter not in elsewhere]
+    trained = any(parameter.requires_grad for parameter in own)
     if trained and not hasattr(criterion, 'lr'):
         raise UserError(f'{type(criterion).__module__}.{type(criterion).__name__} has parameters, but neither a rate '
                         'self.lr nor optimizer groups self.optim_dict_list')
-    return [{'params': list(criterion.parameters()), 'lr': criterion.lr}] if trained else []
+    return [{'params': own, 'lr': criterion.lr}] if trained else []
+
+
+def optimizers(criterion):
+    """The optimizers that a criterion and those inside it have made themselves, each in a method optimizers()."""
+    return [optimizer for module in criterion.modules() if hasattr(module, 'optimizers')
+            for optimizer in module.optimizers()]

@@ -81,6 +81,10 @@ class Cascade(torch.nn.Module):
                 f'level_{number}_{name}': scalar for name, scalar in getattr(level, 'log', {}).items()}
         return sum(values)
 
+    def parameter_groups(self):
+        return [{'name': f'criterion_level_{number}'} | group for number, level in enumerate(self.levels, start=1)
+                for group in level.parameter_groups()]
+
     def selected(self, parts, mined):
         """The tuples of each level, a list of K."""
         found = [mined]

@@ -51,4 +51,7 @@ class CrossBatchMemory(torch.nn.Module):
         # a copy, since the next batch overwrites entries that the gradient of this one may still need
         references, reference_labels = self.embeddings[:filled].clone(), self.labels[:filled].clone()
         return loss + self.weight * self.criterion(batch=batch, labels=labels, references=references,
-                                                   reference_labels=reference_labels, own=own)
+                                                   reference_labels=reference_labels, own=own, **kwargs)
+
+    def parameter_groups(self):
+        return self.criterion.parameter_groups()

@@ -65,7 +65,7 @@ class DeepAdversarial(torch.nn.Module):
         self.margin, self.delay = margin, delay
         layers = [torch.nn.Linear(*sizes) for sizes in itertools.pairwise([3 * n_features, *widths, n_features])]
         self.generator = torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
-        self.optim_dict_list = [{'params': list(self.generator.parameters()), 'lr': lr}]
+        self.lr = lr
         self.n_batches = 0                               # on the host, so that no step waits for the device
 
     def get_extra_state(self):
@@ -104,6 +104,7 @@ class DeepAdversarial(torch.nn.Module):
         """The loss of the batch with one more sample per triplet, which replaces its negative and has its class."""
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
+        kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # the rest is of real images
         return self.loss_of(torch.stack([anchors, positives, made], dim=1),
                             torch.cat([batch, self.normalized(f_embed(synthetic))]),
                             torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
@@ -111,6 +112,10 @@ class DeepAdversarial(torch.nn.Module):
     def loss_of(self, triplets, batch, labels, features, f_embed, **kwargs):
         self.given.tuples = triplets
         return self.criterion(batch=batch, labels=labels, batch_features=features, f_embed=f_embed, **kwargs)
+
+    def parameter_groups(self):
+        return [{'name': 'criterion_generator', 'params': list(self.generator.parameters()), 'lr': self.lr},
+                *self.criterion.parameter_groups()]
 
     def normalized(self, embeddings):
         return F.normalize(embeddings, dim=1) if self.normalize else embeddings

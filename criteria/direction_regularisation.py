@@ -40,3 +40,6 @@ class DirectionRegularised(torch.nn.Module):
         direction = directions(batch, triplets).sum() / max(len(triplets), 1)
         self.log = getattr(self.criterion, 'log', {}) | {'direction': direction.detach()}
         return loss - self.weight * direction
+
+    def parameter_groups(self):
+        return self.criterion.parameter_groups()

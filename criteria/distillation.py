@@ -55,3 +55,6 @@ class Distilled(torch.nn.Module):
         distilled = distillation_loss(batch, teacher_batch, self.temperature)
         self.log = getattr(self.criterion, 'log', {}) | {'distillation': distilled.detach()}
         return loss + self.weight * distilled
+
+    def parameter_groups(self):
+        return self.criterion.parameter_groups()

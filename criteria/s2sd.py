@@ -17,7 +17,8 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-REQUIRES_CRITERIA = True        # Criterion(opt, build) builds other losses by name
+REQUIRES_CRITERIA = ('loss_s2sd_source', 'loss_s2sd_target')    # Criterion(opt, build) builds the losses of these flags
+REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # with this flag
 
 
 def distillation(cosines, targets, temperature=1.0):
@@ -71,8 +72,8 @@ class Criterion(torch.nn.Module):
         super().__init__()
         self.temperature, self.weight, self.feature_weight = opt.loss_s2sd_T, opt.loss_s2sd_w, opt.loss_s2sd_feat_w
         self.distils_features, self.delay = opt.loss_s2sd_feat_distill, opt.loss_s2sd_feat_distill_delay
-        self.REQUIRES_MAPS = opt.loss_s2sd_pool_aggr
-        n_features, dims = opt.n_maps if self.REQUIRES_MAPS else opt.n_features, opt.loss_s2sd_target_dims
+        self.pools_maps, self.lr = opt.loss_s2sd_pool_aggr, opt.lr
+        n_features, dims = opt.n_maps if self.pools_maps else opt.n_features, opt.loss_s2sd_target_dims
         self.heads = torch.nn.ModuleList([
             torch.nn.Sequential(torch.nn.Linear(n_features, dim), torch.nn.ReLU(), torch.nn.Linear(dim, dim))
             for dim in dims])
@@ -80,7 +81,6 @@ class Criterion(torch.nn.Module):
         self.targets = torch.nn.ModuleList([build(opt.loss_s2sd_target, dim) for dim in dims])
         if hasattr(self.source, 'ranking_embeddings'):
             self.ranking_embeddings = lambda batch: self.source.ranking_embeddings(F.normalize(batch, dim=1))
-        self.optim_dict_list = [{'params': list(self.heads.parameters()), 'lr': opt.lr}]
         self.n_batches = 0                               # on the host, so that no step waits for the device
 
     def get_extra_state(self):
@@ -91,11 +91,11 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, batch_features, feature_maps=None, **kwargs):
         """
-        batch [B, D] embeddings, labels [B] int64, batch_features [B, F], feature_maps [B, n_maps, h, w] where
-        REQUIRES_MAPS, on one device -> scalar.
+        batch [B, D] embeddings, labels [B] int64, batch_features [B, F], feature_maps [B, n_maps, h, w] with
+        _pool_aggr, on one device -> scalar.
         """
         features = batch_features.flatten(1)
-        if self.REQUIRES_MAPS:
+        if self.pools_maps:
             features = feature_maps.mean(dim=(2, 3)) + feature_maps.amax(dim=(2, 3))
         source, *targets = (functools.partial(self.loss_of, criterion, labels=labels, batch_features=batch_features,
                                               feature_maps=feature_maps, **kwargs)
@@ -103,6 +103,10 @@ class Criterion(torch.nn.Module):
         feature_weight = self.feature_weight if self.distils_features and self.n_batches >= self.delay else 0
         self.n_batches += 1
         return s2sd_loss(batch, features, self.heads, source, targets, self.temperature, self.weight, feature_weight)
+
+    def parameter_groups(self):
+        return [{'name': 'criterion_heads', 'params': list(self.heads.parameters()), 'lr': self.lr}] + [
+            group for criterion in (self.source, *self.targets) for group in criterion.parameter_groups()]
 
     @staticmethod
     def loss_of(criterion, batch, **kwargs):

@@ -32,3 +32,7 @@ class WeightedSum(torch.nn.Module):
             own = getattr(criterion, 'log', {})
             self.log |= {f'{name}_loss': value.detach()} | {f'{name}_{key}': scalar for key, scalar in own.items()}
         return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+
+    def parameter_groups(self):
+        return [{'name': f'criterion_{name}'} | group for name, criterion in zip(self.names, self.criteria, strict=True)
+                for group in criterion.parameter_groups()]

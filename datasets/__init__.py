@@ -1,11 +1,12 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
 from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
-from datasets.base import ImageSet, check_names, read_image
+from datasets.base import ImageSet, check_names, note_ignored, read_image
 from datasets.decoding import open_photo
 from datasets.image_cache import ImageCache
 from utilities import stopping
@@ -39,14 +40,17 @@ def select(opt, input_size):
     """The data set --dataset, split, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     check_names(table)
+    note_ignored(table.ignored)
     missing = [] if opt.skip_bad_images else [path for path in table.paths if not is_file(path)]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
     training, evaluation = pipelines(opt, input_size)
-    read = ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else open_photo
+    read = (ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else
+            functools.partial(open_photo, limit=opt.max_megapixels) if opt.max_megapixels else open_photo)
     if opt.skip_bad_images:
-        table = without_bad_images(table, read.unreadable() if opt.image_cache else table.paths)
+        suspects = read.unreadable() if opt.image_cache else table.paths
+        table = without_bad_images(table, suspects, opt.max_megapixels)
     if splits.scheme(opt, table) != 'predefined':
         table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
     split = splits.split(opt, table)
@@ -77,11 +81,11 @@ def is_file(path):
         return False
 
 
-def without_bad_images(table, suspects):
+def without_bad_images(table, suspects, limit=None):
     """The table without those of the images `suspects` that cannot be read; prints their number and the first three."""
     with ThreadPoolExecutor() as pool:
-        readable = list(tqdm(pool.map(is_readable, suspects), total=len(suspects), desc='checking images',
-                             disable=None))
+        readable = list(tqdm(pool.map(lambda path: is_readable(path, limit), suspects), total=len(suspects),
+                             desc='checking images', disable=None))
     bad = {path for path, good in zip(suspects, readable, strict=True) if not good}
     if bad:
         names = [str(path) for path in table.paths if path in bad]
@@ -90,10 +94,10 @@ def without_bad_images(table, suspects):
     return table.keep([i for i, path in enumerate(table.paths) if path not in bad])
 
 
-def is_readable(path):
+def is_readable(path, limit):
     stopping.check()
     try:
-        read_image(path)
+        read_image(path, limit)
     except UserError:
         return False
     return True

@@ -1,4 +1,6 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
+import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +12,6 @@ from utilities.command_line import is_text
 from utilities.errors import UserError
 
 AHEAD = 8          # images that are opened before the first of them is decoded; only those that are no JPEG take memory
-SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.gif', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
 
 @dataclass
@@ -23,12 +24,14 @@ class ImageTable:
     parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
     coarser: such mappings of the levels above the super-classes, from the nearest level up.
+    ignored: the files and folders beside the images that are no images.
     """
     paths: list
     classes: list
     parts: list | None = None
     superclasses: dict = field(default_factory=dict)
     coarser: list = field(default_factory=list)
+    ignored: list = field(default_factory=list)
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
@@ -36,9 +39,9 @@ class ImageTable:
                        parts=None if self.parts is None else [self.parts[i] for i in chosen])
 
 
-def read_image(path):
+def read_image(path, limit=None):
     """The image of decoding.read_upright, converted to RGB if it is grey."""
-    image = decoding.read_upright(path)
+    image = decoding.read_upright(path, limit)
     return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 
 
@@ -154,10 +157,16 @@ def seeded(seed, function, *arguments):
         generator.set_state(state)
 
 
-def image_files(folder):
-    """The image files directly in `folder`, sorted, without hidden files such as macOS's ._ files."""
-    return sorted(path for path in Path(folder).iterdir()
-                  if path.suffix.lower() in SUFFIXES and not path.name.startswith('.'))
+def image_files(folder, others=None):
+    """
+    The image files directly in `folder`, sorted, without hidden files such as macOS's ._ files. What else is in it is
+    added to the list `others`.
+    """
+    shown = sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.'))
+    images = [path for path in shown if path.suffix.lower() in decoding.suffixes()]
+    if others is not None and len(images) < len(shown):
+        others += sorted({*shown} - {*images})
+    return images
 
 
 def subfolders(folder):
@@ -167,12 +176,32 @@ def subfolders(folder):
 
 def class_folders(folder, **properties):
     """The table of a folder that contains one folder of images per class."""
-    paths, classes = [], []
+    paths, classes, ignored = [], [], files_in(folder)
     for class_folder in subfolders(folder):
-        files = image_files(class_folder)
+        files = image_files(class_folder, ignored)
         paths += files
         classes += [class_folder.name] * len(files)
-    return ImageTable(paths, classes, **properties)
+    return ImageTable(paths, classes, ignored=ignored, **properties)
+
+
+def files_in(folder):
+    """The files directly in `folder`, sorted, without hidden ones."""
+    return sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.') and not path.is_dir())
+
+
+def note_ignored(ignored, file=None):
+    """Prints, to sys.stdout or `file`, how many files and folders are no images, by extension, and the first three."""
+    if not ignored:
+        return
+    counts = Counter('folder' if os.path.isdir(path) else Path(path).suffix.lower() or 'no extension'
+                     for path in ignored)
+    kinds = ', '.join(f'{kind} {number:,}' for kind, number in counts.most_common(5)) + ' ...' * (len(counts) > 5)
+    names = ', '.join(map(decoding.shown, ignored[:3])) + ' ...' * (len(ignored) > 3)
+    print(f'Note: not among the images, since their names have none of the extensions '
+          f'{" ".join(sorted(decoding.suffixes()))}: {len(ignored):,} ({kinds}): {names}', file=file)
+    missing = [kind for kind in decoding.FORMATS['HEIF'] if kind in counts and kind not in decoding.suffixes()]
+    if missing:
+        print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)
 
 
 def listed_rows(file, n_header, n_columns):

@@ -1,16 +1,26 @@
 """Reads the size of image files, and decodes their pixels when they are needed, at reduced size if that is enough."""
 import contextlib
 import functools
+import importlib.util
 import io
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from utilities.errors import UserError
 
+# The raster formats that are read, by Pillow's names, and the file name extensions under which folders are searched for
+# them. Decoders of others start a program (EPS: Ghostscript) or a handler of the system (WMF), also for a file whose
+# name says otherwise.
+FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',), 'GIF': ('.gif',),
+           'TIFF': ('.tif', '.tiff'), 'WEBP': ('.webp',), 'PPM': ('.ppm', '.pgm'), 'AVIF': ('.avif',),
+           'JPEG2000': ('.jp2',), 'HEIF': ('.heic', '.heif')}
+NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 SIXTEEN_BIT = ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N')
 TRANSPARENT = ('RGBA', 'LA', 'PA')
 CHANNELS = (1, 3)            # of grey and RGB images
@@ -48,6 +58,52 @@ def reason_of(error):
     return 'its format is not known' if isinstance(error, UnidentifiedImageError) else str(error)
 
 
+class TooLarge(ValueError):
+    """An image of more pixels than allowed; its pixels are not decoded."""
+
+
+@functools.cache
+def formats():
+    """Those of FORMATS that can be read here: HEIF with pillow-heif, AVIF and others as Pillow was built."""
+    if importlib.util.find_spec('pillow_heif'):
+        import pillow_heif
+        pillow_heif.register_heif_opener()
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN and (name not in NEEDS or features.check(NEEDS[name]))]
+
+
+def suffixes():
+    """The file name extensions of images that can be read here."""
+    return {suffix for name in formats() for suffix in FORMATS[name]}
+
+
+def opened(file, limit=None):
+    """
+    Opens the image in a file, a path or binary stream, of one of FORMATS; its pixels are not decoded yet.
+
+    limit: the largest number of megapixels; None: Pillow's, twice Image.MAX_IMAGE_PIXELS. Raises TooLarge above it.
+    """
+    try:
+        image = Image.open(file, formats=formats())
+    except Image.DecompressionBombError as error:
+        raise TooLarge(error) from None
+    check_size(*image.size, limit)
+    return image
+
+
+def check_size(width, height, limit=None):
+    """Raises TooLarge for an image of more than `limit` megapixels, as in opened()."""
+    if limit is None:
+        limit = 2e-6 * Image.MAX_IMAGE_PIXELS if Image.MAX_IMAGE_PIXELS else math.inf
+    if width * height > 1e6 * limit:
+        raise TooLarge(f'{width:,} x {height:,} pixels are more than {limit:,.4g} megapixels')
+
+
+def shown(path):
+    """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
+    return os.fsencode(path).decode(errors='backslashreplace')
+
+
 def upright(image):
     """An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L."""
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
@@ -59,18 +115,24 @@ def upright(image):
     return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
 
 
-def read_upright(path):
+def read_upright(path, limit=None, side=None):
     """
     The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
     replaced by white, 16-bit grey scaled to 8 bits.
 
-    Raises UserError with the file's name if it is missing, truncated or not an image.
+    side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has as many, which
+          then counts for the limit.
+
+    Raises UserError with the file's name if it is missing, truncated, not an image, or larger than opened() allows.
     """
-    with named(path), Image.open(path) as image:
+    with named(path), opened(path, math.inf if side else limit) as image:
+        if side:
+            image.draft(image.mode, (side, side))
+            check_size(*image.size, limit)
         return upright(image)
 
 
-def open_photo(path):
+def open_photo(path, limit=None):
     """
     The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
     Photo is decoded.
@@ -82,16 +144,17 @@ def open_photo(path):
         decode_jpeg = jpeg_decoder()
         header = jpeg_header(memoryview(data)) if decode_jpeg else None
         if header is None:
-            with Image.open(io.BytesIO(data)) as image:
+            with opened(io.BytesIO(data), limit) as image:
                 pixels = channels_last(upright(image))
             return Photo(*pixels.shape[:2], lambda scale: pixels)
-    height, width = header
+        height, width = header
+        check_size(width, height, limit)
 
     def decode(scale):
         with named(path):
             if scale == 1:
                 return decode_jpeg(torch.from_numpy(data)).permute(1, 2, 0).numpy()
-            with Image.open(io.BytesIO(data)) as image:
+            with opened(io.BytesIO(data), limit) as image:
                 image.draft(image.mode, (width // scale, height // scale))
                 return channels_last(upright(image))
 
@@ -126,7 +189,7 @@ def jpeg_header(data):
 
 
 def is_turned(data):
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(data), formats=['JPEG']) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
 
 
@@ -145,7 +208,7 @@ def jpeg_decoder():
             decoded = decode_jpeg(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
         except RuntimeError:                                               # torchvision was built without libjpeg
             return None
-        with Image.open(file) as reference:
+        with Image.open(file, formats=['JPEG']) as reference:
             if not np.array_equal(decoded.permute(1, 2, 0), channels_last(reference)):
                 return None
     return decode_jpeg

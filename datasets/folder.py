@@ -33,12 +33,12 @@ def nested(folder):
     class or super-class is its path below `folder`. Hidden folders are left out. Raises UserError where classes are at
     different depths.
     """
-    walked, paths, classes = [], [], []
+    walked, paths, classes, beside = [], [], [], []
     for above, folders, _ in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
         walked.append(Path(above))
     for path in sorted(walked):
-        files = image_files(path)
+        files = image_files(path, beside)
         paths += files
         classes += [path.relative_to(folder).as_posix()] * len(files)
     depths = {name.count('/'): name for name in classes}
@@ -49,7 +49,8 @@ def nested(folder):
     names = sorted(set(classes))
     superclasses, *coarser = [{name: name.rsplit('/', level)[0] for name in names}
                               for level in range(1, max(depths, default=0) + 1)] or [{}]
-    return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser)
+    ignored = [path for path in beside if not path.is_dir()]
+    return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser, ignored=ignored)
 
 
 def listed(file, source_path):

@@ -47,12 +47,13 @@ class ImageCache:
         paths = sorted(set(paths), key=str)
         self.folder = Path(opt.image_cache) / f'{opt.dataset}_{key(paths, opt.source_path, resize)}'
         self.rows = {path: row for row, path in enumerate(paths)}
+        self.limit = opt.max_megapixels
         self.pixels = None                                             # mapped into memory when the first image is read
         self.sums = {}                                                 # {row: word_sum of pixels whose checksum fitted}
         try:
             self.index = complete_rows(self.folder, len(paths))
             if len(self.index) < len(paths):
-                self.index = fill(self.folder, paths, resize)
+                self.index = fill(self.folder, paths, resize, self.limit)
             rows = np.random.default_rng(opt.seed).permutation(len(paths))
             self.check(sorted(rows if opt.image_cache_check else rows[:SAMPLE]), paths)
         except OSError as error:
@@ -75,7 +76,7 @@ class ImageCache:
                 raise damage(f'{path} is damaged in {self.folder}')
             self.sums[row] = found
         if 0 in shape:
-            return open_photo(path)
+            return open_photo(path, self.limit)
         pixels = pixels.reshape(shape)
         return Photo(*shape[:2], lambda scale: pixels)
 
@@ -155,7 +156,7 @@ def n_bytes_of(index):
     return int(index[-1, 0] + sizes_of(index)[-1]) if len(index) else 0
 
 
-def fill(folder, paths, resize):
+def fill(folder, paths, resize, limit=None):
     """Adds the images that are missing in the cache, or waits for a process that does; returns the complete index."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / 'lock', f'--image_cache: another process is filling {folder}; waiting for it'):
@@ -171,7 +172,7 @@ def fill(folder, paths, resize):
             pixels_file.seek(n_bytes_of(index))
             while len(index) < len(paths):
                 stopping.check()
-                images = list(pool.map(lambda path: decode(path, resize), paths[len(index):len(index) + CHUNK]))
+                images = list(pool.map(lambda path: decode(path, resize, limit), paths[len(index):len(index) + CHUNK]))
                 sizes = np.array([image.size for image in images])
                 offsets = n_bytes_of(index) + sizes.cumsum() - sizes
                 rows = np.column_stack([offsets, [image.shape for image in images]]).astype('<i8')
@@ -190,10 +191,10 @@ def fill(folder, paths, resize):
         return index
 
 
-def decode(path, resize):
+def decode(path, resize, limit=None):
     """uint8 [H, W, 3 or 1], or [0, 0, 3] for an image that cannot be read."""
     try:
-        image = read_upright(path)
+        image = read_upright(path, limit)
     except UserError:
         return np.empty((0, 0, 3), np.uint8)
     return channels_last(resize(image) if resize else image)

@@ -22,13 +22,13 @@ def load(opt):
         table = class_folders(path)
         table.superclasses = alphabets(table.classes)
         return table
-    paths, classes = [], []
+    paths, classes, ignored = [], [], []
     for part in ('images_background', 'images_evaluation'):
         for character in sorted((path.parent / part).glob('[!.]*/[!.]*/')):
-            files = image_files(character)
+            files = image_files(character, ignored)
             paths += files
             classes += [f'{character.parent.name}.{character.name}'] * len(files)
-    return ImageTable(paths, classes, superclasses=alphabets(classes))
+    return ImageTable(paths, classes, superclasses=alphabets(classes), ignored=ignored)
 
 
 def alphabets(classes):

@@ -36,7 +36,7 @@ def plot(rows, folder):
         axes.set_ylabel(titles.shared_axis(members.values()))
         plotting.whole_epochs(axes)
         axes.grid()
-        axes.legend()
+        plotting.legend_above(axes)
         plotting.save(figure, folder / f'{family}.png')
 
 

@@ -173,7 +173,7 @@ def spectrum(embedded, seed):
     axes.plot(np.arange(1, len(fractions) + 1), np.where(fractions > 0, fractions, np.nan), '.-', markersize=3,
               linewidth=0.8, label=f'embeddings, ρ = {geometry.rho_spectrum(values, 1):.3f}')
     axes.axhline(1 / len(fractions), color=GREY, linestyle='--', linewidth=0.8, label='uniform, ρ = 0')
-    axes.legend()
+    plotting.legend_above(axes)
     return figure
 
 
@@ -190,8 +190,7 @@ def distances(embedded, seed, n_pairs=200_000):
         axes.hist(found, bins, density=True, histtype='stepfilled', alpha=0.35, color=colour)
         axes.hist(found, bins, density=True, histtype='step', color=colour, linewidth=0.8,
                   label=f'{name}, median {np.median(found):.2f}')
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.25)
-    axes.legend(loc='upper left')
+    plotting.legend_above(axes)
     return figure
 
 
@@ -248,7 +247,7 @@ def classes(embedded, seed, n_worst=12):
     left.plot((np.arange(len(order)) + 0.5) / len(order) * 100, recall[order], color=GREY, drawstyle='steps-mid')
     left.axhline(100 * (taken == labels).mean(), color='black', linestyle='--', linewidth=0.8, label='mean over images')
     left.set(xlabel='classes (%)', ylabel='R@1 (%)', ylim=(-2, 102))
-    left.legend(loc='upper left')
+    plotting.legend_above(left)
     right.barh(range(len(worst)), recall[worst], color=GREY, height=0.7)
     for bar, c in enumerate(worst):
         wrong = taken[(labels == present[c]) & (taken != labels)]
@@ -276,7 +275,7 @@ def roc(embedded, seed, n_points=300):
                               ylim=(-0.02, 1.02))
     axes.plot(rates, np.append(0, true)[false.searchsorted(rates, 'right')], color='black', linewidth=0.8)
     axes.plot(rates, rates, color=GREY, linestyle='--', linewidth=0.8, label='chance')
-    axes.legend(loc='upper left')
+    plotting.legend_above(axes)
     return figure
 
 
@@ -293,7 +292,7 @@ def utility(embedded, seed):
         axes.fill_between(distances, lines[low], lines[high], color=plotting.COLOURS[0], alpha=alpha, linewidth=0,
                           label=label)
     axes.plot(distances, lines[2], color=plotting.COLOURS[0], linewidth=0.8, label='median')
-    axes.legend(loc='lower right')
+    plotting.legend_above(axes)
     return figure
 
 
@@ -311,7 +310,7 @@ def confidence(embedded, seed):
     most_confident = np.argsort(-norms, kind='stable')
     axes.plot(100 * n / len(n), 100 * correct[most_confident].cumsum() / n, color='black', linewidth=0.8)
     axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')
-    axes.legend()
+    plotting.legend_above(axes)
     return figure
 
 

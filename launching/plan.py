@@ -15,7 +15,8 @@ from records import reading, run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
-NOT_FROM_THE_START = [mode for mode in parameters.MODES if mode not in ('config', 'untrained', 'auto_resume')]
+NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
+                      if mode not in ('config', 'untrained', 'auto_resume')]
 
 
 @dataclass
@@ -48,7 +49,8 @@ class Planned:
 
     def folder(self):
         """The run folder with these settings, or None; of several, the one with the most epochs."""
-        return reading.find(self.parent / self.savename, self.settings, self.chosen)
+        settings = parameters.without_machine(self.settings)
+        return reading.find(self.parent / self.savename, settings, self.chosen)
 
 
 def of_script(file, only=(), skip_refused=False):
@@ -94,5 +96,5 @@ def of_line(arguments):
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
-    return Planned(run_folder.without_secrets(arguments, parameters.SECRETS), settings,
+    return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt), chosen)

@@ -94,7 +94,8 @@ class TensorBoard:
         self.writer.flush()
 
     def picture(self, name, file, epoch):
-        self.writer.add_image(name, np.asarray(Image.open(file).convert('RGB')), epoch, dataformats='HWC')
+        with Image.open(file, formats=['PNG']) as image:
+            self.writer.add_image(name, np.asarray(image.convert('RGB')), epoch, dataformats='HWC')
 
     def unless_told_later(self, arguments):
         """In place of threading.excepthook: the errors of TensorBoard's threads are raised again by its next call."""

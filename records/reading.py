@@ -69,10 +69,9 @@ def read(folder):
 def find(place, settings, chosen=()):
     """
     The run folder with these settings at `place`, <save_path>/<dataset>/<savename>, or beside it with _1, _2 ...; None
-    where there is none. Of several, the one with the most epochs. Flags of the machine, and those that only one side
-    has, may differ.
+    where there is none. Of several, the one with the most epochs. Flags that only one side has may differ.
 
-    chosen: flags that must have been left to the run.
+    settings: without flags of the machine. chosen: flags that must have been left to the run.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
@@ -83,11 +82,11 @@ def find(place, settings, chosen=()):
 def are_same(settings, config, chosen=()):
     """
     Whether config.yaml describes a run with these settings, to which the flags in `chosen` were left. A config.yaml of
-    an earlier version, which does not name such flags, is accepted. Flags of the machine may differ.
+    an earlier version, which does not name such flags, is accepted.
     """
     flags = config['flags']
     return {*chosen} <= {*config.get('chosen', chosen)} and all(
-        flags[name] == value for name, value in settings.items() if name in flags.keys() - run_folder.MACHINE)
+        flags[name] == value for name, value in settings.items() if name in flags)
 
 
 def progress(folder):

@@ -21,9 +21,6 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
-# flags of the machine: a resumed run may change them, since the results do not depend on them
-MACHINE = {'gpu', 'kernels', 'device', 'source_path', 'save_path', 'evaluate_on_gpu', 'download', 'image_cache',
-           'image_cache_check', 'system_malloc', 'keep_features', 'log_online', 'online_backend', 'project'}
 
 
 def savename(opt):

@@ -120,7 +120,7 @@ def untrained(other, folder, flags):
     """
     ours, theirs = run_folder.read(folder), run_folder.read(other)
     for name in flags:
-        if ours['flags'].get(name) != theirs['flags'].get(name) and name not in run_folder.MACHINE:
+        if ours['flags'].get(name) != theirs['flags'].get(name):
             raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, that of this run '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if ours['split_hash'] != theirs['split_hash']:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 import evaluation
 import parameters
 import parts
-from records import checkpoint, run_folder
+from records import checkpoint
 from records.columns import Column
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
 from utilities import command_line
@@ -138,7 +138,7 @@ def network(opt, member, state):
 def key_of(ensemble, state):
     """What the scores of untrained networks depend on, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    names = [name for name in parameters.of_the_untrained() if name not in run_folder.MACHINE]
+    names = parameters.of_the_untrained()
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 

@@ -4,13 +4,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+import parameters
 from datasets import splits
 from records import reading, run_folder
 from records.columns import Column
 from reports import groups, naming, selection
 from utilities.errors import UserError
 
-OF_A_MEMBER = groups.MACHINE | {'fold', 'group'}         # flags in which the folds of a setting may differ
+# flags in which the folds of a setting may differ
+OF_A_MEMBER = groups.OF_A_SEED | parameters.flags_with('machine').keys() | {'fold', 'group'}
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
 from dataclasses import dataclass, field
 
-from records import run_folder
+import parameters
 from records.reading import FINISHED
 from reports import naming
 from utilities.errors import UserError
 
-# flags, and what files of --rows hold beside them, that may differ between the seeds of a setting
-MACHINE = run_folder.MACHINE | {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}
+# what may differ between the seeds of a setting, besides flags of the machine: flags, and columns of --rows
+OF_A_SEED = {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}
 
 
 @dataclass
@@ -141,6 +141,6 @@ def differences(name, runs):
     notes = []
     for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
         values = {str(run.flags[flag]) for run in runs if flag in run.flags}
-        if flag not in MACHINE and len(values) > 1:
+        if len(values) > 1 and flag not in OF_A_SEED | parameters.flags_with('machine').keys():
             notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
     return notes

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from datasets import decoding
 from records import lock
 from retrieval import loading, search, store
 from retrieval.index import Index
@@ -58,7 +59,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
             try:
                 state = os.stat(path)
             except OSError as error:
-                unreadable[path] = f'{loading.shown(path)}: {error.strerror}'
+                unreadable[path] = f'{decoding.shown(path)}: {error.strerror}'
                 continue
             if known.get(path) != [path, state.st_size, state.st_mtime_ns]:
                 states[path] = [path, state.st_size, state.st_mtime_ns]

@@ -14,6 +14,7 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 from utilities.loading import workers
 
+STDOUT = '-'                 # in place of a file: the output
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
 N_ROWS, N_COLUMNS = 12, 10   # of --picture: queries, and their nearest images
 
@@ -51,9 +52,9 @@ def remove(opt):
 
 
 def query(opt):
-    """Prints the nearest images of each query; writes them to --json and --picture."""
+    """Prints the nearest images of each query, with --json - as JSON; writes them to --json and --picture."""
     for flag in ('json', 'picture'):
-        if getattr(opt, flag):
+        if getattr(opt, flag) not in (None, STDOUT):
             require_writable(getattr(opt, flag), f'--{flag}')
     if opt.picture and Path(opt.picture).suffix not in ('.png', '.svg'):
         raise UserError(f'--picture {opt.picture}: give a file that ends in .png or .svg')
@@ -69,14 +70,15 @@ def query(opt):
     name_some('Left out, since they cannot be read', reasons, len(paths))
     nearest, distances = searched.query(np.concatenate(embeddings), opt.k)
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
-    for photo, found, far in zip(queries, nearest, distances, strict=True):
+    for photo, found, far in zip(queries, nearest, distances, strict=True) if opt.json != STDOUT else ():
         print(f'{photo}\n  rank  distance  nearest')
         for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
             print(f'  {rank:4}  {distance:8.4f}  {path}')
     name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
               ' found; the command remove --missing removes such images from the index')
     if opt.json:
-        write_json(opt.json, queries, nearest, distances)
+        text = as_json(queries, nearest, distances)
+        sys.stdout.write(text) if opt.json == STDOUT else write_text(opt.json, text)
     if opt.picture:
         draw(opt.picture, queries[:N_ROWS], nearest, distances, transform)
 
@@ -111,12 +113,12 @@ def name_some(what, names, n_all, more=''):
               sep='\n  ', file=sys.stderr)
 
 
-def write_json(file, queries, nearest, distances):
-    """[{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...]"""
-    write_text(file, json.dumps([
+def as_json(queries, nearest, distances):
+    """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...]"""
+    return json.dumps([
         {'query': photo, 'nearest': [{'path': path, 'distance': round(float(distance), 6)}
                                      for path, distance in zip(found, far, strict=True)]}
-        for photo, found, far in zip(queries, nearest, distances, strict=True)], indent=1) + '\n')
+        for photo, found, far in zip(queries, nearest, distances, strict=True)], indent=1) + '\n'
 
 
 @plotting.styled

@@ -34,7 +34,7 @@ def save_pt2(program, file, description):
 
 def save_onnx(program, file, description):
     converted = torch.onnx.export(program, dynamo=True, input_names=['images'], output_names=['embeddings'],
-                                verbose=False)
+                                  dynamic_shapes=({0: 'batch'},), verbose=False)
     converted.model.metadata_props['description.json'] = description
     converted.save(file)
 

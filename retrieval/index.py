@@ -40,6 +40,13 @@ class Index:
     def __len__(self):
         return len(self.embeddings)
 
+    def is_current(self):
+        """Whether the folder is as it was when it was opened, without additions and removals since."""
+        try:
+            return store.read(self.folder) == self.content
+        except UserError:
+            return False
+
     def __str__(self):
         how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
         if not how['n_cells']:

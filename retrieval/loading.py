@@ -26,8 +26,9 @@ SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'cascade'
 
 class Network(torch.nn.Module):
     """
-    Images [B, 3, S, S], float32 RGB in [0, 1] -> embeddings [B, D], float32, as main.py --evaluate ranks them, but
-    without --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of norm 1.
+    Images [B, 3, S, S], RGB, floating in [0, 1] or uint8 -> embeddings [B, D], float32, as main.py --evaluate ranks
+    them, but without --pca and --eval_autocast: with --eval_features the pooled features, with --eval_normalize of
+    norm 1. Raises UserError for images of another shape or type.
 
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
@@ -49,6 +50,13 @@ class Network(torch.nn.Module):
         return self.model.mean.device
 
     def forward(self, images):
+        shape, size = list(images.shape), self.input_size
+        if len(shape) != 4 or shape[1:] != [3, size, size]:
+            raise UserError(f'expected RGB images [B, 3, {size}, {size}], as the transform of the network makes them, '
+                            f'not {shape}')
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise UserError(f'expected images of type uint8, or floating ones in [0, 1], not {images.dtype}')
+        images = network_input(images, images.device) if images.dtype == torch.uint8 else images.float()
         embeddings, features = self.model(images)
         found = features if self.settings['eval_features'] else embeddings
         return F.normalize(found, dim=1) if self.settings['eval_normalize'] else found
@@ -116,7 +124,8 @@ class Photos(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image = self.images[index]
         if not command_line.is_text(str(image)):
-            return index, None, f'{shown(image)}: names of images cannot hold bytes that are not UTF-8; rename it'
+            return index, None, (f'{decoding.shown(image)}: names of images cannot hold bytes that are not UTF-8; '
+                                 'rename it')
         try:
             photo = self.opened(image)
             return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
@@ -135,11 +144,6 @@ class Photos(torch.utils.data.Dataset):
         broken = {index: reason for index, _, reason in items if reason is not None}
         return ([index for index, _ in good],
                 self.pipeline.collate([pixels for _, pixels in good]) if good else None, broken)
-
-
-def shown(path):
-    """A path as it can be printed: bytes that are not UTF-8 as \\xff."""
-    return os.fsencode(path).decode(errors='backslashreplace')
 
 
 def embedded(network, transform, images, bs=112, kernels=0):
@@ -161,12 +165,14 @@ def embed(network, transform, images, bs=112, kernels=0):
     The embeddings of images in their order, a float32 tensor [N, D] on the CPU.
 
     Args:
-        images:  paths or PIL images.
+        images:  paths or PIL images; or a single one.
         bs:      number of images that are embedded at once.
         kernels: number of processes that load images; with 0, this process loads them.
 
     Raises UserError for the first image that cannot be read.
     """
+    if isinstance(images, str | os.PathLike) or hasattr(images, 'getexif'):
+        images = [images]
     width = network.model.n_features if network.settings['eval_features'] else network.settings['embed_dim']
     found = [np.empty((0, width), np.float32)]
     for _, embeddings, broken in embedded(network, transform, images, bs, kernels):

@@ -1,9 +1,11 @@
 """The photos that a command line names: image files, folders of any depth, CSV files and lists of paths."""
 import csv
 import os
+import sys
 from pathlib import Path
 
-from datasets.base import SUFFIXES
+from datasets import decoding
+from datasets.base import note_ignored
 from utilities.errors import UserError
 
 
@@ -11,17 +13,18 @@ def find(places):
     """
     The absolute paths, as strings, of the images that `places` name, each once, in the order of `places`:
 
-    - a folder: all images in it and in its folders, sorted, without hidden ones;
+    - a folder: all images in it and in its folders, sorted, without hidden ones; what else is in them is printed;
     - a .csv file: those of its column `path`, relative to the folder of the file;
     - a .txt file: one path in each line, relative to the folder of the file;
     - an image file.
 
     The files in a list need not exist. Raises UserError if a member of `places` does not exist, or names no image.
     """
-    found = {}
+    found, ignored = {}, []
     for place in map(Path, places):
         if place.is_dir():
-            images = in_folder(place)
+            images, others = in_folder(place)
+            ignored += others
         elif place.suffix.lower() in READERS:
             images = listed(place)
         elif place.is_file():
@@ -29,20 +32,25 @@ def find(places):
         else:
             raise UserError(f'{place}: there is no such file or folder')
         if not images:
-            raise UserError(f'{place}: it names no image; expected a folder with images ({" ".join(sorted(SUFFIXES))}),'
-                            ' a CSV file with the column path, a .txt file with one path in each line, or an image')
+            note_ignored(ignored, sys.stderr)
+            raise UserError(f'{place}: it names no image; expected a folder with images '
+                            f'({" ".join(sorted(decoding.suffixes()))}), a CSV file with the column path, '
+                            'a .txt file with one path in each line, or an image')
         found |= dict.fromkeys(map(os.path.abspath, images))
+    note_ignored(ignored, sys.stderr)
     return list(found)
 
 
 def in_folder(folder):
-    """The images in a folder and in its folders, sorted; hidden files and folders are left out."""
-    images = []
+    """The images in a folder and in its folders, and the other files there, both sorted, without what is hidden."""
+    images, others = [], []
     for above, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
-        images += [os.path.join(above, name) for name in files
-                   if not name.startswith('.') and Path(name).suffix.lower() in SUFFIXES]
-    return sorted(images)
+        for name in files:
+            if not name.startswith('.'):
+                known = Path(name).suffix.lower() in decoding.suffixes()
+                (images if known else others).append(os.path.join(above, name))
+    return sorted(images), sorted(others)
 
 
 def listed(file):

@@ -1,4 +1,5 @@
 """Retrieve_Images.py suspects: embeds labelled photos, and writes the suspects among them to files."""
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import datasets
 import evaluation
 import parameters
 import parts
-from datasets import ImageSet, folder
+from datasets import ImageSet, decoding, folder
+from datasets.base import note_ignored
 from evaluation import pictures
 from retrieval import loading, suspects
 from utilities import device, plotting
@@ -16,6 +18,7 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.randomness import seed_everything
 
+COLUMNS = ('kind', 'path', 'label', 'suggested_label', 'score', 'neighbour')
 TITLES = {
     'label': 'label: images whose neighbours contradict their label, and the nearest image of the suggested label',
     'duplicate': 'duplicate: nearly equal images with different labels',
@@ -51,7 +54,7 @@ def review(photos, run, flags, out):
     rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
              'score': round(suspect.score, 4), 'neighbour': path_of(suspect.neighbour)} for suspect in found]
-    write_csv(Path(out), rows)
+    write_csv(Path(out), rows, COLUMNS)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
     sheet = Path(out).with_suffix('.png')
@@ -89,6 +92,7 @@ def of_photos(place, run, flags):
     """[Embedded] of labelled photos, by the network of `run`, or by the pooled features of a pretrained backbone."""
     table = labelled(Path(place))
     datasets.check_names(table)
+    note_ignored(table.ignored)
     opt = parameters.parse(['--evaluate', str(run), *flags] if run else ['--eval_features', '--eval_normalize', *flags])
     if opt.pca:
         raise UserError(f'--pca {opt.pca}: its components are fitted on the training images; give --pca 0')
@@ -99,10 +103,11 @@ def of_photos(place, run, flags):
         seed_everything(opt.seed)                          # of a backbone that is --not_pretrained
         model = parts.network_of(opt, parts.backbone_of(opt))
     if opt.skip_bad_images:
-        table = datasets.without_bad_images(table, table.paths)
+        table = datasets.without_bad_images(table, table.paths, opt.max_megapixels)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
-    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1])
+    images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
+                      functools.partial(decoding.open_photo, limit=opt.max_megapixels))
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]
 
@@ -131,4 +136,4 @@ def draw(found, places, names, file):
                  for suspect in [suspect for suspect in found if suspect.kind == kind][:N_ROWS.get(kind, 2) * N_PAIRS]]
         rows += [(title if not start else '', sum(pairs[start:start + N_PAIRS], []))
                  for start in range(0, len(pairs), N_PAIRS)]
-    plotting.save(plotting.panel(rows), file)
+    plotting.save(plotting.panel(rows, breaks=range(2, 2 * N_PAIRS, 2)), file)

@@ -1,26 +1,34 @@
 """Retrieve_Images.py serve: a page that shows the images of an index nearest to a photo, or to one of these images."""
+import base64
 import io
+import json
+import select
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from PIL import Image
 
-from datasets.base import read_image
+from datasets import decoding
 from utilities import stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
-MAX_MB = 30                  # of an uploaded photo
+MAX_MB = 30                  # of an uploaded photo; page.html has it, too
+MAX_MEGAPIXELS = 52          # phones take photos of 50
+DECODERS = 2                 # photos that are decoded at a time, each in up to a gigabyte
+IDLE = 10                    # seconds after which a connection that sends nothing is closed
+CONNECTIONS = 500            # at a time
+SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
 HEADERS = {
     'Content-Security-Policy': "default-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; frame-ancestors 'none'",
     'X-Content-Type-Options': 'nosniff',
-    'Referrer-Policy': 'no-referrer',
+    'Referrer-Policy': 'same-origin',
 }
+TOO_LARGE = f'The photo is larger than {MAX_MB} MB.'
 LOCAL = ('127.0.0.1', 'localhost', '::1')
 
 
@@ -31,16 +39,21 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
     hosts: the host names that a request may be addressed to; None allows any. Without this check, a page of another
            server could read this one through a domain name that it resolves to this machine (DNS rebinding).
+
+    Requests that a page of another server makes are refused, since its visitor did not ask for them.
     """
     import flask
-    app, lock = flask.Flask(__name__, static_folder=None), threading.Lock()
+    app, lock, decoders = flask.Flask(__name__, static_folder=None), threading.Lock(), threading.Semaphore(DECODERS)
     app.config['MAX_CONTENT_LENGTH'] = MAX_MB * 2 ** 20
 
     def neighbours(embedding, without=None):
         rows, distances = index.nearest(embedding[None], k + (without is not None))
         found = [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
                  for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
-        return {'n_images': len(index.paths), 'neighbours': found[:k]}
+        return size() | {'neighbours': found[:k]}
+
+    def size():
+        return {'n_images': len(index.paths), 'is_current': index.is_current()}
 
     def name_of(row):
         return '/'.join(Path(index.paths[row]).parts[-2:])
@@ -53,6 +66,13 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         if hosts is not None and urlsplit(f'//{flask.request.host}').hostname not in hosts:
             flask.abort(403, 'This page is for the machine it runs on; --host names another address.')
 
+    @app.before_request
+    def check_origin():
+        headers = flask.request.headers
+        origin, site = headers.get('Origin'), headers.get('Sec-Fetch-Site', 'none')
+        if origin is not None and urlsplit(origin).netloc != flask.request.host or site not in ('same-origin', 'none'):
+            flask.abort(403, 'This page answers no requests of other pages; type its address, or reload it.')
+
     @app.after_request
     def add_headers(response):
         response.headers.update(HEADERS)
@@ -64,8 +84,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     @app.errorhandler(405)
     @app.errorhandler(413)
     def explain(error):
-        text = f'The photo is larger than {MAX_MB} MB.' if error.code == 413 else error.description
-        return {'error': text}, error.code
+        return {'error': TOO_LARGE if error.code == 413 else error.description}, error.code
 
     @app.get('/')
     def page():
@@ -74,18 +93,17 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     @app.get('/start')
     def start():
         rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
-        return {'n_images': len(index.paths), 'images': [{'row': int(row), 'name': name_of(row)} for row in rows]}
+        return size() | {'images': [{'row': int(row), 'name': name_of(row)} for row in rows]}
 
     @app.get('/image/<int:row>')
     def image(row):
         try:
-            found = read_image(index.paths[existing(row)])
-        except UserError:                                  # it was moved or damaged since it was indexed
-            flask.abort(404, f'{name_of(row)} cannot be read any more.')
-        found.thumbnail((SIDE, SIDE))
-        file = io.BytesIO()
-        found.save(file, 'JPEG', quality=85)
-        return flask.Response(file.getvalue(), mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
+            with decoders:
+                content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
+        except UserError as error:                         # it was moved or damaged since it was indexed
+            large = isinstance(error.__context__, decoding.TooLarge)
+            flask.abort(404, f'{name_of(row)} {"is too large to be shown" if large else "cannot be read any more"}.')
+        return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
 
     @app.get('/neighbours/<int:row>')
     def of_row(row):
@@ -95,14 +113,64 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     def of_photo():
         data = flask.request.get_data()
         try:
-            photo = transform(Image.open(io.BytesIO(data)))
+            with decoders, decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
+                kind = image.format
+                photo = transform(image)
+                preview = {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+        except decoding.TooLarge:
+            flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on what is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
             embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
-        return neighbours(embedding)
+        return neighbours(embedding) | preview
 
     return app
+
+
+def small(image):
+    """A PIL image in RGB or L as a JPEG file of at most SIDE pixels: bytes."""
+    image.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    image.save(file, 'JPEG', quality=85)
+    return file.getvalue()
+
+
+def as_url(content):
+    return f'data:image/jpeg;base64,{base64.b64encode(content).decode()}'
+
+
+def listening(app, host, port):
+    """
+    A waitress server of the application. A body that is too large is refused by its Content-Length, before it is sent,
+    and a connection that sends nothing is closed after IDLE seconds. Raises OSError or ValueError where it cannot
+    listen.
+    """
+    import waitress
+    from waitress import channel, parser, utilities
+
+    class Refusal(utilities.RequestEntityTooLarge):
+        def to_response(self, ident=None):
+            return '413 Request Entity Too Large', [('Content-Type', 'application/json')], json.dumps(
+                {'error': TOO_LARGE}).encode()
+
+    class Parser(parser.HTTPRequestParser):
+        def received(self, data):
+            consumed = super().received(data)
+            if isinstance(self.error, utilities.RequestEntityTooLarge):
+                self.error = Refusal(self.error.body)
+            return consumed
+
+    class Channel(channel.HTTPChannel):
+        parser_class = Parser
+
+    server = waitress.create_server(
+        app, host=host, port=port, threads=8,                        # a browser asks 6 times at once
+        max_request_body_size=MAX_MB * 2 ** 20 + 1, channel_timeout=IDLE, cleanup_interval=1,
+        connection_limit=CONNECTIONS, asyncore_use_poll=hasattr(select, 'poll'))
+    for part in server.map.values() if hasattr(server, 'map') else [server]:       # one for each address of the host
+        part.channel_class = Channel
+    return server
 
 
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
@@ -112,14 +180,13 @@ def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):
     """
     try:
         import flask  # noqa: F401
-        import waitress
+        import waitress  # noqa: F401
     except ImportError as error:
         raise UserError(f'serve needs flask and waitress ({error}): pip install flask waitress') from None
     host = host.strip('[]')
     app = application(index, network, transform, k, LOCAL if host in LOCAL else None)
     try:
-        server = waitress.create_server(app, host=host, port=port, threads=8,   # a browser asks 6 times at once
-                                        max_request_body_size=4 * MAX_MB * 2 ** 20)
+        server = listening(app, host, port)
     except (OSError, ValueError) as error:                 # ValueError: there is no such host
         raise UserError(f'--host {host} --port {port}: nothing can listen there ({error}); give another one') from None
     # a host with several addresses has a socket for each

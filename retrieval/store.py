@@ -1,5 +1,6 @@
 """
-The files of an index folder. index.json names the others, with the number of bytes and the CRC-32 checksum of each:
+The files of an index folder. index.json has its own CRC-32 checksum, in the key crc32, and names the other files, with
+the number of bytes and the checksum of each:
 
     embeddings   float32 [N, D], one row after the other
     photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
@@ -23,6 +24,7 @@ NAME = 'index.json'
 VERSION = 1                  # raise it when the format changes
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
 KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
+CHECKSUM = 'crc32'           # the key of index.json's own checksum, which indexes of earlier versions lack
 CHUNK = 1 << 24              # bytes that are read at a time
 
 
@@ -38,7 +40,7 @@ def create(folder, network, recall):
 
 
 def read(folder):
-    """The content of index.json. Raises UserError if there is none, or one of another version."""
+    """The content of index.json. Raises UserError if there is none, or one of another version, or a damaged one."""
     file = Path(folder) / NAME
     try:
         content = json.loads(file.read_text(encoding='utf-8'))
@@ -48,12 +50,19 @@ def read(folder):
         raise UserError(f'{file}: damaged ({error}); make the index again') from None
     if not isinstance(content, dict) or content.get('version') != VERSION or not KEYS <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
+    expected = content.pop(CHECKSUM, None)
+    if content.keys() - KEYS - {'version'} or expected not in (None, checksum_of(content)):
+        raise UserError(f'{file}: damaged: its checksum is not that of its content; make the index again')
     return content
+
+
+def checksum_of(content):
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def write(folder, content):
     """Replaces index.json, and removes the files of earlier generations."""
-    write_text(Path(folder) / NAME, json.dumps(content, indent=1) + '\n')
+    write_text(Path(folder) / NAME, json.dumps(content | {CHECKSUM: checksum_of(content)}, indent=1) + '\n')
     named = {file['name'] for file in content['files'].values()}
     for kind in KINDS:
         for file in Path(folder).glob(f'{kind}_[0-9]*'):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from records import columns, run_folder
+import parameters
+from records import columns
 from records.columns import Column
 from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
@@ -106,7 +107,7 @@ class Method:
         for word in words:
             if word.startswith('--'):
                 flag = word.removeprefix('--')
-                is_kept = flag == 'source_path' or flag not in run_folder.MACHINE
+                is_kept = flag == 'source_path' or flag not in parameters.flags_with('machine')
             if is_kept:
                 kept.append(str('Datasets' / PurePath(word).relative_to(root)) if word in paths else word)
         return shlex.join(kept)

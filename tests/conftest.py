@@ -2,15 +2,17 @@
 import argparse
 import copy
 import functools
+import io
 import os
 import pickle
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 import main
 import parameters
@@ -115,3 +117,24 @@ def opt():
         known |= copy.deepcopy(flags) | {'n_classes': n_classes, 'device': torch.device('cpu')}
         return argparse.Namespace(**pickle.loads(default_flags()) | known)
     return make
+
+
+@pytest.fixture
+def other_program(tmp_path, monkeypatch):
+    """An EPS file, eps, which Pillow would read by Ghostscript, and whether that, a stand-in, was started()."""
+    (tmp_path / 'bin').mkdir()
+    gs, log = tmp_path / 'bin' / 'gs', tmp_path / 'gs_was_started'
+    gs.write_text(f'#!/bin/sh\ntouch {log}\nexit 1\n')
+    gs.chmod(0o755)
+    monkeypatch.setenv('PATH', str(gs.parent), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, 'gs_binary', None)             # which Pillow looks for once
+    eps = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n'
+    return SimpleNamespace(eps=eps, started=log.exists)
+
+
+@pytest.fixture
+def bomb():
+    """A small PNG file of 64 million pixels."""
+    file = io.BytesIO()
+    Image.new('1', (8000, 8000)).save(file, 'PNG', compress_level=1)
+    return file.getvalue()

@@ -14,10 +14,10 @@ import torch.distributed as dist
 import batch_mining
 import criteria
 import datasampler
+import divided_step
 import main
 import optimization
 import parameters
-import training_step
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from parts import Parts
 from utilities import processes
@@ -72,6 +72,7 @@ TRAINED = LOSSES | {
     'views': '--bs 12 --views 3 --loss margin --batch_mining distance',
     'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',
     'distilled from another network': '--loss supcon --batch_mining none --distill another --distill_w 3',
+    'images and an optimizer of its own': '--loss asks_for_all --batch_mining none --scheduler step --tau 1',
     'warm-up': '--warmup 2 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
 }
 ONE_STEP = ' --optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
@@ -88,6 +89,24 @@ class FeaturesAndLayer(torch.nn.Module):
     def forward(self, batch, labels, batch_features, f_embed):
         other = torch.nn.functional.normalize(f_embed(batch_features.roll(1, dims=0)), dim=1)
         return (self.factor * (batch * other).sum(dim=1)).exp().mean() + batch_features.tanh().square().mean()
+
+
+class AsksForAll(torch.nn.Module):
+    """Uses images, positions, step and epoch, and trains a head by its own optimizer."""
+
+    def __init__(self, opt):
+        super().__init__()
+        self.head, self.lr = torch.nn.Linear(3, opt.embed_dim), 0.01
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        self.optimizer = torch.optim.SGD(self.head.parameters(), lr=0.1, momentum=0.9)
+
+    def optimizers(self):
+        return [self.optimizer]
+
+    def forward(self, batch, images, indices, step, epoch, avg_batch_features):
+        assert len(batch) == len(images) == len(indices) == len(avg_batch_features) and epoch == (step - 1) // 4 + 1
+        colours = images.mean(dim=(2, 3)) * (1 + indices[:, None] / 36)
+        return (self.scale * batch - self.head(colours)).square().mean() * step + avg_batch_features.tanh().mean()
 
 
 class Images(torch.utils.data.Dataset):
@@ -139,7 +158,7 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
     if opt.distill:
         other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
         built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)
-    built.step = training_step.TrainingStep(opt, built)
+    built.step = divided_step.select(opt, built)
     return opt, built, TrainingLoader(opt, images, built.sampler)
 
 
@@ -184,12 +203,18 @@ class Overflows(FeaturesAndLayer):
         super().__init__(opt)
         self.amp, self.steps = opt.amp, 0
 
-    def forward(self, batch, **kwargs):
+    def forward(self, batch, labels, batch_features, f_embed):
         self.steps += 1
         factor = self.factor if self.steps == 4 and self.amp == 'float16' else self.factor.detach()
         infinite = factor.clone()
         infinite.register_hook(lambda gradient: gradient * torch.inf) if infinite.requires_grad else None
-        return super().forward(batch, **kwargs) + 0.1 * infinite
+        return super().forward(batch, labels, batch_features, f_embed) + 0.1 * infinite
+
+
+def module_of(criterion):
+    """What a file of a criterion has."""
+    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True,
+                              REQUIRES_INPUTS=['images'] if criterion is AsksForAll else [])
 
 
 def train_on_gpus(rank, n, flags, folder):
@@ -204,9 +229,9 @@ def train_on_gpus(rank, n, flags, folder):
 
 def work(rank, folder):
     torch.set_num_threads(1)
-    for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows)):
-        criteria.CRITERIA[name] = argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False,
-                                                     REQUIRES_OPTIM=True)
+    for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows),
+                            ('asks_for_all', AsksForAll)):
+        criteria.CRITERIA[name] = module_of(criterion)
     if rank < 2:
         train_all('alone' if rank == 0 else 'in pieces', rank, folder, '--micro_bs 3' if rank else '')
     for n in (2, 3):

@@ -1,12 +1,23 @@
 """The flags: the public code's names and defaults, config files, and sentences for what cannot be."""
+import argparse
 import math
+import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 import yaml
 
+import Evaluate_Ensemble
+import Hyperparameter_Search
+import Launch_Runs
 import parameters
-from utilities import command_line
+import Result_Evaluations
+import Retrieve_Images
+from architectures import embedding_layer, pooling
+from datasets import splits
+from utilities import command_line, errors, manual
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -64,13 +75,131 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
     from datasets import DATASETS
     from evaluation import METRICS
     with pytest.raises(SystemExit) as stopped:
-        parse('--help')
+        parse('--help all')
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and all(len(line) <= 120 for line in text.splitlines())
     for flag in command_line.known_flags(parameters.build()):
         assert f'--{flag}' in text, flag
     for registry in (CRITERIA, BATCHMINERS, SAMPLERS, DATASETS, ARCHITECTURES, METRICS):
         assert all(name in text for name in registry)
+
+
+def help_on(*words, build=parameters.build):
+    return manual.page(build(), words)
+
+
+def test_the_first_help_fits_on_two_screens():
+    text = help_on()
+    shown = re.findall(r'^  (--\w+)', text, re.MULTILINE)
+    assert len(text.splitlines()) <= 90 and len(shown) == 20 and {'--loss', '--dataset', '--seed'} <= {*shown}
+    assert all(f'  {group.title} ' in text for group in parameters.build()._action_groups if group._group_actions)
+
+
+def test_the_help_on_a_method_has_its_flags_and_its_paper():
+    text = help_on('margin')
+    assert len(text.splitlines()) <= 30 and 'Wu et al., Sampling Matters' in ' '.join(text.split())
+    explained, others = text.split('other flags with "margin"')
+    assert '--loss_margin_nu FLOAT' in explained and '--loss_triplet_margin' in others
+    assert '--loss_oproxy_pos_alpha' in help_on('nir') and '--data_mb_mom' in help_on('d2_coreset')
+    assert '--miner_distance_lower_cutoff' in help_on('random_distance')
+    assert '--data_mb_mom' not in help_on('class_random')
+
+
+def test_the_help_on_groups_words_and_facts():
+    text = help_on('batch', 'mining').split('other flags')[0]
+    assert '--loss_' not in text and '--miner_parametric_mode' in text
+    text = help_on('resume', 'xbm')
+    assert '--auto_resume' in text and '--xbm_start' in text and '--lr ' not in text
+    assert '--lr,' in help_on('resumable') and '--loss_margin_beta_lr' in help_on('resumable')
+    assert '--bs,' not in help_on('resumable')
+    assert '--kernels INT' in help_on('machine') and '--bs ' not in help_on('machine')
+
+
+def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
+    assert errors.exit_code('main.py', lambda: parse('--help marginn')) == 2
+    said = capsys.readouterr().err
+    assert '--help marginn: no flag with an effect, no method and no group has this word; did you mean margin' in said
+
+
+def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
+    obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
+    assert {'evaltypes', 'loss_nir_logmatch', 'miner_distance_upper_cutoff'} <= {*obsolete}
+    everything, some = help_on('all'), help_on('nir', 'losses', 'distance', 'evaluation', 'cutoff')
+    with pytest.raises(UserError, match='no flag with an effect'):
+        help_on('loss_nir_logmatch')
+    assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
+    assert idle('--loss nir --batch_mining none --loss_nir_logmatch 2') == ['--loss_nir_logmatch 2.0']
+
+
+def parsers():
+    """{script and command: parser} of all scripts."""
+    found = {'main.py': parameters.build()}
+    for script in (Launch_Runs, Result_Evaluations, Hyperparameter_Search, Evaluate_Ensemble, Retrieve_Images):
+        parser = found[script.__name__] = script.build()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= {command.prog: command for command in action.choices.values()}
+    return found
+
+
+def test_help_texts_have_at_most_20_words():
+    for script, parser in parsers().items():
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            texts = [action.help, *(action.choices.values() if isinstance(action.choices, dict) else ())]
+            assert all(text and len(text.split()) <= 20 for text in texts), (script, action.dest)
+
+
+def test_help_on_a_word_works_for_every_script():
+    for script, parser in parsers().items():
+        assert '--help' in manual.page(parser, ['help']), script
+        with pytest.raises(UserError, match='--help qqqq: no flag with an effect, no method and no group has'):
+            manual.page(parser, ['qqqq'])
+    assert '--partition' in help_on('slurm', build=Launch_Runs.build)
+    assert 'Retrieve_Images.py query' in help_on('picture', build=Retrieve_Images.build)
+
+
+def test_choices_with_meanings_are_those_of_the_program():
+    choices = {action.dest: action.choices for action in parameters.build()._actions}
+    assert [*choices['pool']] == pooling.POOLINGS and [*choices['split_scheme']] == [*splits.SCHEMES]
+    assert [*choices['embed_norm']] == ['none', *embedding_layer.NORMS]
+    assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
+
+
+def test_a_flag_added_by_argparse_alone_has_an_effect_where_its_method_is_used(monkeypatch):
+    def with_own(parser, add=parameters.loss_parameters):
+        add(parser)
+        parser.add_argument('--loss_triplet_own', default=1.0, type=float, help='of a user')
+        parser.add_argument('--own', default=1.0, type=float, help='of a user')
+
+    monkeypatch.setattr(parameters, 'loss_parameters', with_own)
+    assert idle('--loss margin --loss_triplet_own 2 --own 3') == ['--loss_triplet_own 2.0']
+    assert idle('--loss triplet --loss_triplet_own 2') == [] and '--loss_triplet_own' in help_on('triplet')
+
+
+def completed(script, line):
+    """What bash completes after a line, with a completion script."""
+    test = (f'{script}\nCOMP_WORDS=({line})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n_shtab_main_py\n'
+            'echo "${COMPREPLY[@]}"')
+    done = subprocess.run(['bash', '-c', test], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_shell_completes_flags_and_names(capsys):
+    with pytest.raises(SystemExit):
+        parse('--print_completion bash')
+    script = capsys.readouterr().out
+    assert completed(script, 'main.py --loss_margin_b') == [
+        '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
+    assert completed(script, 'main.py --loss marg') == ['margin']
+
+
+def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'shtab', None)
+    with pytest.raises(UserError, match='--print_completion: the package shtab is missing; install it by `pip install'):
+        parse('--print_completion bash')
 
 
 @pytest.mark.parametrize('command, sentence', [

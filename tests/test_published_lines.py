@@ -55,7 +55,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch):
     before = [parameter.detach().clone() for group in built.optimizer.param_groups for parameter in group['params']]
     built.model.start_epoch(warming_up=False)
     images, labels = torch.rand(8, 3, built.model.input_size, built.model.input_size), torch.arange(8) // 2
-    embeddings, features, *maps = built.model(images, criteria.requires_maps(built.criterion))
+    embeddings, features, *maps = built.model(images, 'feature_maps' in criteria.required_inputs(opt))
     assert len(maps) == opt.loss_s2sd_pool_aggr * (opt.loss == 's2sd')
     loss = built.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=built.model.f_embed,
                            **dict(zip(['feature_maps'], maps, strict=False)))

@@ -256,7 +256,7 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
     for arguments in (['--evaluate', hostile], ['--export', hostile, tmp_path / 'a.pt2'],
                       ['--reproduce', half, '--distill', hostile, '--group', 'taught']):
         assert run(*arguments) == 2
-        assert 'its weights do not fit --embed_dim 1000000000: they have ' in capsys.readouterr().err
+        assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('text, sentence', [

@@ -16,12 +16,13 @@ from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {'criteria', 'batch_mining', 'datasampler', 'architectures', 'datasets', 'evaluation'}
-RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'batchminer'}
+RUNS = {'parameters', 'parts', 'optimization', 'training_step', 'divided_step', 'batchminer'}
 OF_MANY_RUNS = {'reports', 'launching', 'tuning', 'retrieval'}
 SCRIPTS = {path.stem for path in ROOT.glob('*.py')} - RUNS
 FLOORS = [{'utilities'}, {'records'}, PACKAGES, RUNS, OF_MANY_RUNS, {'studies'}, SCRIPTS]  # each imports the former
 BESIDE = {'tuning': {'launching'}, 'training_step': {'optimization'},                      # may be imported too
-          'parts': {'optimization', 'parameters', 'training_step'}}
+          'divided_step': {'optimization', 'training_step'},
+          'parts': {'divided_step', 'optimization', 'parameters', 'training_step'}}
 SELF_CONTAINED = {'criteria', 'batch_mining'}
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 SOURCES = {path: name for name in set().union(*FLOORS)
@@ -179,3 +180,16 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
     register(folder, 'criteria', 'CRITERIA', 'own_loss')
     register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
     run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+
+
+def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
+    assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
+
+
+def test_git_ignores_what_the_tutorial_writes():
+    text = (ROOT / 'docs' / 'tutorial.md').read_text()
+    ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
+    written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path|--export [^ ]+|--draw [^ ]+|done >) '
+                         r'([\w./]+)', text)
+    assert {'photos', 'my_index', 'network.onnx', 'my_runs.sh', 'drawn'} <= {*written} <= ignored
+    assert 'suspects.png' in ignored

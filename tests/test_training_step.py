@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ import architectures
 import criteria
 import optimization
 import parameters
-import training_step
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
 from tests.helpers import assert_same_end, executing, folder_of
-from tests.shared_batches import LOSSES, TRAINED, build, train, train_on_gpus
+from tests.shared_batches import LOSSES, TRAINED, AsksForAll, build, module_of, train, train_on_gpus
+from training_step import TrainingStep
+from utilities import device
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace
@@ -131,7 +133,7 @@ def test_a_second_pass_updates_no_running_statistics():
     for piece in images.tensor_split(4):
         model(piece)
     built.model.start_epoch(warming_up=False)
-    built.step(1, images, labels)
+    built.step(images, labels, torch.arange(len(labels)), 1, 1)
     for one, other in zip(model.buffers(), built.model.buffers(), strict=True):
         assert torch.equal(one, other)
     assert built.model.backbone[1].num_batches_tracked == 4 and built.model.backbone[1].track_running_stats
@@ -186,7 +188,8 @@ def test_the_memory_of_a_step_is_that_of_a_piece():
         images, labels = torch.rand(128, 3, 16, 16, dtype=torch.float64), torch.arange(128) % 6
         built.model.backbone = torch.nn.Sequential(*built.model.backbone[:4], torch.nn.AdaptiveAvgPool2d(2),
                                                    torch.nn.Flatten())
-        memory[micro_bs] = peak_memory(lambda built=built, images=images, labels=labels: built.step(1, images, labels))
+        memory[micro_bs] = peak_memory(lambda built=built, images=images, labels=labels: built.step(
+            images, labels, labels, 1, 1))
     assert memory[16] < memory[0] / 4
 
 
@@ -195,7 +198,7 @@ def test_a_step_in_bfloat16_with_every_loss(loss):
     opt, built, loader = build(f'{LOSSES[loss]} --amp bfloat16', torch.float32)
     built.model.start_epoch(warming_up=False)
     before = [parameter.clone() for parameter in built.model.parameters()]
-    embeddings, scalars = built.step(1, *next(iter(loader.epoch(1)))[:2])
+    embeddings, scalars = built.step(*next(iter(loader.epoch(1))), 1, 1)
     assert embeddings.dtype == torch.float32 and scalars['loss'].isfinite() and scalars['grad_norm'] > 0
     assert all(parameter.isfinite().all() for parameter in built.model.parameters())
     assert not all(map(torch.equal, before, built.model.parameters()))
@@ -212,13 +215,13 @@ def test_a_step_in_bfloat16_with_every_architecture(arch):
     torch.manual_seed(0)
     built.model = EmbeddingNetwork(opt, backbone, frozen=False, normalize=True)
     built.optimizer, _ = optimization.select(opt, built.model, built.criterion)
-    step = training_step.TrainingStep(opt, built)
+    step = TrainingStep(opt, built)
     built.model.start_epoch(warming_up=False)
     images = torch.rand(4, 3, backbone.size, backbone.size)
     dtypes = set()
     convolution = next(module for module in built.model.modules() if isinstance(module, torch.nn.Conv2d))
     convolution.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
-    _, scalars = step(1, images, torch.tensor([0, 0, 1, 1]))
+    _, scalars = step(images, torch.tensor([0, 0, 1, 1]), torch.arange(4), 1, 1)
     assert dtypes == {torch.bfloat16} and scalars['loss'].isfinite() and 0 < scalars['grad_norm'] < math.inf
     assert all(parameter.isfinite().all() and parameter.dtype == torch.float32
                for parameter in built.model.parameters())
@@ -289,7 +292,7 @@ def compiler():
     """Begins without the graphs of other tests, since torch compiles a function for eight kinds of input at most."""
     torch.compiler.reset()
     try:
-        training_step.check_compiler(CPU)
+        device.check_compiler(CPU)
     except UserError:
         pytest.skip('torch.compile does not work here')
     counters.clear()
@@ -347,13 +350,14 @@ def test_a_compiled_network_computes_the_same(more, compiler):
 
 
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):
-    opt, built, _ = build('--compile', torch.float32, dropout=0.5)
+    opt, built, _ = build('--compile --micro_bs 5', torch.float32, dropout=0.5)
+    step = built.step
     built.model.backbone.append(torch.nn.Dropout(0.3))
     built.model.start_epoch(warming_up=False)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
-        first, other = built.step.piece(images, 1), built.step.piece(images, 2)
-    second = built.step.piece(images, 1)
+        first, other = step.piece(images, 1), step.piece(images, 2)
+    second = step.piece(images, 1)
     assert second.requires_grad and torch.allclose(first, second, atol=1e-6)
     assert not torch.allclose(first, other, atol=1e-2)
 
@@ -394,6 +398,104 @@ def test_the_optimizer_of_a_checkpoint_takes_the_device_of_the_run():
         group['fused'] = True
     built.optimizer.load_state_dict(state)
     assert not any(group['fused'] for group in built.optimizer.param_groups)
+
+
+# What a criterion is given, and its own optimizers
+
+@pytest.mark.parametrize('loss, formula', [('multisimilarity', 'multisimilarity_loss'), ('triplet', 'triplet_loss'),
+                                           ('proxyanchor', 'proxyanchor_loss')])
+def test_at_most_eight_frames_lie_between_main_and_a_formula(loss, formula, quick, run, monkeypatch):
+    """All frames count, those of torch's Module.__call__ too."""
+    module, seen = criteria.CRITERIA[loss], []
+    function = getattr(module, formula)
+
+    def recorded(*arguments, **named):
+        names = [frame.name for frame in traceback.extract_stack()[:-1]]
+        seen.append(names[len(names) - names[::-1].index('main'):])
+        return function(*arguments, **named)
+    monkeypatch.setattr(module, formula, recorded)
+    miner = 'distance' if module.REQUIRES_BATCHMINER else 'none'
+    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--loss', loss, '--batch_mining', miner) == 0
+    assert len(seen) == 3 and seen[0][:3] == ['work', 'run', 'train_epoch'] and seen[0][-1] == 'forward'
+    assert len(seen[0]) <= 8, seen[0]
+
+
+@pytest.fixture
+def asks_for_all(monkeypatch):
+    monkeypatch.setitem(criteria.CRITERIA, 'asks_for_all', module_of(AsksForAll))
+
+
+def test_a_criterion_gets_the_images_as_the_backbone_does(asks_for_all, monkeypatch):
+    given, taken = [], []
+    forward = AsksForAll.forward
+    monkeypatch.setattr(AsksForAll, 'forward', lambda self, batch, images, indices, step, epoch, avg_batch_features: (
+        given.append((images, indices)), forward(self, batch, images, indices, step, epoch, avg_batch_features))[1])
+    for more in ('', ' --micro_bs 3'):
+        opt, built, loader = build('--loss asks_for_all --batch_mining none' + more)
+        built.model.bgr = True
+        built.model.backbone.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
+        images, labels, indices = next(iter(loader.epoch(1)))
+        built.step(images, labels, indices, 1, 1)
+        assert torch.equal(given[-1][1], indices)
+        assert torch.equal(given[-1][0], torch.cat(taken[:4] if more else taken)) and not given[-1][0].requires_grad
+        assert torch.equal(given[-1][0], (images.flip(1) - built.model.mean) / built.model.std)
+        taken.clear()
+
+
+def test_the_schedule_leaves_an_optimizer_of_the_criterions_own_alone(asks_for_all):
+    _, built, _ = build('--loss asks_for_all --batch_mining none --scheduler step --tau 1 --clip_grad_value 0.001')
+    own, = criteria.optimizers(built.criterion)
+    names = {group['name']: group for group in built.optimizer.param_groups}
+    assert names['criterion']['params'] == [built.criterion.scale]
+    built.schedule.at(100)
+    assert own.param_groups[0]['lr'] == 0.1 and names['criterion']['lr'] < 0.01
+    assert built.with_state()['criterion_optimizer_1'] is own
+    before = built.criterion.head.bias.clone()
+    built.step(torch.rand(6, 3, 4, 4, dtype=torch.float64), torch.arange(6), torch.arange(6), 1, 1)
+    moved = (built.criterion.head.bias - before).abs()
+    assert 0 < moved.max() <= 0.1 * 0.001 * (1 + 1e-6)                                  # its gradient was clipped
+
+
+@pytest.mark.parametrize('where', ['head', 'network'])
+def test_in_float16_all_optimizers_skip_a_step_or_none(where, asks_for_all):
+    _, built, _ = build('--loss asks_for_all --batch_mining none --amp float16', torch.float32)
+    part = built.criterion.head if where == 'head' else built.model.f_embed
+    trained = [*built.model.parameters(), *built.criterion.parameters()]
+    hook = next(part.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    for skipped in (True, False):
+        before = [parameter.clone() for parameter in trained]
+        _, scalars = built.step(torch.rand(6, 3, 4, 4), torch.arange(6), torch.arange(6), 1, 1)
+        assert bool(scalars['skipped_steps']) == skipped
+        assert all(torch.equal(*pair) == skipped for pair in zip(before, trained, strict=True))
+        hook.remove()
+
+
+def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick, run, monkeypatch, capsys):
+    flags = [*quick, '--no_train_metrics', '--n_epochs', '1', '--iterations_per_epoch', '4', '--freeze', 'backbone',
+             '--augmentation', 'none', '--arch', 'conv4_frozen_normalize', '--loss', 'asks_for_all',
+             '--batch_mining', 'none']
+    assert run(*flags) == 0
+    out = capsys.readouterr().out
+    assert 'are computed once and kept in memory' in out and 'training images too' not in out
+
+
+@pytest.mark.parametrize('flags, changed, sentence', [
+    ('', {'REQUIRES_INPUTS': ['image']}, 'REQUIRES_INPUTS of --loss asks_for_all: image: unknown; choose'),
+    ('', {'REQUIRES_INPUTS': ['teacher_batch']}, 'asks_for_all needs the embeddings of a teacher: give --distill'),
+    ('', {'REQUIRES_INPUTS': ['feature_maps']}, '--loss asks_for_all: --arch .* has no feature maps'),
+    ('--daml --batch_mining distance', {'REQUIRES_BATCHMINER': True, 'ALLOWED_MINING_OPS': None},
+     '--daml does not work with --loss asks_for_all, which asks for images'),
+])
+def test_inputs_that_a_run_does_not_have_are_refused(flags, changed, sentence, asks_for_all):
+    vars(criteria.CRITERIA['asks_for_all']).update(changed)
+    with pytest.raises(UserError, match=sentence):
+        build(f'--loss asks_for_all --batch_mining none {flags}')
+
+
+def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
+    monkeypatch.setattr(AsksForAll, 'optimizers', lambda self: [self.optimizer, torch.optim.SGD(self.parameters())])
+    with pytest.raises(UserError, match='trained twice: leave what its optimizers'):
+        build('--loss asks_for_all --batch_mining none')
 
 
 # On GPUs

@@ -15,7 +15,6 @@ import datasampler
 import datasets
 import parameters
 from launching import local, plan, script, slots
-from records import run_folder
 from tuning import ranges, report, trials
 from tuning.optimize import optimize
 from tuning.study import open_study
@@ -61,7 +60,7 @@ class Search:
     def settings(self):
         """The flags of base.yaml: all but those that the trials, the folds and the machine set."""
         return {name: value for name, value in parameters.settings_of(self.main).items()
-                if name not in OWN | run_folder.MACHINE | self.tuned.keys()}
+                if name not in OWN | parameters.flags_with('machine').keys() | self.tuned.keys()}
 
     def commands(self, params, group, folder, seed=None):
         """
@@ -72,7 +71,7 @@ class Search:
         """
         parser = parameters.build()
         machine = {name: value for name, value in vars(self.main).items()
-                   if name in run_folder.MACHINE and value != parser.get_default(name)}
+                   if name in parameters.flags_with('machine') and value != parser.get_default(name)}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(params), f'--fold={fold}',
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
                  f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
@@ -118,7 +117,7 @@ def parse_main(arguments):
     """The flags of main.py that all trials share. Raises UserError for those that do not go with a search."""
     parser = parameters.build()
     given = parser.parse_args(arguments)
-    for mode in parameters.MODES:
+    for mode in parameters.flags_with('mode'):
         if mode != 'config' and getattr(given, mode):
             raise UserError(f'--{mode} goes with main.py, not with a search')
     for name in sorted(OWN | {'save_path'}):

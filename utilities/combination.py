@@ -1,4 +1,4 @@
-"""Sums of losses, and conversions between what miners return and what losses take."""
+"""Sums of losses, and what a miner gives to a loss: triplets or masks, and lists only to parts of the public code."""
 import argparse
 
 import numpy as np
@@ -20,13 +20,6 @@ def parts(opt):
                         '(none where it needs none)')
     return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
             for loss, miner in zip(losses, miners, strict=True)]
-
-
-def with_inner(parts):
-    """The parts of a sum, and those of the losses inside a loss s2sd."""
-    inner = [argparse.Namespace(**vars(part) | {'loss': name}) for part in parts if part.loss == 's2sd'
-             for name in dict.fromkeys((part.loss_s2sd_source, part.loss_s2sd_target))]
-    return [*parts, *inner]
 
 
 def triplets_of(positives, negatives):
@@ -79,37 +72,45 @@ class Given:
         return self.tuples
 
 
-class Adapted:
+class Miner:
     """
-    Converts what a miner returns into what a criterion takes. Both may be written for this project or for the public
-    code of Roth et al.
+    A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
+    positive and negative pairs, two bool [B, B].
 
-    takes: what the criterion takes. masks: triplets [T, 3], or masks of positive and negative pairs, two bool [B, B];
-    triplets: [T, 3]; list: a list of triples; lists: what lists_of returns. The last two are those of the public code.
+    batchminer:  the miner; that of the public code of Roth et al. may return lists.
+    name:        --batch_mining, which criteria of the public code read.
+    takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
+    gives_lists: whether the criterion is one of the public code, which takes lists instead of tensors.
     """
 
-    def __init__(self, batchminer, name, takes):
-        self.batchminer, self.name, self.takes, self.mined = batchminer, name, takes, None
+    def __init__(self, batchminer, name, takes_masks, gives_lists=False):
+        self.batchminer, self.name, self.mined = batchminer, name, None
+        self.takes_masks, self.gives_lists = takes_masks, gives_lists
 
     def __call__(self, batch, labels):
         """labels [B]: a tensor on any device, an array or a list."""
         # the miners of the public code have a name, and turn labels on the CPU into an array
         device = 'cpu' if hasattr(self.batchminer, 'name') else batch.device
-        mined = self.batchminer(batch, torch.as_tensor(labels, device=device))
-        if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
-            mined = masks_of(*mined, batch)
-        are_masks = isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined)
-        if not are_masks:
-            mined = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
-        self.mined = mined
-        if self.takes == 'masks':
-            return mined
-        if self.takes == 'lists' and are_masks:
-            return lists_of(*mined, self.name)
-        self.mined = self.last
-        return self.mined.tolist() if self.takes == 'list' else self.mined
+        self.mined = in_tensors(self.batchminer(batch, torch.as_tensor(labels, device=device)), batch)
+        if not self.takes_masks:
+            self.mined = self.last
+        return in_lists(self.mined, self.name) if self.gives_lists else self.mined
 
     @property
     def last(self):
         """The triplets [T, 3] of the last batch."""
         return triplets_of(*self.mined) if isinstance(self.mined, tuple) else self.mined
+
+
+def in_tensors(mined, batch):
+    """What a miner returns, of this program or of the public code -> triplets or masks."""
+    if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
+        mined = masks_of(*mined, batch)
+    if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
+        return mined
+    return torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3)
+
+
+def in_lists(mined, name):
+    """Triplets or masks -> what a miner of the public code returns: a list of triples, or what lists_of returns."""
+    return lists_of(*mined, name) if isinstance(mined, tuple) else mined.tolist()

@@ -1,15 +1,19 @@
 """The parser of the command line, the types of its arguments, and files of flags (--config)."""
 import argparse
+import inspect
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from utilities.errors import UserError, nearest
+from utilities.manual import Facts, Formatter, Help, PrintCompletion, facts
 
 LARGEST = 2 ** 63 - 1                # of whole numbers: what a tensor's elements and torch's seeds hold
+FACTS = inspect.signature(Facts).parameters
 MAX_VALUES = 10_000                  # in a YAML text, with aliases expanded
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
 
@@ -18,7 +22,8 @@ class Parser(argparse.ArgumentParser):
     """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
 
     def __init__(self, **options):
-        super().__init__(allow_abbrev=False, formatter_class=Formatter, **options)
+        super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
+        self.add_argument('-h', '--help', action=Help)
 
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else list(args)
@@ -33,20 +38,6 @@ class Parser(argparse.ArgumentParser):
             flag = message.split()[2].split('=')[0].removeprefix('--')
             message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
         raise UserError(message.removeprefix('argument '))
-
-
-class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of each flag, 0 included, but not None, False or an empty list."""
-
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=40, width=120)
-
-    def _get_help_string(self, action):
-        is_unset = action.default is None or action.default is False or action.default == []
-        return action.help if is_unset else super()._get_help_string(action)
-
-    def _get_default_metavar_for_optional(self, action):
-        return getattr(action.type, '__name__', 'NAME')
 
 
 def is_text(value):
@@ -141,9 +132,33 @@ WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
 FRACTION = number(float, 0, 1)
 
 
-def switch(group, *names, help, default=False):
+def flag(group, *names, **options):
+    """argparse's add_argument, which also takes the Facts of the flag."""
+    known = {name: options.pop(name) for name in (*options,) if name in FACTS}
+    action = group.add_argument(*names, **options)
+    action.facts = Facts(**known)
+    return action
+
+
+def switch(group, *names, help, default=False, **known):
     """A flag that is true when given; `--flag false` takes it back, where a config file sets it."""
-    group.add_argument(*names, nargs='?', const=True, default=default, type=boolean, metavar='true|false', help=help)
+    return flag(group, *names, nargs='?', const=True, default=default, type=boolean, metavar='true|false', help=help,
+                **known)
+
+
+def new_group(parser, title, description=None, **known):
+    """(add, switch) of a new group of flags: flag() and switch(), with these Facts where a flag has no others."""
+    group = parser.add_argument_group(title, description)
+    return partial(flag, group, **known), partial(switch, group, **known)
+
+
+def add_completion(parser):
+    parser.add_argument('--print_completion', action=PrintCompletion)
+
+
+def with_fact(parser, fact):
+    """{name: its value} of the flags of which this of the Facts is set."""
+    return {action.dest: value for action in parser._actions if (value := getattr(facts(action), fact))}
 
 
 def known_flags(parser):
@@ -175,7 +190,7 @@ def known(parser, settings, where, excluded=()):
 
     where: the source of the settings, for the message. excluded: flags that are refused.
     """
-    names = set(known_flags(parser)) - {'help', *excluded}
+    names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
             raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')

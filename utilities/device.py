@@ -1,5 +1,6 @@
 """The device of a run, and whether its arithmetic is repeatable."""
 import os
+import warnings
 
 import torch
 
@@ -50,3 +51,33 @@ def set_arithmetic(opt):
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.allow_tf32 = opt.tf32
     torch.backends.cuda.matmul.allow_tf32 = opt.tf32
+
+
+def check_step(opt):
+    """Raises UserError if the device does not support the type of --amp, or if --compile does not work."""
+    if opt.compile:
+        check_compiler(opt.device)
+    if opt.amp != 'none':
+        check_precision(opt)
+
+
+def check_precision(opt):
+    """Raises UserError if the device does not support the type of --amp."""
+    try:
+        with warnings.catch_warnings(action='ignore'), torch.autocast(opt.device.type, getattr(torch, opt.amp)):
+            supported = torch.is_autocast_enabled(opt.device.type)
+    except RuntimeError:
+        supported = False
+    if not supported:
+        raise UserError(f'--amp {opt.amp}: not available on this device ({opt.device}); leave the flag out or choose '
+                        'the other type')
+
+
+def check_compiler(device):
+    """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
+    except Exception as error:                       # of the compiler, of Triton or of torch: there is no common class
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '
+                        '(g++ or clang), on a GPU also Triton, or leave the flag out') from None

@@ -1,10 +1,12 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import contextlib
 import difflib
 import errno
 import os
 import sqlite3
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
@@ -88,26 +90,45 @@ def choose(table, name, flag):
     return table[name]
 
 
-def exit_code(script, work):
+class Ended(Exception):
+    """The script ends with the exit code `code`, and what there is to say has been said."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+@contextlib.contextmanager
+def reported(script):
     """
-    Calls work() and returns the exit code of the script: what work() returns, or 0 for None; 2 after a UserError, and
-    where a disk is full or refuses access, and 1 after a RunFailed, whose sentences are printed; 130 after Ctrl-C. Any
-    other exception keeps its traceback.
+    Gives the block an object whose `code` is the exit code of the script: what the block sets, 0 by default; 2 after a
+    UserError, and where a disk is full or refuses access, and 1 after a RunFailed, whose sentences are printed; 130
+    after Ctrl-C. Any other exception keeps its traceback.
     """
+    end = SimpleNamespace(code=0)
     try:
-        return work() or 0
+        yield end
     except UserError as error:
         print(f'{script}: error: {error}', file=sys.stderr)
-        return 2
+        end.code = 2
     except RunFailed as error:
         print(f'{script}: the run failed: {error}', file=sys.stderr)
-        return 1
+        end.code = 1
+    except Ended as error:
+        end.code = error.code
     except (OSError, sqlite3.OperationalError) as error:
         if not of_disk(error):
             raise
         known = error if isinstance(error, Unwritable) else Unwritable(
             getattr(error, 'filename', None) or 'an output', error)
         print(f'{script}: error: {known}', file=sys.stderr)
-        return 2
+        end.code = 2
     except KeyboardInterrupt:
-        return 130
+        end.code = 130
+
+
+def exit_code(script, work):
+    """Calls work() and returns the exit code of the script, as in reported(): what work() returns, or 0 for None."""
+    with reported(script) as end:
+        end.code = work() or 0
+    return end.code

@@ -168,12 +168,15 @@ def read_csv(file):
         return list(csv.DictReader(opened))
 
 
-def write_csv(file, rows):
-    """Writes all rows atomically, with their columns in order of first appearance; without rows, deletes the file."""
-    if not rows:
+def write_csv(file, rows, columns=()):
+    """
+    Writes all rows atomically, with these columns, then others in order of first appearance; without rows and columns,
+    deletes the file.
+    """
+    if not rows and not columns:
         file.unlink(missing_ok=True)
         return
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = list(dict.fromkeys([*columns, *(name for row in rows for name in row)]))
     with atomic(file) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as opened:
         writer = csv.DictWriter(opened, columns, restval='', lineterminator='\n')
         writer.writeheader()

@@ -37,17 +37,18 @@ def new_figure(width=COLUMN, height=0.7 * COLUMN):
     return Figure(figsize=(width, height))
 
 
-def panel(rows, frame=0.035, gap=0.1):
+def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     """
-    A figure of rows of framed square images; a gap follows the first image of each row.
+    A figure of rows of framed square images.
 
     rows: [(title, [(pixels [H, W, 3] uint8, colour of the frame, text below the image or None), ...]), ...].
+    breaks: the columns before which the gap is twice as wide; by default after the first image.
     frame, gap: widths, in units of an image's side. A frame of the colour WRONG also has a cross, for readers who do
     not see the colours.
     """
     from matplotlib.patches import Rectangle
     n_columns, has_texts = max(len(tiles) for _, tiles in rows), any(tile[2] for _, tiles in rows for tile in tiles)
-    width, height = (n_columns - 1) * (1 + gap) + 1 + 3 * gap, 1 + (3.4 if has_texts else 2.2) * gap
+    width, height = (n_columns - 1) * (1 + gap) + 1 + (2 + len(breaks)) * gap, 1 + (3.4 if has_texts else 2.2) * gap
     scale = 2 * COLUMN / width
     figure = new_figure(2 * COLUMN, scale * (len(rows) * height + gap / 2))
     figure.set_layout_engine('none')
@@ -57,7 +58,7 @@ def panel(rows, frame=0.035, gap=0.1):
         top = row * height + 1.6 * gap
         axes.text(-frame, top - 2 * frame, title, fontsize=5.5)
         for column, (image, colour, text) in enumerate(tiles):
-            left = column * (1 + gap) + (gap if column else 0)
+            left = column * (1 + gap) + gap * sum(column >= place for place in breaks)
             framed = (left - frame, top - frame), 1 + 2 * frame, 1 + 2 * frame
             axes.add_patch(Rectangle(*framed, facecolor=colour))
             axes.imshow(image, extent=(left, left + 1, top + 1, top), aspect='auto', zorder=2)
@@ -67,6 +68,12 @@ def panel(rows, frame=0.035, gap=0.1):
             if text:
                 axes.text(left + 0.5, top + 1 + 1.2 * gap, text, fontsize=4.5, ha='center')
     return figure
+
+
+def legend_above(axes):
+    """A legend above the axes, where it covers no curve."""
+    axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
+                ncols=2 if len(axes.get_legend_handles_labels()[1]) > 1 else 1)
 
 
 def plain(text):
@@ -95,7 +102,7 @@ def save(figure, file):
 
 def reduce(file):
     """Makes a PNG file several times smaller: half of its width and height, and only its 256 most frequent colours."""
-    with Image.open(file) as image:
+    with Image.open(file, formats=['PNG']) as image:
         small = np.asarray(image.reduce(2).convert('RGB'))
     packed = small.astype(int) @ [1 << 16, 1 << 8, 1]
     colours, index, counts = np.unique(packed, return_inverse=True, return_counts=True)

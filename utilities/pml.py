@@ -1,6 +1,7 @@
 """Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
 import importlib
 import inspect
+import itertools
 
 import torch
 
@@ -110,11 +111,9 @@ class Criterion(torch.nn.Module):
             if self.batchminer is None:
                 return called(self.loss, batch, labels, flag='--loss')
             mined = self.batchminer(batch, labels)
-            if isinstance(mined, tuple):                              # masks of positive and negative pairs
-                indices = *mined[0].nonzero().T, *mined[1].nonzero().T
-            else:
-                indices = tuple(torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T)
-            return called(self.loss, batch, labels, indices, flag='--loss')
+            # masks of positive and negative pairs, or triplets
+            indices = [mask.nonzero().T for mask in mined] if isinstance(mined, tuple) else [mined.T]
+            return called(self.loss, batch, labels, tuple(itertools.chain(*indices)), flag='--loss')
 
 
 class BatchMiner:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from utilities import stopping
 from utilities.cores import n_cores
-from utilities.errors import RunFailed, UserError
+from utilities.errors import Ended, RunFailed, UserError
 
 TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that Watcher does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
@@ -128,37 +128,38 @@ def check_wait(until):
         raise TimeoutError
 
 
-def together(work):
+@contextlib.contextmanager
+def together():
     """
-    Connects this process with the others of its run, if there are any, and calls work(), which returns an exit code, or
-    None for 0. Only process 0 prints to standard output and standard error.
+    In the block, this process is connected with the others of its run, if there are any. Only process 0 prints to
+    standard output and standard error.
 
-    If a process raises an exception, this function raises it there, so that it is printed. The other processes are
-    interrupted, and there this function returns the exit code of the exception.
+    An exception that ends the block in a process is raised there, so that it is printed. The other processes are
+    interrupted, and there Ended is raised with the exit code of the exception.
     """
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
-        return work()
+        yield
+        return
     watcher = Watcher()
     watcher.start()
     try:
         connect()
         with silent_unless_main(), ending_together():
             watcher.store = store().clone()     # another connection, since this one may block
-            code = work()
+            yield
             dist.all_reduce(torch.zeros(1))     # process 0 may host the store, so that no process ends before the last
         dist.destroy_process_group()
-        return code
     except SystemExit:                                       # after --help
         raise
     except BaseException as error:
         code = next((code for kind, code in CODES.items() if isinstance(error, kind)), None)
         first = end(1 if code is None else code)
         if first is not None:
-            return first
+            raise Ended(first) from None
         if code is not None:
             raise
         traceback.print_exc()
-        return 1
+        raise Ended(1) from None
     finally:
         watcher.over.set()
         watcher.join(GRACE)                                  # see leave()

@@ -7,7 +7,6 @@ import torch
 
 import criteria
 import optimization
-import training_step
 from tests.criteria import cases
 from tests.criteria.cases import LABELS, UNIT, VECTORS
 from utilities.errors import UserError
@@ -140,7 +139,7 @@ def test_rows_that_are_not_sampled_and_their_moments_do_not_move(loss, optim, mo
             if entry.dim():
                 assert entry.shape == weights.shape and torch.equal(entry[rows], reference.state[alone][name])
                 assert torch.equal(entry[others], moments[index][name][others] if moments else 0 * entry[others])
-        assert math.isfinite(torch.nn.utils.get_total_norm(training_step.gradients_of([weights])))
+        assert math.isfinite(torch.nn.utils.get_total_norm(optimization.gradients_of([weights])))
 
 
 def test_training_continues_from_the_state_of_the_optimizer(opt):

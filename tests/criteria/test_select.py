@@ -244,9 +244,10 @@ def test_s2sd_distils_features_after_its_delay_which_a_checkpoint_keeps(opt):
 
 def test_a_sum_and_a_wrapper_pass_feature_maps_on(opt):
     flags = {'loss_s2sd_target_dims': [5], 'batch_mining': 'all', **SMALL, 'n_features': 9, 'n_maps': 3}
-    assert not criteria.requires_maps(select(opt(loss='s2sd+triplet', **flags)))
-    criterion = select(opt(loss='s2sd+triplet', loss_s2sd_pool_aggr=True, dr_weight=.1, **flags)).double()
-    assert criteria.requires_maps(criterion)
+    assert not criteria.required_inputs(opt(loss='s2sd+triplet', **flags))
+    summed = opt(loss='s2sd+triplet', loss_s2sd_pool_aggr=True, dr_weight=.1, **flags)
+    criterion = select(summed).double()
+    assert criteria.required_inputs(summed) == {'feature_maps'}
     batch = {'batch': UNIT, 'labels': LABELS, 'batch_features': torch.randn(6, 9, dtype=cases.F64)}
     values = [criterion(**batch, feature_maps=cases.maps_of(maps)).item() for maps in (UNIT, UNIT.flip(0))]
     assert values[0] != values[1]

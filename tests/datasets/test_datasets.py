@@ -1,4 +1,5 @@
 """Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
+import io
 import os
 import shutil
 
@@ -9,7 +10,8 @@ from PIL import Image
 
 import datasets
 import parameters
-from datasets import base, splits, transforms
+from datasets import base, decoding, splits, transforms
+from tests.helpers import ROOT
 from utilities.errors import UserError
 
 
@@ -426,6 +428,72 @@ def test_a_broken_image_is_named(opt, tmp_path):
     data = select(opt, tmp_path, 'folder')
     with pytest.raises(UserError, match=r'^[^ ]*empty.png: not a readable image'):     # also from a data worker
         list(torch.utils.data.DataLoader(data.evaluation['train'], num_workers=2))
+
+
+def test_no_other_program_reads_an_image_whatever_its_name(opt, tmp_path, capsys, other_program):
+    broken_images(tmp_path)
+    (tmp_path / 'images' / 'd' / 'photo.jpg').write_bytes(other_program.eps)
+    (tmp_path / 'images' / 'd' / 'photo.eps').write_bytes(other_program.eps)
+    for read in (base.read_image, decoding.open_photo):
+        for suffix in ('jpg', 'eps'):
+            with pytest.raises(UserError, match='not a readable image .its format is not known'):
+                read(tmp_path / 'images' / 'd' / f'photo.{suffix}')
+    data = select(opt, tmp_path, 'folder', skip_bad_images=True)
+    assert not any('photo' in str(path) for path in data.evaluation['test'].paths)
+    assert not other_program.started() and ': 1 (.eps 1): ' in capsys.readouterr().out
+
+
+def test_every_opening_of_an_image_names_the_formats():
+    files = [file for file in ROOT.rglob('*.py') if not {'tests', '.venv'} & {*file.relative_to(ROOT).parts}]
+    calls = [(file, line) for file in files for line in file.read_text().splitlines() if 'Image.open(' in line]
+    assert len(calls) > 4 and not [call for call in calls if 'formats=' not in call[1]]
+
+
+@pytest.mark.parametrize('name, kind', [('a.jfif', 'JPEG'), ('a.avif', 'AVIF'), ('a.heic', 'HEIF'),
+                                        ('a.jp2', 'JPEG2000')])
+def test_photos_of_phones_and_mails_are_read(name, kind, tmp_path):
+    if kind not in decoding.formats():
+        pytest.skip(f'{kind} cannot be read here')
+    Image.fromarray(np.full((40, 60, 3), (200, 30, 30), np.uint8)).save(tmp_path / name, kind)
+    file, = base.image_files(tmp_path)
+    assert abs(np.asarray(base.read_image(file)).astype(int) - (200, 30, 30)).max() < 12
+    assert np.asarray(decoding.open_photo(file)).shape == (40, 60, 3)
+
+
+def test_what_is_no_image_is_counted_and_named(opt, patterns, tmp_path, capsys):
+    for layout, n_more in (('images', 1), ('images/above', 0)):
+        folder = tmp_path / str(n_more) / layout
+        shutil.copytree(patterns / 'images', folder)
+        (folder / 'class_03' / 'more').mkdir()
+        for name in ('class_00/1.heif', 'class_00/2.MOV', 'class_01/3.mov', 'class_02/notes', '.hidden', 'loose.mov'):
+            (folder / name).touch()
+        select(opt, tmp_path / str(n_more), 'folder')
+        line, = [line for line in capsys.readouterr().out.splitlines() if 'not among the images' in line]
+        assert f': {5 + n_more} (.mov 3, ' in line and 'no extension 1' in line and 'loose.mov' in line
+        assert ('folder 1' in line) == bool(n_more) and 'hidden' not in line
+
+
+def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, capsys, monkeypatch, bomb):
+    shutil.copytree(patterns, tmp_path / 'data')
+    place = tmp_path / 'data' / 'images' / 'class_00' / 'bomb.png'
+    place.write_bytes(bomb)
+    large = io.BytesIO()
+    Image.new('L', (1500, 1000)).save(large, 'JPEG')                          # which torchvision would decode
+    place.with_name('large.jpg').write_bytes(large.getvalue())
+    monkeypatch.setattr(decoding, 'upright', lambda image: pytest.fail('it was decoded'))
+    for name, pixels in (('bomb.png', '8,000 x 8,000'), ('large.jpg', '1,500 x 1,000')):
+        with pytest.raises(UserError, match=f'{name}: not a readable image .{pixels} pixels are more than 1 mega'):
+            decoding.open_photo(place.with_name(name), limit=1)
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 10 ** 5)                 # Pillow's limit holds for both decoders
+    with pytest.raises(UserError, match='large.jpg: not a readable image .1,500 x 1,000'):
+        decoding.open_photo(place.with_name('large.jpg'))
+    monkeypatch.undo()
+    for more in ({}, {'image_cache': str(tmp_path / 'cache')}):
+        data = select(opt, tmp_path / 'data', 'folder', max_megapixels=1, skip_bad_images=True, **more)
+        assert len(data.train) == 36 and '2 of 74 images cannot be read' in capsys.readouterr().out
+    images = select(opt, tmp_path / 'data', 'folder', max_megapixels=1).train
+    with pytest.raises(UserError, match='bomb.png: .* more than 1 megapixels'):
+        images[[path.name for path in images.paths].index('bomb.png')]
 
 
 def test_broken_images_are_left_out_on_request(opt, tmp_path, capsys):

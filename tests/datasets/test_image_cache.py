@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from argparse import Namespace
 from collections import namedtuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import datasets
+import parameters
 from datasets import decoding, image_cache, transforms
-from records.run_folder import MACHINE
 from reports import groups
 from tests.conftest import draw_classes
 from tests.datasets.test_datasets import broken_images, save_all_kinds
@@ -43,9 +44,9 @@ def decoded(monkeypatch):
     """The paths that are decoded for a cache, 4 between two writes."""
     paths, read_upright = [], decoding.read_upright
 
-    def read(path):
+    def read(path, limit):
         paths.append(path)
-        return read_upright(path)
+        return read_upright(path, limit)
 
     monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)
@@ -100,7 +101,8 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert {'image_cache', 'image_cache_check'} <= MACHINE and 'image_cache' in groups.MACHINE
+    assert {'image_cache', 'image_cache_check'} <= parameters.flags_with('machine').keys()
+    assert groups.differences('A', [Namespace(flags={'image_cache': folder}) for folder in ('one', 'other')]) == []
 
 
 def test_every_split_finds_the_same_cache_and_nothing_is_decoded_twice(source, select, decoded, tmp_path):
@@ -130,10 +132,10 @@ def test_a_killed_process_loses_no_more_than_its_last_images(source, select, dec
     def until_the_eleventh():
         read = image_cache.read_upright
 
-        def kill(path):
+        def kill(path, limit):
             if len(decoded) == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return read(path)
+            return read(path, limit)
 
         image_cache.read_upright = kill                             # of this process only
         select(source)
@@ -150,11 +152,11 @@ def test_a_killed_process_loses_no_more_than_its_last_images(source, select, dec
 
 
 def test_two_processes_at_once_decode_once(source, select, monkeypatch, tmp_path, capfd):
-    def read(path):
+    def read(path, limit):
         with open(tmp_path / 'log', 'a') as log:
             log.write(f'{path}\n')
         time.sleep(0.05)
-        return decoding.read_upright(path)
+        return decoding.read_upright(path, limit)
 
     monkeypatch.setattr(image_cache, 'read_upright', read)
     monkeypatch.setattr(image_cache, 'CHUNK', 4)

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from evaluation.pictures import PICTURES, short
 from records import checkpoint
 from tests.blank.plots import RETRIEVAL
 from tests.conftest import draw_classes
-from tests.helpers import folder_of, printed_metrics, rows_of
+from tests.helpers import ROOT, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -169,6 +170,20 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
     assert run('--draw', folder_of(tmp_path), tmp_path / 'other', '--splits_to_eval', 'val') == 2
     assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
+
+
+def test_legends_cover_no_curve(all_plots):
+    with matplotlib.rc_context(plotting.STYLE):
+        figure = plotting.new_figure()
+        axes = figure.add_subplot()
+        for name in 'abc':
+            axes.plot([0, 1], [0, 1], label=name)
+        plotting.legend_above(axes)
+        figure.canvas.draw()
+        legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert curves.y1 <= legend.y0 < legend.y1 <= figure.bbox.y1 and curves.height > 0.5 * figure.bbox.height
+    for file in (ROOT / 'evaluation').glob('*.py'):
+        assert not re.findall(r"(?<!figure)\.legend\((?!loc='outside)", file.read_text()), file
 
 
 def test_what_is_retrieved_is_drawn_once_whatever_the_pictures(quick, run, tmp_path):

@@ -1,4 +1,5 @@
 """The command line: Retrieve_Images.py."""
+import io
 import json
 import shutil
 import sys
@@ -9,7 +10,8 @@ from PIL import Image
 
 import retrieval
 import Retrieve_Images
-from retrieval import changes
+from datasets import decoding
+from retrieval import changes, store
 from retrieval.photos import find
 from tests.retrieval.test_index import images_of
 
@@ -55,6 +57,31 @@ def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained
     assert picture.shape[2] == 3 and picture.std() > 30
     code, out, _ = call('query', index, photos / 'class_01', '--picture', tmp_path / 'found.svg')      # a folder
     assert code == 0 and out.count('rank') == 6 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
+
+
+def test_the_output_has_json_alone_with_a_dash(call, index, photos):
+    code, out, _ = call('query', index, photos / 'class_01', '--json', '-', '--k', '2')
+    assert code == 0 and [len(row['nearest']) for row in json.loads(out)] == [2] * 6
+
+
+def test_what_is_ignored_in_a_folder_is_counted_and_named(call, trained, photos, tmp_path):
+    for name in ('a.mov', 'b.MOV', 'notes', '.hidden.mov'):
+        (photos / 'class_01' / name).touch()
+    (photos / 'class_01' / 'sent.jfif').write_bytes(jpeg(photos))
+    code, out, err = call('index', trained, photos, '--out', tmp_path / 'index')
+    assert code == 0 and '13 images' in out
+    assert ': 3 (.mov 2, no extension 1): ' in err and f'{photos}/class_01/a.mov, ' in err and 'hidden' not in err
+    (tmp_path / 'phone').mkdir()
+    (tmp_path / 'phone' / '1.heic').touch()
+    code, _, err = call('add', tmp_path / 'index', tmp_path / 'phone')
+    if '.heic' not in decoding.suffixes():
+        assert code == 2 and 'pip install pillow-heif' in err
+
+
+def jpeg(photos):
+    file = io.BytesIO()
+    Image.open(photos / 'class_00' / '1.png').convert('RGB').save(file, 'JPEG')
+    return file.getvalue()
 
 
 def test_images_are_added_and_removed_and_the_moved_are_named(call, index, trained, photos, tmp_path):
@@ -105,8 +132,7 @@ def test_sentences(call, index, trained, another, photos, tmp_path):
 
 def test_an_index_can_be_queried_with_its_run_elsewhere(call, index, trained, photos, tmp_path):
     shutil.copytree(trained, tmp_path / 'moved')
-    content = json.loads((index / 'index.json').read_text())
-    (index / 'index.json').write_text(json.dumps(content | {'run': str(tmp_path / 'gone')}))
+    store.write(index, store.read(index) | {'run': str(tmp_path / 'gone')})
     some = images_of(photos)[0]
     assert call('query', index, some)[0] == 2
     assert call('query', index, some, '--run', tmp_path / 'moved')[0] == 0

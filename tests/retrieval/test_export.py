@@ -42,8 +42,9 @@ def runner(file):
     onnxruntime = pytest.importorskip('onnxruntime')
     session = onnxruntime.InferenceSession(file, providers=['CPUExecutionProvider'])
     (given,), (made,) = session.get_inputs(), session.get_outputs()
-    assert (given.name, given.type, given.shape[1:], made.name) == ('images', 'tensor(uint8)', [3, SIZE, SIZE],
-                                                                    'embeddings')
+    assert (given.name, given.type, given.shape, made.name) == ('images', 'tensor(uint8)', ['batch', 3, SIZE, SIZE],
+                                                                'embeddings')
+    assert made.shape[0] == 'batch'
     return lambda images: torch.from_numpy(session.run(None, {'images': images.numpy()})[0])
 
 

@@ -321,9 +321,28 @@ def test_a_damaged_index_is_refused(damage, sentence, tmp_path):
 
 
 def edit(folder, **entries):
-    content = json.loads((folder / 'index.json').read_text())
+    content = store.read(folder)
     content['files']['photos'] |= entries
-    (folder / 'index.json').write_text(json.dumps(content))
+    store.write(folder, content)
+
+
+def test_a_changed_bit_of_index_json_is_noticed_and_an_index_without_a_checksum_opened(tmp_path):
+    index = index_of(tmp_path / 'index', clustered(10, 16, 2, 0.1))
+    file, random = tmp_path / 'index' / 'index.json', np.random.default_rng(0)
+    whole, n_refused = file.read_bytes(), 0
+    for place in random.permutation(len(whole))[:100]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << random.integers(8)
+        file.write_bytes(damaged)
+        try:
+            assert Index(tmp_path / 'index').content == index.content        # a space became a tab, for example
+        except UserError:
+            n_refused += 1
+    assert n_refused > 60
+    content = json.loads(whole)
+    assert content.pop('crc32') and index.is_current() is False
+    file.write_text(json.dumps(content))                                     # as earlier versions wrote it
+    assert Index(tmp_path / 'index').content == index.content and index.is_current()
 
 
 def test_no_queries(with_faiss, tmp_path):

@@ -89,3 +89,18 @@ def test_what_cannot_be_loaded(trained, photos, tmp_path):
         retrieval.load(tmp_path / 'nowhere')
     with pytest.raises(UserError, match='--device'):
         retrieval.load(trained, 'tpu')
+
+
+def test_the_network_takes_bytes_and_refuses_other_shapes(trained, photos):
+    network, transform = retrieval.load(trained, 'cpu')
+    path = photos / 'class_00' / '1.png'
+    assert torch.equal(retrieval.embed(network, transform, path), retrieval.embed(network, transform, [str(path)]))
+    for one in (str(path), Image.open(path)):
+        assert torch.equal(retrieval.embed(network, transform, one), retrieval.embed(network, transform, path))
+    image = transform(Image.open(path))[None]
+    torch.testing.assert_close(network((255 * image).round().to(torch.uint8)), network(image), rtol=0, atol=1e-5)
+    for images in (image[0], image[:, :1], image[..., :-1], image.permute(0, 2, 3, 1)):
+        with pytest.raises(UserError, match=r'expected RGB images \[B, 3, 16, 16\]'):
+            network(images)
+    with pytest.raises(UserError, match='expected images of type uint8, or floating ones .* not torch.int64'):
+        network((255 * image).long())

@@ -6,7 +6,9 @@ import shutil
 import socket
 import sys
 import threading
-from base64 import b64encode
+import time
+from base64 import b64decode, b64encode
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -49,7 +51,7 @@ def index(tmp_path):
         rows = np.argsort(distances, axis=1, kind='stable')[:, :k]
         return rows, np.take_along_axis(distances, rows, axis=1)
 
-    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest)
+    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest, is_current=lambda: True)
 
 
 @pytest.fixture
@@ -111,6 +113,90 @@ def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsew
     page = client.get('/')
     assert "default-src 'self'" in page.headers['Content-Security-Policy']
     assert not re.findall(r'''(?:https?:)?//[\w.]+\.\w+|@import''', page.text)
+
+
+@pytest.mark.parametrize('headers, code', [
+    ({'Sec-Fetch-Site': 'same-origin', 'Origin': 'http://localhost'}, 200), ({'Sec-Fetch-Site': 'none'}, 200),
+    ({'Sec-Fetch-Site': 'cross-site'}, 403), ({'Sec-Fetch-Site': 'same-site'}, 403), ({'Origin': 'null'}, 403),
+    ({'Origin': 'http://other.example'}, 403), ({'Origin': 'http://localhost:9000'}, 403)])
+def test_requests_that_another_page_makes_are_refused(client, headers, code):
+    for answer in (client.post('/neighbours', data=photo('red'), headers=headers),
+                   client.get('/image/1', headers=headers)):
+        assert answer.status_code == code
+        assert code == 200 or answer.json['error'].startswith('This page answers no requests of other pages')
+
+
+def test_no_other_program_reads_an_image(client, index, other_program):
+    answer = client.post('/neighbours', data=other_program.eps)
+    assert (answer.status_code, answer.json['error']) == (400, 'This file is not an image that can be read.')
+    with open(index.paths[0], 'wb') as file:
+        file.write(other_program.eps)
+    assert client.get('/image/0').status_code == 404
+    assert not other_program.started()
+
+
+def test_pixels_are_counted_before_they_are_decoded(client, index, monkeypatch, bomb):
+    monkeypatch.setattr(server.decoding, 'upright', lambda image: pytest.fail('it was decoded'))
+    answer = client.post('/neighbours', data=bomb)
+    assert (answer.status_code, answer.json['error']) == (400, 'The photo has more than 52 million pixels.')
+    with open(index.paths[0], 'wb') as file:
+        file.write(bomb)
+    assert client.get('/image/0').json['error'] == 'photos/red.png is too large to be shown.'
+
+
+def test_few_photos_are_decoded_at_a_time(index, monkeypatch):
+    running, most = [], []
+
+    def slow(image):
+        running.append(image)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.pop()
+        return transform(image)
+
+    app = server.application(index, MeanColour(), slow, k=3)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: app.test_client().post('/neighbours', data=photo('red')), range(8)))
+    assert {answer.status_code for answer in answers} == {200} and max(most) == server.DECODERS
+
+
+def test_a_format_that_browsers_do_not_show_is_sent_back_as_jpeg(client):
+    assert 'image' not in client.post('/neighbours', data=photo('red')).json
+    sent = client.post('/neighbours', data=photo('navy', 'TIFF')).json['image']
+    shown = Image.open(io.BytesIO(b64decode(sent.removeprefix('data:image/jpeg;base64,'))))
+    assert shown.format == 'JPEG' and shown.size == (40, 30) and shown.getpixel((5, 5))[2] > 100
+
+
+def test_a_changed_index_is_named(client, index):
+    index.is_current = lambda: False
+    assert client.get('/start').json['is_current'] is False and client.get('/neighbours/1').json['is_current'] is False
+    assert f'const MAX_MB = {server.MAX_MB} ' in server.PAGE.read_text()
+
+
+def test_idle_uploads_end_and_too_large_ones_are_refused_before_they_are_sent(index, monkeypatch):
+    pytest.importorskip('waitress')
+    monkeypatch.setattr(server, 'IDLE', 1)
+    running = server.listening(server.application(index, MeanColour(), transform), '127.0.0.1', 0)
+    threading.Thread(target=running.run, daemon=True).start()
+    place = '127.0.0.1', running.effective_port
+    head = 'POST /neighbours HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n'
+    idle = [socket.create_connection(place, timeout=60) for _ in range(120)]
+    for connection in idle:
+        connection.sendall(head.format(1000).encode() + b'some')
+    try:
+        for size in (server.MAX_MB * 2 ** 20 + 1, 10 ** 15):
+            with socket.create_connection(place, timeout=60) as connection:
+                connection.sendall(head.format(size).encode())
+                answer = connection.makefile('rb').read().decode()
+            assert answer.startswith('HTTP/1.1 413 ') and f'larger than {server.MAX_MB} MB' in answer
+        visit = http.client.HTTPConnection(*place, timeout=60)
+        visit.request('POST', '/neighbours', photo('red'))
+        assert visit.getresponse().status == 200
+        assert all(connection.recv(1) == b'' for connection in idle)         # closed by the server
+    finally:
+        for connection in idle:
+            connection.close()
+        running.close()
 
 
 def test_sentences_for_a_port_that_is_taken_and_for_a_missing_package(index, monkeypatch):

@@ -118,6 +118,11 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
     assert first['suggested_label'] == 'class_05' and f'{photos}/class_05/' in first['neighbour']
     with Image.open(tmp_path / 'found.png') as sheet:
         assert sheet.width > 1500
+        colours = np.asarray(sheet)
+    line = next(row for row in colours if (row != 255).any(axis=1).sum() > len(row) / 2)        # through the frames
+    edges = np.flatnonzero(np.diff((line != 255).any(axis=1).astype(int)))
+    gaps = np.diff(edges)[1::2]
+    assert len(gaps) >= 3 and gaps[1::2].min() > 2 * gaps[::2].max()              # between pairs, not inside
     assert '64 images of 8 classes; suspects: ' in capsys.readouterr().out
     table = tmp_path / 'table.csv'
     table.write_text('path,label\n' + ''.join(f'{path.relative_to(tmp_path)},{path.parent.name}\n'
@@ -126,7 +131,8 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
     assert [row['path'] for row in rows_of(tmp_path / 'again.csv')] == [row['path'] for row in rows_of(out)]
     table.write_text(f'path,label\n{moved},class_00\n')                        # one image has no suspects
     assert Retrieve_Images.main(['suspects', str(table), '--out', str(out), *flags]) == 0
-    assert not out.exists() and not (tmp_path / 'found.png').exists()
+    assert out.read_text() == 'kind,path,label,suggested_label,score,neighbour\n'
+    assert not (tmp_path / 'found.png').exists()
 
 
 def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_path, capsys):

@@ -1,0 +1,195 @@
+"""--help: the flags that most runs set; --help WORD ...: a method, a group or a word; --help all: every flag."""
+import argparse
+import difflib
+import inspect
+import re
+import sys
+
+from utilities.errors import UserError
+
+MOST = 30                     # flags that are explained on the page of a word; of more, those without it in their name
+                              # are only named
+
+
+class Help(argparse.Action):
+    def __init__(self, option_strings, dest):
+        super().__init__(option_strings, dest, nargs='*', default=argparse.SUPPRESS, metavar='WORD',
+                         help='explain the flags of a method or a group, or with a word; all: every flag')
+
+    def __call__(self, parser, namespace, words, option_string=None):
+        print(page(parser, words), end='')
+        parser.exit()
+
+
+class PrintCompletion(argparse.Action):
+    def __init__(self, option_strings, dest):
+        super().__init__(option_strings, dest, choices=['bash', 'zsh', 'tcsh'], default=argparse.SUPPRESS,
+                         help='print a script that completes flags in this shell (needs shtab)')
+
+    def __call__(self, parser, namespace, shell, option_string=None):
+        try:
+            import shtab
+        except ImportError:
+            raise UserError('--print_completion: the package shtab is missing; install it by '
+                            '`pip install shtab`') from None
+        for action in parser._actions:
+            if names := facts(action).names:
+                action.choices = [*names]
+            if action.metavar and re.search('FILE|FOLDER', str(action.metavar)):
+                action.complete = shtab.FILE
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+class Facts:
+    """
+    What is known of a flag, besides what argparse knows.
+
+    effect:    opt -> whether the flag has an effect in a training run with these flags; None: always.
+    of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used. None: the
+               one that its name begins with.
+    resumable: --resume may change it.
+    machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
+    mode:      what to do in this process; not among the settings of a run.
+    untrained: the metrics of the untrained network depend on it.
+    common:    most runs set it.
+    obsolete:  accepted for old scripts, always without effect.
+    names:     a registry, whose names it takes.
+    secret:    the environment variable by which other processes get its value, which is never written anywhere.
+    """
+
+    def __init__(self, effect=None, of=None, resumable=False, machine=False, mode=False, untrained=False, common=False,
+                 obsolete=False, names=None, secret=None):
+        self.effect, self.of, self.resumable, self.machine, self.mode = effect, of, resumable or machine, machine, mode
+        self.untrained, self.common, self.obsolete = untrained, common, obsolete
+        self.names, self.secret = names, secret
+
+
+NOTHING = Facts()
+
+
+def facts(action):
+    """The Facts of a flag; those of a flag that was declared by argparse's add_argument alone are the defaults."""
+    return getattr(action, 'facts', NOTHING)
+
+
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows, after the help: choices with their meanings, names, the default (not None, False or []), and facts."""
+
+    def __init__(self, prog, **options):
+        super().__init__(prog, max_help_position=40, width=120)
+
+    def _get_help_string(self, action):
+        return shown_help(action)
+
+    def _get_default_metavar_for_optional(self, action):
+        return getattr(action.type, '__name__', 'NAME')
+
+
+def shown_help(action):
+    known, text = facts(action), action.help or ''
+    if isinstance(action.choices, dict) and not isinstance(action, argparse._SubParsersAction):
+        text += '; ' + '; '.join(f'{name}: {meaning}' for name, meaning in action.choices.items())
+    if known.names:
+        text += f'; names: {", ".join(known.names)}'
+    is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []
+    notes = ['default: %(default)s'] if action.option_strings and not is_unset else []
+    notes += ['machine'] if known.machine else ['resumable'] if known.resumable else []
+    return f'{text} ({"; ".join(notes)})' if notes else text
+
+
+def page(parser, words=()):
+    """The help on these words, or all of it, or the front page."""
+    if [*words] == ['all'] or not words and not any(facts(action).common for action in parser._actions):
+        return parser.format_help()
+    if not words:
+        return front(parser)
+    titles = [group.title.lower() for group in parser._action_groups]
+    words = [' '.join(words)] if ' '.join(words).lower() in titles else words
+    return '\n'.join(about(parser, word) for word in words)
+
+
+def front(parser):
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
+    formatter.add_text(parser.description)
+    section(formatter, 'flags that most runs set', [action for action in parser._actions if facts(action).common])
+    lines = [f'  {group.title:<32}{len(group._group_actions):>4} flags  {group.description or ""}'.rstrip()
+             for group in parser._action_groups if group._group_actions]
+    return '\n'.join([formatter.format_help(), 'groups:', *lines, '', *(parser.epilog or '').splitlines(), ''])
+
+
+def about(parser, word):
+    """The page of one word: the flags of the methods and groups with this name, then all others that hold the word."""
+    formatter, word = parser._get_formatter(), word.removeprefix('--')
+    commands = [command for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+                for command in dict.fromkeys(action.choices.values())]
+    actions = [action for action in parser._actions if not facts(action).obsolete]
+    explained, found = [], False
+    for action in actions:
+        if word in (facts(action).names or ()):
+            section(formatter, f'{action.option_strings[0]} {word}', [], summary(facts(action).names[word]))
+            found = True
+    own = [action for action in actions if word in (facts(action).of or ())]
+    if own:
+        section(formatter, f'flags of {word}', own)
+    explained += own
+    for group in parser._action_groups:
+        if word.lower() == group.title.lower() or word.lower() in group.title.lower().split():
+            section(formatter, group.title, [action for action in group._group_actions if action in actions],
+                    group.description)
+            explained += group._group_actions
+    others = [action for action in actions if action not in explained and holds(action, word)]
+    named = [action for action in others if word.lower() in name_of(action).lower()]
+    if not explained and not found:
+        section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)
+        explained += named if len(others) > MOST else others
+    elif named and len(named) <= 3 and not own:
+        section(formatter, f'flags with "{word}" in their name', named)
+        explained += named
+    if rest := [name_of(action) for action in others if action not in explained]:
+        formatter.start_section(f'{"other " if explained else ""}flags with "{word}"')
+        formatter.add_text(', '.join(rest))
+        formatter.end_section()
+    of_commands = [(command, [action for action in command._actions if holds(action, word)]) for command in commands]
+    for command, own in of_commands:
+        if own:
+            section(formatter, command.prog, own)
+    if not (explained or found or others or any(own for _, own in of_commands)):
+        raise UserError(f'--help {word}: no flag with an effect, no method and no group has this word'
+                        f'{similar(parser, word)}')
+    return formatter.format_help()
+
+
+def section(formatter, title, actions, text=None):
+    formatter.start_section(title)
+    formatter.add_text(text)
+    formatter.add_arguments(actions)
+    formatter.end_section()
+
+
+def summary(part):
+    """The first paragraph of the docstring of a part's file, in one line. part: a module, or something inside one."""
+    module = part if inspect.ismodule(part) else sys.modules.get(getattr(part, '__module__', None))
+    text = inspect.getdoc(module) or '' if module else ''
+    return ' '.join(text.split('\n\n')[0].split()).replace('%', '%%')
+
+
+def name_of(action):
+    return next((name for name in action.option_strings if name != '-h'), action.dest)
+
+
+def holds(action, word):
+    """Whether the name of a flag, or a word of its help, has this word."""
+    if any(word.lower() in name.lower() for name in (*action.option_strings, action.dest)):
+        return True
+    return bool(re.search(rf'(?<![a-z_]){re.escape(word)}', shown_help(action), re.IGNORECASE))
+
+
+def similar(parser, word):
+    names = {name for action in parser._actions for flag in action.option_strings
+             for name in (flag.removeprefix('--'), *flag.removeprefix('--').split('_'))}
+    names |= {name for action in parser._actions for name in facts(action).names or ()}
+    names |= {group.title for group in parser._action_groups}
+    close = difflib.get_close_matches(word, sorted(names), n=3)
+    return f'; did you mean {" or ".join(close)}?' if close else ''
