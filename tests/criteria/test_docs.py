@@ -2,7 +2,6 @@
 import re
 from pathlib import Path
 
-import criteria
 import parameters
 from docs import method_pages
 from launching import script
