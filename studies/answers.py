@@ -98,7 +98,8 @@ def worth(found):
                           if method.group in found.sections.get('samplers', {}).get(method.data, [])
                           and method.name != 'MS_class_random']}
     lines = ['Differences of R@1 in points, paired over seeds; p is corrected by Holm\'s method over each table. '
-             'Direction regularisation is compared with the same loss at γ = 0, so that margin, distance and scale are equal.']
+             'Direction regularisation is compared with the same loss at γ = 0, so that margin, distance and scale are '
+             'equal.']
     for title, names in kinds.items():
         compared = pairs('Omniglot', names)
         if not compared:
