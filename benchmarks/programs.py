@@ -37,7 +37,7 @@ def start_ups(lab, n):
             child.send(number)
             child.code()
             left = wait_for_none(group)
-            yield left and f'after SIGKILL of the process that started them, {left} are left'
+            yield f'after SIGKILL of the process that started them, {left} are left' if left else None
             continue
         child = new_program(arguments)
         while child.code(limit=.01) is None and not catches(child.pid, signal.SIGTERM):

@@ -18,7 +18,7 @@ OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}         
 def actions():
     flags = {action.dest: action for action in parameters.build()._actions if action.dest.startswith('loss_')}
     return {flag: action for flag, action in flags.items()
-            if flag in OTHERS or (parameters.owner(flag) or [None])[0] in PUBLISHED}
+            if flag in OTHERS or any(name in PUBLISHED for name in action.facts.of or ())}
 
 
 def test_the_table_has_a_row_for_every_loss_with_its_miner():
