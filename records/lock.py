@@ -42,7 +42,7 @@ def held(folder):
 
 
 def acquire(path):
-    """The open and locked file. Raises UserError where another process holds the lock, OSError where there is none."""
+    """Opens and locks the file. Raises UserError where another process holds the lock, OSError where locks fail."""
     if fcntl is None:
         raise OSError('this platform has no file locks')
     while True:
