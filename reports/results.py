@@ -73,8 +73,9 @@ def report(opt, planned=()):
 @dataclass
 class Plan:
     """
-    The figures of one data set. groups: that have runs; scores, missing: selection.scores of these; matrix: the columns
-    of the correlation matrix; pairs: columns (x, y) of which each run is a point; singles: columns of curves and bars.
+    The figures of one data set. groups: the groups with runs; scores, missing: their selection.scores; matrix: the
+    columns of the correlation matrix; pairs: the columns (x, y) of each scatter plot; singles: the columns with curves
+    and bars.
     """
     groups: list
     scores: pandas.DataFrame
