@@ -15,14 +15,14 @@ MARKER = '# Launch_Runs.py executes this script with --list'       # the second 
 SHELL = set(';&|<>()')                                            # characters that a shell would interpret
 ASSIGNMENT = re.compile(r'([A-Za-z_]\w*)=(.*)', re.DOTALL)
 VARIABLE = re.compile(r'\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})')
-ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # of the script itself
+ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # an argument of the script
 
 
 def commands(file, environment=None):
     """
     The arguments of main.py in each run of a script: a list of lists of strings.
 
-    environment: {name: value} of variables for a script that is executed, beside those of this process.
+    environment: {variable: value} for a script that is executed, in addition to this process's environment.
 
     A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
@@ -55,7 +55,7 @@ def is_executable(text):
 
 
 def listed_by(file, environment):
-    """What the script prints when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
+    """The output of the script when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
     command = ['bash', str(file), '--list']
     settings = ''.join(f'{name}={shlex.quote(value)} ' for name, value in environment.items())
     print(f'Executing {settings}{shlex.join(command)}', file=sys.stderr, flush=True)

@@ -46,8 +46,8 @@ def job_of(run, n_gpus=1, n_nodes=1):
 
 def torchrun(n_nodes, n_processes):
     """
-    The arguments of Python that start n_processes of a run on this machine, one of the n_nodes of a job of SLURM. The
-    first machine of the job is where they all meet.
+    The arguments of Python that start n_processes of a run on this machine, one of the n_nodes of a job of SLURM. All
+    processes connect to the first machine of the job.
     """
     listed = subprocess.run(['scontrol', 'show', 'hostnames', os.environ['SLURM_JOB_NODELIST']], check=True,
                             capture_output=True, text=True)
