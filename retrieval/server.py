@@ -15,11 +15,11 @@ from utilities import stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
-MAX_MB = 30                  # of an uploaded photo; page.html has it, too
+MAX_MB = 30                  # largest upload; page.html has the same number
 MAX_MEGAPIXELS = 52          # phones take photos of 50
 DECODERS = 2                 # photos that are decoded at a time, each in up to a gigabyte
 IDLE = 10                    # seconds after which a connection that sends nothing is closed
-CONNECTIONS = 500            # at a time
+CONNECTIONS = 500            # connections at a time
 SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
