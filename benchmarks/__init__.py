@@ -14,7 +14,7 @@ class Row(NamedTuple):
 
     job:    what is measured, on which sizes, and what the peer is.
     ours:   median, in seconds of processor time unless the job names another unit; the smaller the better.
-    peer:   the same of the peer, measured in turn with ours.
+    peer:   the same for the peer, measured in turn with ours.
     target: the largest ratio ours / peer that meets the target.
     """
     job: str

@@ -32,7 +32,7 @@ from launching import fork_server
 from records import checkpoint, reading
 from utilities.errors import UserError
 
-# The kinds of faults: generators, which yield None for each fault that was survived, else what happened
+# The kinds of faults: generators, which yield None for each fault that was survived, else a text on what happened
 
 def kills(lab, n):
     """The main process is killed at random moments, its data workers not, and resumed at once, until it is through."""
@@ -203,7 +203,7 @@ def removed(lab, n):
         yield outcome(child, {0, 1})
 
 
-# what is tried, how often with --quick, how often without, what a number counts
+# kind of fault: its generator, the number n for it with --quick, and without
 KINDS = {
     'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
@@ -223,7 +223,7 @@ def main(arguments):
     parser.add_argument('--only', nargs='+', choices=KINDS, default=list(KINDS), metavar='KIND',
                         help=f'some of: {", ".join(KINDS)}')
     parser.add_argument('--n', type=int, help='the number of faults of each kind, instead of the default')
-    parser.add_argument('--seed', type=int, default=0, help='of the faults')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the faults')
     opt = parser.parse_args(arguments)
     torch.set_num_threads(1)                                 # a process of more threads cannot be forked
     fork_server.import_packages()

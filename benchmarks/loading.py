@@ -109,7 +109,7 @@ def pipelines(source, cache):
 
 
 def parts(source, n_batches):
-    """{name: function that does a part of what a pipeline does, with all images}"""
+    """{name: function that performs one part of a pipeline on all images}"""
     paths, found = sorted(source.glob('images/*/*')), {}
     for decode in ('exact', 'fast'):
         images = ours(source, '', '--decode', decode, '--augment_on_gpu')

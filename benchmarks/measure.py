@@ -39,7 +39,7 @@ def median_times(competitors, repeats=9, budget=30.0):
 
 
 def peak_memory(function):
-    """The peak number of bytes of CPU tensors during a call of `function`, minus those that existed before."""
+    """The peak number of bytes of CPU tensors during a call of `function`, minus the bytes before it."""
     function()                                            # memory that only the first call allocates does not count
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

@@ -1,6 +1,6 @@
 """
 Time and memory of a training step, compared with a bare loop of forward, backward and optimizer step on a batch in
-memory: in micro-batches, in mixed precision, compiled, and by two processes. Then, what the plain step consists of.
+memory: in micro-batches, in mixed precision, compiled, and by two processes. Then the parts of the plain step.
 
 python -m benchmarks.step [FLAG ...]       # flags of main.py instead of the defaults, as --arch conv4 --bs 224
 
