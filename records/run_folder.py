@@ -77,7 +77,7 @@ def require_same_data(folder, description):
     """Raises UserError where the run began with other splits."""
     config = read(folder)
     if config['split_hash'] != description['hash']:
-        raise UserError(f'--resume {folder}: the classes or numbers of images are not those of this run (hash '
+        raise UserError(f'--resume {folder}: the data have other classes or numbers of images than this run (hash '
                         f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
 
 

@@ -121,10 +121,10 @@ def untrained(other, folder, flags):
     ours, theirs = run_folder.read(folder), run_folder.read(other)
     for name in flags:
         if ours['flags'].get(name) != theirs['flags'].get(name):
-            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, that of this run '
+            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if ours['split_hash'] != theirs['split_hash']:
-        raise UserError(f'--untrained {other}: its classes or numbers of images are not those of this run')
+        raise UserError(f'--untrained {other}: its data have other classes or numbers of images than this run')
     reading.read(other)                                  # refuses damaged records
     rows = reading.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:

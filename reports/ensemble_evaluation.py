@@ -126,7 +126,7 @@ def network(opt, member, state):
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
         built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
     if built.data.description['hash'] != member.config['split_hash']:
-        raise UserError(f'{member.run.where}: the classes or numbers of images are not those of this run; '
+        raise UserError(f'{member.run.where}: the data have other classes or numbers of images than this run; '
                         '--source_path must lead to the same data')
     if state == 'untrained_trunk_and_embedder':
         parts.fit_embedding(own, built)
