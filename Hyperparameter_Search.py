@@ -49,7 +49,7 @@ def work(opt, others):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 1 where a reproduction failed, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 1 where a reproduction failed, 2 after a UserError, 130 after Ctrl-C."""
     return errors.exit_code('Hyperparameter_Search.py', lambda: work(*build().parse_known_args(arguments)))
 
 

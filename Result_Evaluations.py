@@ -87,7 +87,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 2 after a UserError, 130 after Ctrl-C."""
     return exit_code('Result_Evaluations.py', lambda: work(arguments))
 
 

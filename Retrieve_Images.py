@@ -93,7 +93,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 1 for a failure, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 1 for a failure, 2 after a UserError, 130 after Ctrl-C."""
     return errors.exit_code('Retrieve_Images.py', lambda: work(arguments))
 
 

@@ -210,7 +210,7 @@ def finish(opt, embedded, split, records, state):
 
 
 def work(arguments):
-    """Does what the command line asks for: a run, or the evaluation of a network that is trained already."""
+    """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
     if opt.auto_resume and not opt.resume:
         opt = continued(opt, arguments)
@@ -239,7 +239,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
+    """Returns the exit code: 0; 2 after a UserError; 1 for a failed run; 130 after Ctrl-C."""
     # logging libraries look there
     sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     with errors.reported('main.py') as end, processes.together():

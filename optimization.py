@@ -38,8 +38,8 @@ def check_once(groups, own):
         params = group['params']
         trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
     if len(trained) > len({*trained}):
-        raise UserError('a parameter of the criterion is trained twice: leave what its optimizers() train out of its '
-                        'optim_dict_list, and of its other optimizers')
+        raise UserError('a parameter of the criterion is trained twice: leave the parameters of each of its '
+                        'optimizers() out of its optim_dict_list, and of its other optimizers')
 
 
 def network_groups(opt, model):

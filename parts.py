@@ -24,7 +24,7 @@ from utilities.randomness import seed_everything
 
 @dataclass
 class Checksum:
-    """The checksum of the network in `place`. It is saved in checkpoints, so that a resumed run refuses another."""
+    """The checksum of the network in `place`. Checkpoints hold it, so that a resumed run refuses another network."""
     place: str
     value: str
 
@@ -68,7 +68,7 @@ class Parts:
 
 
 def build(opt):
-    """The Parts of a training run. Raises UserError for what the user must change."""
+    """The Parts of a training run. Raises UserError for flags, files or data that do not go together."""
     check_names(opt)
     parts = prepare(opt)
     check(opt, parts.data)
@@ -136,8 +136,8 @@ def check(opt, data):
 
 def prepare(opt):
     """
-    Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes,
-    opt.superclasses, opt.n_features, opt.n_maps.
+    Returns Parts with network and data, and sets the values that these determine: opt.device, opt.input_size,
+    opt.n_classes, opt.superclasses, opt.n_features, opt.n_maps.
     """
     backends.check(opt)
     opt.device = device.select(opt)
@@ -163,7 +163,7 @@ def fit_embedding(opt, parts):
 
 
 def backbone_of(opt):
-    """The Backbone of --arch; sets opt.input_size. Where a checkpoint has the weights, no others are looked for."""
+    """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
     if opt.evaluate or opt.embed or opt.draw or opt.export or of_run or has_checkpoint(opt):

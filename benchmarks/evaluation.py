@@ -1,7 +1,7 @@
 """
 CPU time and peak memory of the evaluation on random embeddings clustered by class, compared with faiss and
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
-is what is used in addition to the embeddings.
+does not include the embeddings.
 
 OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [recent] [--sizes CUB ...]
     [--recall 0.6] [--threads 2]
@@ -31,7 +31,7 @@ DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000'
 RECENT = [['mAP'], ['r_auroc'], ['h_ap'], ['asi'], ['ndcg'], ['h_ap', 'asi', 'ndcg'], ['tpr@0.001'], ['opis'],
           ['threshold_spread@0.01'], ['tpr@0.001', 'opis', 'threshold_spread@0.01']]
 POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)             # in the table sweep
-# of the scaling: images, classes, queries (0: all)
+# in the table scaling: images, classes, queries (0: all)
 SCALES = [(30_000, 5_500, 0), (60_000, 11_000, 0), (250_000, 46_000, 0), (1_000_000, 185_000, 1_000)]
 QUERIES = 5000               # queries for metrics of levels; times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')

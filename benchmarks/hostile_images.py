@@ -117,7 +117,7 @@ def limited():
 
 
 def answered(content):
-    """What the page answers to an upload in a process of limited memory: (status code, text)."""
+    """The page's answer to an upload, in a process of limited memory: (status code, text)."""
     reading, writing = os.pipe()
     if not (pid := os.fork()):
         try:

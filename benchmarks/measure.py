@@ -21,7 +21,7 @@ def median_times(competitors, repeats=9, budget=30.0):
 
     Each round times every competitor once, so that disturbances affect all of them alike. Before each timed call,
     WARM_UP seconds of calls without timing remove the previous competitor's effect on caches and allocator. Processor
-    time excludes what other processes use, but adds up threads; torch should use one.
+    time excludes other processes, but adds up threads; torch should use one.
     """
     times = {name: [] for name in competitors}
     started = time.process_time()

@@ -1,7 +1,7 @@
 """
 Time and memory of an index of a million images, with synthetic embeddings: classes of about ten images, spread so that
 the recall at 1 is about 0.6; the standard deviations of the principal components decrease as in a trained
-network. Processor time, one thread; memory is what the process uses in addition.
+network. Processor time, one thread; memory is the peak above the process's memory before.
 
 OMP_NUM_THREADS=1 python -m benchmarks.retrieval [--images 1000000] [--dim 128] [--recall_at_1 0.6]
 """

@@ -70,7 +70,7 @@ class Case:
         self.built.step(self.images[exchange.part(self.opt.bs)], self.labels, self.labels, self.number, 1)
 
     def timed(self, name, function):
-        """The function, whose times are noted under this name."""
+        """The function; the time of each call is noted under this name."""
         def call(*arguments, **named):
             began = now()
             result = function(*arguments, **named)

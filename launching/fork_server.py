@@ -122,7 +122,7 @@ def server(environment):
 
 
 def import_packages():
-    """Imports what most runs import, including packages that they import only when they use them."""
+    """Imports the packages of most runs, including packages that runs import only when they use them."""
     for name in ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
                  'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard'):
         try:
@@ -189,7 +189,7 @@ def end(code):
     Ends this process as Python does, but does not free the memory of the packages: that would copy the pages which the
     process shares with the server, and would take half a second.
     """
-    threading._shutdown()                                         # waits for threads; as multiprocessing ends its forks
+    threading._shutdown()                                         # waits for threads, as multiprocessing does in a fork
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -85,7 +85,7 @@ def of_script(file, only=(), skip_refused=False):
 
 
 def of_line(arguments):
-    """The Planned run with these arguments of main.py. Raises UserError for what can be refused without the data."""
+    """The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them."""
     opt = parameters.parse(arguments)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):

@@ -26,8 +26,8 @@ def commands(file, environment=None):
 
     A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
-    comments, and headings within three double quotes. $NAME is replaced by what the file has assigned to it, otherwise
-    by the variable of the environment. Raises UserError for any other line.
+    comments, and headings within three double quotes. $NAME is replaced by the value that the file has assigned to it,
+    otherwise by the variable of the environment. Raises UserError for any other line.
     """
     text = read(file)
     if is_executable(text):
@@ -122,7 +122,7 @@ def split(line, where):
 
 
 def expanded(word, assigned, where):
-    """The word with the values of its variables. Raises UserError for what only a shell can read."""
+    """The word with the values of its variables. Raises UserError for a word that only a shell can read."""
     def value(match):
         name = match[1] or match[2]
         found = assigned.get(name, os.environ.get(name))

@@ -19,7 +19,7 @@ FIRST_PORT, N_PORTS = 20000, 10000
 class Job:
     """
     A command as a job of SLURM. When SLURM announces that it will end the job, submitit calls `checkpoint` and queues
-    what it returns: the same command, which resumes its run.
+    the job that it returns: the same command, which resumes its run.
     """
 
     def __init__(self, command):

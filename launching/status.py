@@ -12,7 +12,7 @@ REFRESH = 2                                                       # seconds betw
 
 
 def dry_run(runs):
-    """Prints what would be done with each run."""
+    """Prints for each run whether it is finished, or would be started or resumed."""
     for run in runs:
         folder = run.folder()
         done = folder and reading.is_finished(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints: what an exact resumption needs, and the best networks. Each epoch seeds the generators anew."""
+"""Checkpoints: the state for an exact resumption, and the best networks. Each epoch seeds the generators anew."""
 import hashlib
 import math
 import re

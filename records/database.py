@@ -17,7 +17,7 @@ class Database:
         self.connection = sqlite3.connect(file, timeout=60)      # seconds to wait while a reader holds it
 
     def replace(self, start, rows, spectra):
-        """Replaces what is stored from the epoch `start` on."""
+        """Replaces the stored rows from the epoch `start` on."""
         with self.connection as connection:
             connection.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
             connection.execute('CREATE TABLE IF NOT EXISTS spectrum (epoch INTEGER, split TEXT, number INTEGER, '

@@ -101,7 +101,7 @@ def is_finished(folder):
 
 
 def require_recorded(folder):
-    """Raises UserError where log.csv or spectrum.csv is not what it was when summary.json was written."""
+    """Raises UserError where log.csv or spectrum.csv has other rows than when summary.json was written."""
     for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
         file = folder / name
         if file.exists() and fingerprint(texts_of(file)[:written['n_rows']]) != written:

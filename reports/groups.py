@@ -137,7 +137,7 @@ def separate_test_sets(groups):
 
 
 def differences(name, runs):
-    """A sentence for each flag in which the runs of a group differ, other than what a seed or a machine may change."""
+    """A sentence for each flag in which the runs of a group differ, unless a seed or a machine may change it."""
     notes = []
     for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
         values = {str(run.flags[flag]) for run in runs if flag in run.flags}

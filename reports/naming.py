@@ -1,7 +1,7 @@
 """The names of data sets and methods in tables and figures. Data sets without a line here keep their own names."""
 from collections import Counter
 
-# --dataset: (title, what the names of its groups begin with)
+# --dataset: (title, prefix of its groups' names)
 DATASETS = {
     'cub200': ('CUB200-2011', 'CUB'),
     'cars196': ('CARS196', 'CARS'),

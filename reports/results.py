@@ -14,8 +14,8 @@ from utilities.files import require_writable, require_writable_folder
 
 def report(opt, planned=()):
     """
-    Prints the table and what is missing; writes what the flags of Result_Evaluations.py ask for, once all of it is
-    known.
+    Prints the table and the missing values; writes the files that the flags of Result_Evaluations.py name, once all of
+    their content is known.
 
     planned: (data set, group, seed) of the runs of --script, in its order.
     """

@@ -119,7 +119,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
                 preview = {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
-        except Exception:  # decoders raise all kinds of exceptions on what is no image
+        except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
             embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()

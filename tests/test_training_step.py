@@ -494,7 +494,7 @@ def test_inputs_that_a_run_does_not_have_are_refused(flags, changed, sentence, a
 
 def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
     monkeypatch.setattr(AsksForAll, 'optimizers', lambda self: [self.optimizer, torch.optim.SGD(self.parameters())])
-    with pytest.raises(UserError, match='trained twice: leave what its optimizers'):
+    with pytest.raises(UserError, match='trained twice: leave the parameters of each of its optimizers'):
         build('--loss asks_for_all --batch_mining none')
 
 

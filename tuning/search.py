@@ -98,7 +98,7 @@ def parse(opt, others):
     opt: the flags of Hyperparameter_Search.py; others: the remaining arguments, for main.py -> Search. A default batch
     that is too large for a fold becomes smaller for all folds.
 
-    Raises UserError for what can be refused before the study is opened.
+    Raises UserError for flags that can be refused before the study is opened.
     """
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)

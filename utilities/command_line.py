@@ -14,7 +14,7 @@ from utilities.manual import Facts, Formatter, Help, PrintCompletion, facts
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
-MAX_VALUES = 10_000                  # of a YAML text at most, with aliases expanded
+MAX_VALUES = 10_000                  # largest number in a YAML text, with aliases expanded
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
 
 

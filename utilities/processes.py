@@ -1,9 +1,9 @@
 """
 The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
-All execute the same program. Only process 0 writes, prints, and computes what is needed once (of_main). If a process
-ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so that
-none of them waits for it.
+All execute the same program. Only process 0 writes, prints, and does the work that is needed once (of_main). If a
+process ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so
+that none of them waits for it.
 """
 import contextlib
 import multiprocessing
