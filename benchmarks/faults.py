@@ -4,8 +4,9 @@ mutated. Prints how many faults of each kind were tried and survived; the exit c
 
 python -m benchmarks.faults [--quick] [--only KIND ...] [--seed 0]
 
-Survived means: a run that was disturbed and resumed ends bit for bit as one that was not, or the exit code and a
-sentence say what to change. A traceback, a hang, and a run that cannot be resumed are not. POSIX systems only.
+A fault is survived if the disturbed and resumed run ends bit for bit like an undisturbed one, or if the exit code and a
+sentence say what to change. It is not survived if there is a traceback, a hang, or a run that cannot be resumed. POSIX
+systems only.
 """
 import argparse
 import functools
@@ -35,7 +36,7 @@ from utilities.errors import UserError
 # The kinds of faults: generators, which yield None for each fault that was survived, else a text on what happened
 
 def kills(lab, n):
-    """The main process is killed at random moments, its data workers not, and resumed at once, until it is through."""
+    """The main process, but no data worker, is killed at random moments; the run is resumed at once, until it ends."""
     for name, _ in itertools.product(CONFIGURATIONS, range(n)):
         lab.undisturbed(name)
         group = lab.group()
@@ -49,7 +50,7 @@ def kills(lab, n):
 
 
 def crash_points(lab, n):
-    """Killed immediately before or after a file or folder takes its place."""
+    """The process is killed immediately before or after a file or folder is moved to its place."""
     def count(report=None, kill_at=None, before=None):
         made = itertools.count(1)
 

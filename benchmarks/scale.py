@@ -86,8 +86,8 @@ def measure(opt):
 
 def of_run(opt, data, n_gpus):
     """
-    {'hours': of wall time, 'GB': of network traffic} of one run whose batch is shared by n_gpus GPUs, and its memory
-    per GPU, 'memory', in GB.
+    The costs of one run whose batch is shared by n_gpus GPUs: {'hours': wall time, 'GB': network traffic, 'memory': GB
+    per GPU}.
     """
     n_val, eval_every = DATA[data]
     flop = 2e9 * opt.gmac                                                     # forward pass of one image

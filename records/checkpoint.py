@@ -37,7 +37,7 @@ class Checkpoint:
         """
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far.
 
-        The best are written first: a run that is killed in between repeats the epoch and writes them again.
+        The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
         common = {'settings': self.settings, 'epoch': epoch, 'row': row, 'run_id': self.run_id}

@@ -275,7 +275,7 @@ def correlation(x, y, kind):
     """
     The Correlation of two lists of numbers. Pairs with a value that is not finite are left out; nan for fewer than 4.
 
-    kind: 'Pearson', 'Spearman', or, for few points, since it takes the memory of all their pairs, 'Kendall'.
+    kind: 'Pearson', 'Spearman' or 'Kendall'; the last one takes memory for all pairs of points.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     known = np.isfinite(x) & np.isfinite(y)
@@ -297,5 +297,5 @@ def named(data):
 
 
 def packages(versions):
-    """'python 3.11.7, torch 2.14.1' of the versions in a file of --rows."""
+    """The versions in a file of --rows, as 'python 3.11.7, torch 2.14.1'."""
     return ', '.join(f'{name} {version}' for name, version in json.loads(versions).items()) if versions else ''
