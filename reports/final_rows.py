@@ -55,7 +55,7 @@ def metrics_of(row, digits=None):
 
 
 def is_metric(name):
-    return columns.parse(name.removeprefix(columns.EMA)) is not None
+    return name != TEST and columns.parse(name.removeprefix(columns.EMA)) is not None
 
 
 def origin(run):
