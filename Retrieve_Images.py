@@ -68,8 +68,7 @@ def build():
         add_photos(command, '*' if command is remove else '+')
     query.add_argument('--k', type=command_line.POSITIVE_INT, default=10, help='number of nearest images')
     query.add_argument('--json', metavar='FILE',
-                       help='also write the nearest images and their distances to this file; with -, print them in '
-                            'place of the table')
+                       help='also write the nearest images and their distances to this file; -: print them instead')
     query.add_argument('--picture', metavar='FILE',
                        help='also draw the first 12 queries and up to 10 nearest images of each; .png or .svg')
     remove.add_argument('--missing', action='store_true', help='remove the images whose files no longer exist')

@@ -714,7 +714,6 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
-    switch('--knn_approx', help="rank by faiss's approximate search, which saves no time on a CPU (docs/evaluation.md)")
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
@@ -731,6 +730,7 @@ def evaluation_parameters(parser):
         help='what makes a positive; parent: the super-class; within: the class, among images of its super-class')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
+    switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
         help='plots of the test split to save after the last epoch, or none')
@@ -998,6 +998,7 @@ def method(name):
 
 def owner(flag):
     """The method that a flag's name begins with: 'loss_dr_triplet_margin' -> ['dr_triplet']; None where it has none."""
-    names = [name for kind, registry in (('loss', CRITERIA), ('miner', BATCHMINERS), ('data', SAMPLERS))
-             for name in [*registry, 'pml'] if flag.startswith(f'{kind}_{name}_')]
+    kind, _, rest = flag.partition('_')
+    registry = {'loss': CRITERIA, 'miner': BATCHMINERS, 'data': SAMPLERS}.get(kind)
+    names = [name for name in [*registry, 'pml'] if rest.startswith(f'{name}_')] if registry else []
     return [max(names, key=len)] if names else None

@@ -2,6 +2,12 @@
 """
 Distance-weighted negatives, uniform over distance. Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017,
 https://arxiv.org/abs/1706.07567, section 4.1; without the upper cut-off, as Roth et al., ICML 2020, use it.
+
+Differs: The upper cut-off of Wu et al. is left out, as in Roth et al. (`--miner_distance_upper_cutoff` is accepted but
+has no effect). To keep the exponentials finite, the maximum over the anchor's own negatives is subtracted, so that no
+row underflows; distances are at most 1.999, so that opposite points have a finite weight. pytorch-metric-learning
+subtracts the maximum of the whole matrix and sets weights that are infinite or not a number to 0. Here neither the
+anchor nor a positive is ever sampled as a negative.
 """
 import torch
 

@@ -2,6 +2,8 @@
 """
 Easy positives with hard or semi-hard negatives. Xuan et al., Improved Embeddings with Easy Positive Triplet Mining,
 WACV 2020, https://arxiv.org/abs/1904.04370.
+
+Differs: A negative as far as the positive is not semi-hard, since d_an > d_ap is strict.
 """
 import torch
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One positive and many negatives per anchor. Sohn, NIPS 2016, section 3, and the form of Roth et al., ICML 2020."""
+"""
+One positive and many negatives per anchor. Sohn, NIPS 2016, section 3, and the form of Roth et al., ICML 2020.
+
+Differs: Negatives are given as a mask, so that classes may have different numbers of samples in a batch.
+"""
 import torch
 import torch.nn.functional as F
 

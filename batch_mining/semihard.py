@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Semi-hard negatives: farther than the positive, within the margin. Schroff et al., FaceNet, CVPR 2015, sec. 3.2."""
+"""
+Semi-hard negatives: farther than the positive, within the margin. Schroff et al., FaceNet, CVPR 2015, sec. 3.2.
+
+Differs: The window of Roth et al. is in Euclidean distances, but the margin of their triplet loss is in squared
+distances, so that many of these negatives have no loss. Here both have the same unit.
+"""
 import torch
 
 # The power of the distances in each loss's margin, --loss_<loss>_margin, which is a difference of distance^power. For

@@ -31,9 +31,8 @@ DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000'
 RECENT = [['mAP'], ['r_auroc'], ['h_ap'], ['asi'], ['ndcg'], ['h_ap', 'asi', 'ndcg'], ['tpr@0.001'], ['opis'],
           ['threshold_spread@0.01'], ['tpr@0.001', 'opis', 'threshold_spread@0.01']]
 POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)             # of the sweep
-# of the scaling: images, classes, queries, ways
-SCALES = [(30_000, 5_500, 0, ('exact', 'approx')), (60_000, 11_000, 0, ('exact', 'approx')),
-          (250_000, 46_000, 0, ('exact', 'approx')), (1_000_000, 185_000, 1_000, ('exact',))]
+# of the scaling: images, classes, queries (0: all)
+SCALES = [(30_000, 5_500, 0), (60_000, 11_000, 0), (250_000, 46_000, 0), (1_000_000, 185_000, 1_000)]
 QUERIES = 5000               # of metrics of levels, whose times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')
 
@@ -218,16 +217,14 @@ def rest_table(options):
 
 
 def scaling_table(options):
-    print(f'{"images":>9}{"queries":>9}{"way":>8}{"CPU s":>8}{"ns per pair":>13}{"MB":>7}{"R@1":>7}')
-    for n, n_classes, n_queries, ways in SCALES:
+    print(f'{"images":>9}{"queries":>9}{"CPU s":>8}{"ns per pair":>13}{"MB":>7}{"R@1":>7}')
+    for n, n_classes, n_queries in SCALES:
         points, labels, is_query = embeddings(n, n_classes, 12, n_queries, 128, options.recall)
-        for way in ways:
-            values, metrics = {}, SHORT if way == 'approx' else DEEP
-            seconds, peak = measure(lambda: values.update(evaluation.compute(                          # noqa: B023
-                metrics, points, labels, is_query, approximate=way == 'approx')))                      # noqa: B023
-            pairs = (n_queries or n) * (n - n_queries)
-            print(f'{n:>9,}{n_queries or n:>9,}{way:>8}{seconds:>8.1f}{seconds / pairs * 1e9:>13.2f}{peak:>7.0f}'
-                  f'{values[metrics[0]]:>7.3f}', flush=True)
+        values = {}
+        seconds, peak = measure(lambda: values.update(evaluation.compute(DEEP, points, labels, is_query)))   # noqa: B023
+        pairs = (n_queries or n) * (n - n_queries)
+        print(f'{n:>9,}{n_queries or n:>9,}{seconds:>8.1f}{seconds / pairs * 1e9:>13.2f}{peak:>7.0f}'
+              f'{values[DEEP[0]]:>7.3f}', flush=True)
 
 
 def recent_table(options):

@@ -2,6 +2,9 @@
 """
 Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with all samples of
 other classes as negatives, as Roth et al., ICML 2020, use it.
+
+Differs: Pytorch-metric-learning normalises anchors and positives but not negatives, and uses every positive pair, where
+this code takes one positive per anchor. Its default angle is 40 degrees.
 """
 import math
 

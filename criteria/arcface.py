@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3."""
+"""
+ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3.
+
+Differs: Where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m). insightface changes the logits without gradient, so
+that the gradient of the target logit lacks a factor. Roth et al. clamp negative cosines to 0, and before February 2021
+their margin had no effect. The paper has scale 64.
+"""
 import math
 
 import torch

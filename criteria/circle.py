@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Circle loss, per anchor. Sun et al., CVPR 2020, https://arxiv.org/abs/2002.10857, Eq. 5 to 8."""
+"""
+Circle loss, per anchor. Sun et al., CVPR 2020, https://arxiv.org/abs/2002.10857, Eq. 5 to 8.
+
+Differs: One term per anchor. TinyZeaMays/CircleLoss has a single term of all pairs of the batch.
+"""
 import torch
 import torch.nn.functional as F
 

@@ -2,6 +2,8 @@
 """
 Contrastive loss. Hadsell et al., CVPR 2006; without the squares of the paper, as Roth et al., ICML 2020, and Musgrave
 et al., ECCV 2020, use it.
+
+Differs: Hadsell et al. square both terms; Roth et al., pytorch-metric-learning and this code do not.
 """
 import torch
 import torch.nn.functional as F

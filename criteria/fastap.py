@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""FastAP: average precision from histograms of distances. Cakir et al., Deep Metric Learning to Rank, CVPR 2019."""
+"""
+FastAP: average precision from histograms of distances. Cakir et al., Deep Metric Learning to Rank, CVPR 2019.
+
+Differs: The hand-written gradient of the authors is B/2 times the gradient of the loss, so that their learning rates do
+not carry over.
+"""
 import torch
 import torch.nn.functional as F
 

@@ -2,6 +2,13 @@
 """
 HAPPIER: hierarchical average precision. Ramzi et al., Hierarchical Average Precision Training for Pertinent Image
 Retrieval, ECCV 2022, https://arxiv.org/abs/2207.04873.
+
+Differs: The query itself counts among the positives, the retrieved images and the images of its level, as in the
+authors' code. Queries that share no label with another image are left out. As in roadmap, the step function is
+continuous at delta; the authors set its value there to 1.44 (`--loss_happier_offset 1.44`), and for iNaturalist they
+use 1 and another function between 0 and delta. Their option `with_hrank`, which adds gradients from images of higher
+levels, is not implemented. On Stanford Online Products, they train the class weights with a learning rate of 10; on
+DyML-Animal, they use λ 0.5.
 """
 import math
 

@@ -2,6 +2,17 @@
 """
 HIER: hierarchical proxies in hyperbolic space, a regulariser to add to any loss. Kim et al., HIER: Metric Learning
 Beyond Class Labels via Hierarchical Regularization, CVPR 2023, https://arxiv.org/abs/2212.14258.
+
+Differs: The gradient with respect to points of the ball is multiplied by (1 − c ‖z‖²)² / 4, as in the authors' code.
+They compute the base loss from these points, too, with weight 1 beside 0.5 for hier, so that its gradient is also
+multiplied by this factor. In this code the base loss takes the embeddings, and its gradient is whole. With c 0.1 the
+factor is 0.205 at norm 1, and 0.0942 at norms above the clip 2.3, as in the recipes, which therefore have the weights
+0.0942 and 0.5; the weight also scales the gradient of the base loss's proxies. On two GPUs, gathering halves the
+gradient of the network in the authors' code. In that code, the third point of a triplet can be its anchor, and a k
+above the batch size is an error. In this code, such a k makes all samples of the batch related to each other, so that
+the batch has no triplets and only the proxies are trained. k is 20 in the authors' scripts and 30 by default in their
+code. The learning rate of their base loss, Proxy-Anchor, is 10⁴ times that of the network. They rank by the distance in
+the ball; this code ranks by the Euclidean distance in evaluation, which gives the same order for embeddings of norm 1.
 """
 import torch
 

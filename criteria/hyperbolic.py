@@ -2,6 +2,11 @@
 """
 Pairwise cross entropy in hyperbolic space. Ermolov et al., Hyperbolic Vision Transformers, CVPR 2022,
 https://arxiv.org/abs/2203.10833.
+
+Differs: The images of each class in the batch are numbered in their order. Each ordered pair of different numbers (a,
+b) has a loss: the images with number a are the anchors, those with number b their positives, and the images with these
+numbers in other classes that have both the negatives. This code takes the mean over the pairs of numbers; the authors
+take the sum, which is m (m − 1) times as large for m images per class. Evaluation ranks by the distance of the loss.
 """
 import torch
 import torch.nn.functional as F

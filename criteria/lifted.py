@@ -2,6 +2,8 @@
 """
 Generalised lifted structure loss. Hermans et al., In Defense of the Triplet Loss, 2017,
 https://arxiv.org/abs/1703.07737, section 2.
+
+Differs: Pytorch-metric-learning keeps the term of the negatives for anchors without positives.
 """
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,10 @@
 """
 Multi-similarity loss with its own pair mining. Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627,
 Eq. 11, 12 and 15.
+
+Differs: The mean is over the whole batch, as in the authors' code; Roth et al. divide by the number of anchors that the
+mining keeps. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper has β 50 and λ
+1.
 """
 import torch
 import torch.nn.functional as F

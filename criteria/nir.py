@@ -2,6 +2,15 @@
 """
 NIR: non-isotropy regularisation of a proxy loss by a normalising flow that is conditioned on the proxies. Roth et al.,
 Non-isotropy Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.
+
+Differs: This code agrees with the authors' code (https://github.com/ExplainableML/NonIsotropicProxyDML). In the paper,
+as far as this could be confirmed, the loss is the proxy loss plus ω times the mean of the negative log-likelihood n.
+The code weights the proxy loss instead, and takes the mean of e^n, so that badly fitted samples dominate. Above n = 20,
+this code replaces e^n by its tangent, since e^n would soon overflow. The permutations of the flow come from torch's
+random generator; those of the authors come from NumPy's. The authors' commands for Stanford Online Products name the
+loss `normflow` and have flags that their parser does not accept; here they are `--loss nir --loss_nir_w_align 0.3
+--loss_nir_lrmulti 1`. In issue 6 (https://github.com/ExplainableML/NonIsotropicProxyDML/issues/6) of their repository,
+a user reports lower results than those of the paper, with a batch size of 90, and asks for the settings.
 """
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,9 @@
 """
 N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NIPS 2016, section 3; by
 default with all samples of other classes as negatives, as Roth et al., ICML 2020, use it.
+
+Differs: By default all samples of other classes are negatives, as in Roth et al.; `--loss_npair_negatives pairs` takes
+those of the paper. The regulariser is the mean norm; in the paper it is the mean squared norm.
 """
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,9 @@
 """
 Proxy losses with separate parameters for positives and negatives, the baselines of NIR. Roth et al., Non-isotropy
 Regularization for Proxy-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08547.
+
+Differs: The term of the positives is averaged over the samples of the batch; in proxyanchor it is averaged over the
+classes of the batch. Both are equal if all classes have the same number of samples.
 """
 import torch
 import torch.nn.functional as F

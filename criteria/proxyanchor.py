@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4."""
+"""
+Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4.
+
+Differs: The terms of the positive samples are averaged over the classes in the batch, those of the negative samples
+over all classes. The authors' exponentials overflow in half precision. Their recipe is AdamW, with head and proxies
+only in the first epochs (`--warmup`).
+"""
 import torch
 import torch.nn.functional as F
 

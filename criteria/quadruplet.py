@@ -2,6 +2,9 @@
 """
 Quadruplet loss. Chen et al., Beyond Triplet Loss, CVPR 2017, https://arxiv.org/abs/1704.01719; with Euclidean distances
 instead of the paper's learned ones, as Roth et al., ICML 2020, use it.
+
+Differs: Euclidean distances and two fixed margins; the paper learns a score and adapts its margins. The fourth sample
+is of a third class; Roth et al. take any sample.
 """
 import torch
 import torch.nn.functional as F

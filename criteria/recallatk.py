@@ -2,6 +2,9 @@
 """
 Recall@k surrogate, with similarity mixup. Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity
 Mixup, CVPR 2022, https://arxiv.org/abs/2108.11179.
+
+Differs: The authors' code ranks the query itself first, so that its k acts as k − 1. Here SiMix works with any number
+of images per class.
 """
 import torch
 import torch.nn.functional as F

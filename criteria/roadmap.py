@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""ROADMAP: a robust and decomposable average precision. Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445."""
+"""
+ROADMAP: a robust and decomposable average precision. Ramzi et al., NeurIPS 2021, https://arxiv.org/abs/2110.01445.
+
+Differs: The step function is continuous at delta; with the authors' offset 1.44 it jumps down there
+(`--loss_roadmap_offset 1.44`). The authors add SupAP and calibration with weight 1 each; with the default weights of ½
+the loss here is half of theirs. The two means of the calibration are over the pairs that violate their margin.
+"""
 import math
 
 import torch

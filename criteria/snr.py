@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Triplet loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616."""
+"""
+Triplet loss of signal-to-noise ratio distances. Yuan et al., CVPR 2019, https://arxiv.org/abs/1904.02616.
+
+Differs: The mean is over the violated terms. The regulariser is the mean over the batch; in Roth et al. it is the mean
+over the anchors.
+"""
 import torch
 import torch.nn.functional as F
 

@@ -2,6 +2,8 @@
 """
 Normalised softmax. Zhai & Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019,
 https://arxiv.org/abs/1811.12649.
+
+Differs: The paper also applies layer normalisation to the features, which is part of the network here.
 """
 import torch
 import torch.nn.functional as F

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235."""
+"""
+SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235.
+
+Differs: `gamma` is a divisor, as in the authors' code; Roth et al. multiply by it. Before June 2020
+pytorch-metric-learning divided the regulariser by half as much; double the weights that were tuned with it. The authors
+use 10 centres and λ 20.
+"""
 import torch
 import torch.nn.functional as F
 

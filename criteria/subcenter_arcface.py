@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Sub-centre ArcFace: several centres per class, of which the nearest counts. Deng et al., ECCV 2020."""
+"""
+Sub-centre ArcFace: several centres per class, of which the nearest counts. Deng et al., ECCV 2020.
+
+Differs: Where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m). insightface changes the logits without gradient, so
+that the gradient of the target logit lacks a factor. Roth et al. clamp negative cosines to 0, and before February 2021
+their margin had no effect. The paper has scale 64.
+"""
 import math
 
 import torch

@@ -2,6 +2,9 @@
 """
 Supervised contrastive loss, in the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
 https://arxiv.org/abs/2004.11362, Eq. 2.
+
+Differs: The sum is outside the logarithm. The authors' code multiplies by temperature / 0.07, and anchors without a
+positive count as 0 in its mean.
 """
 import torch
 import torch.nn.functional as F

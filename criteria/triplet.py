@@ -3,6 +3,9 @@
 Triplet loss. Schroff et al., FaceNet, CVPR 2015, https://arxiv.org/abs/1503.03832, section 3.1.
 
 With power 1 and active_only, over all triplets, it is the triplet loss of Musgrave et al., ECCV 2020.
+
+Differs: Squared distances and the mean over all triplets, as in FaceNet; pytorch-metric-learning by default takes plain
+distances and the mean over the triplets that violate the margin (`--loss_triplet_power 1 --loss_triplet_active_only`).
 """
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,9 @@
-"""SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each."""
+"""
+SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each.
+
+Differs: The public code samples classes and images with replacement, so that a class could repeat in a batch, and an
+image could be its own positive.
+"""
 import itertools
 
 import torch

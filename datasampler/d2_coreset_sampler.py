@@ -1,4 +1,11 @@
-"""D2 of Roth et al., ICML 2020: anchors sampled by their density in a big batch and their distances to each other."""
+"""
+D2 of Roth et al., ICML 2020: anchors sampled by their density in a big batch and their distances to each other.
+
+Differs: The public code chooses the anchors in one big batch and uses their indices in another one, which serves the
+whole epoch, so that the anchors are random images; here they are chosen in and taken from the same big batch, a new one
+for each batch. It samples the other images of the class with replacement, the anchor included, so that an image could
+be its own positive.
+"""
 from functools import partial
 
 import torch

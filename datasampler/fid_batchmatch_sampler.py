@@ -1,4 +1,9 @@
-"""FRD of Roth et al., ICML 2020: of random candidates, the one with the smallest Frechet distance to a big batch."""
+"""
+FRD of Roth et al., ICML 2020: of random candidates, the one with the smallest Frechet distance to a big batch.
+
+Differs: The public code samples the classes of the big batch and of the candidates with replacement; here a batch is
+composed as by class_random. There it cannot be selected (undefined name).
+"""
 import torch
 
 from datasampler.big_batch import Matching

@@ -1,6 +1,11 @@
 """
 GC of Roth et al., ICML 2020: anchors that cover a big batch, by greedy k-centre (Gonzalez, 1985; Sener and Savarese,
 ICLR 2018, https://arxiv.org/abs/1708.00489, Algorithm 1).
+
+Differs: The public code chooses the anchors in one big batch and uses their indices in another one, which serves the
+whole epoch, so that the anchors are random images; here they are chosen in and taken from the same big batch, a new one
+for each batch. It samples the other images of the class with replacement, the anchor included, so that an image could
+be its own positive. There, --data_gc_coreset_lim and --data_sim_measure have no effect.
 """
 import math
 from functools import partial

@@ -122,7 +122,6 @@ class Job:
     seed: int = 0
     ranking: Callable | None = None
     backend: str = 'auto'
-    approximate: bool = False
     n_bootstrap: int = 0
 
     def on_cosines(self):
@@ -140,12 +139,11 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         labels:      [N] int64 array, from 0.
         is_query:    None: each image is a query, and all others are its gallery; or [N] bool: True for the queries,
                      False for the gallery.
-        seed:        seed of clustering, bootstrap and approximate search.
+        seed:        seed of clustering and bootstrap.
         pool:        None, or the Pool in which the retrieval metrics search in place of these images.
         levels, norms: without a pool, the super-classes and norms of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
-        approximate: whether to search approximately (--knn_approx).
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
@@ -203,8 +201,7 @@ def from_ranks(metrics, job):
             continue
         depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
                                               for metric, argument in metrics.values()])
-        index = neighbours.approximate_index(search, job.seed) if job.approximate else None
-        for queries, ranks in ranking.positive_ranks(search, depth, job.backend, index):
+        for queries, ranks in ranking.positive_ranks(search, depth, job.backend):
             for name, (metric, argument) in metrics.items():
                 per_image[name][images[search.query_index[queries]]] = metric.function(
                     ranks, search.n_positives[queries], *argument)

@@ -52,7 +52,7 @@ def metrics_of(opt, embedded, splits, metrics):
             values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
                              part.embeddings, labels_of(part.images, level), seed=opt.seed, ranking=part.ranking,
                              pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
-                             approximate=opt.knn_approx, n_bootstrap=opt.bootstrap)
+                             n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
 
@@ -169,16 +169,11 @@ def superclasses_of(parts):
 def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
     for name in opt.evaluation_metrics:
-        _, metric, argument = parse(name)
-        if opt.knn_approx and metric.needs in ('ranks', 'levels') and np.isinf(metric.depth(1, *argument)):
-            raise UserError(f'--knn_approx finds the nearest images only, and {name} needs all: leave one of them out')
+        parse(name)
     spectra = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'spectrum' and parse(name)[2] == (0,)]
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
-    if opt.knn_approx and opt.ranking_backend != 'auto':
-        raise UserError(f'--knn_approx and --ranking_backend {opt.ranking_backend} are two methods of ranking: '
-                        'leave one of them out')
     for name in opt.storage_metrics:
         if name not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics')

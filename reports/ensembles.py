@@ -87,6 +87,5 @@ def scores(opt, part):
     """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
     values = evaluation.compute(opt.evaluation_metrics, part.embeddings, part.images.labels, part.images.is_query,
                                 opt.seed, ranking=part.ranking, backend=opt.ranking_backend,
-                                approximate=opt.knn_approx, levels=protocol.superclasses_of([part.images]),
-                                norms=part.norms)
+                                levels=protocol.superclasses_of([part.images]), norms=part.norms)
     return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}

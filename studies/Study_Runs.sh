@@ -156,6 +156,13 @@ if in_study regularisers 3; then
         $run NIR                  --loss nir             --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1
         $run PFML                 --loss pfml            --loss_pfml_lrmulti 10
     done
+    # direction regularisation beside the same loss without its term: margins, distances and scales are equal
+    omniglot DR_MS                --loss dr_multisimilarity
+    omniglot DR_MS_gamma0         --loss dr_multisimilarity --loss_dr_multisimilarity_gamma 0
+    omniglot DR_ProxyNCA          --loss dr_proxynca     --loss_dr_proxynca_lrmulti 10
+    omniglot DR_ProxyNCA_gamma0   --loss dr_proxynca     --loss_dr_proxynca_lrmulti 10 --loss_dr_proxynca_gamma 0
+    omniglot DR_Triplet           --loss dr_triplet      --batch_mining distance
+    omniglot DR_Triplet_gamma0    --loss dr_triplet      --batch_mining distance --loss_dr_triplet_gamma 0
     omniglot SmoothAP             --loss smoothap
     omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
 fi

@@ -91,13 +91,15 @@ def worth(found):
         return [(one, other) for one, other in methods if one and other]
 
     losses = [name for name in study.EXTENDS if name.endswith('_rho_distance')]
-    directed = [name for name in study.EXTENDS if name.startswith('DR_')]
+    directed = [name for name, other in study.EXTENDS.items() if name.startswith('DR_') and other]
     kinds = {'ρ-regularisation': [(name, study.EXTENDS[name]) for name in losses],
              'Direction regularisation': [(name, study.EXTENDS[name]) for name in directed],
              'Samplers': [(method.name, 'MS_class_random') for method in found.methods.values()
                           if method.group in found.sections.get('samplers', {}).get(method.data, [])
                           and method.name != 'MS_class_random']}
-    lines = ['Differences of R@1 in points, paired over seeds; p is corrected by Holm\'s method over each table.']
+    lines = ['Differences of R@1 in points, paired over seeds; p is corrected by Holm\'s method over each table. '
+             'Direction regularisation is compared with the same loss at γ = 0, so that margin, distance and scale are '
+             'equal.']
     for title, names in kinds.items():
         compared = pairs('Omniglot', names)
         if not compared:

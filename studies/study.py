@@ -39,7 +39,8 @@ SECTIONS = {
 BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none', 'Lite0': 'Frozen_none'}     # without training
 TITLES = {'Lite0': 'Grocery with EfficientNet-Lite0'}                      # of other data, the name in the groups
 # What a method extends, where it is not the longest name of another method with which its own begins.
-EXTENDS = {'DR_MS': 'MS', 'DR_ProxyNCA': 'ProxyNCA', 'DR_Triplet': 'triplet_distance',
+EXTENDS = {'DR_MS': 'DR_MS_gamma0', 'DR_ProxyNCA': 'DR_ProxyNCA_gamma0', 'DR_Triplet': 'DR_Triplet_gamma0',
+           'DR_MS_gamma0': None, 'DR_ProxyNCA_gamma0': None, 'DR_Triplet_gamma0': None,
            'triplet_cascade': 'triplet_distance', 'triplet_DAML': 'triplet_distance', 'triplet_random_distance': None,
            'margin_random_distance': None}
 EXTENDS |= {f'{loss}_rho_distance': f'{loss}_distance' for loss in ('contrastive', 'margin', 'snr', 'triplet')}

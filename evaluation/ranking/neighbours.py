@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from evaluation.ranking import precision
 from utilities import stopping
-from utilities.errors import UserError
 
 # Two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query, with ‖g‖ about ‖q‖, have a difference with an error below
 # BLUR √(D + 4) ε ½‖q‖²: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019). The
@@ -257,38 +256,3 @@ def in_threads(work, items, description=None):
                 yield result
         finally:
             stopped.set()                                  # after Ctrl-C the rest is skipped
-
-
-def flat_index(search):
-    """faiss's exact index of the gallery."""
-    import faiss
-    kind = faiss.IndexFlatL2 if search.euclidean else faiss.IndexFlatIP
-    index = kind(search.gallery.shape[1])
-    index.add(search.move(search.gallery).cpu().numpy())
-    return index
-
-
-def approximate_index(search, seed):
-    """
-    faiss's inverted file of the gallery: √G cells, of which a query visits 1 in 16. Prints the fraction of the exact
-    ten nearest that it finds for 1,000 queries.
-    """
-    try:
-        import faiss
-    except ImportError:
-        raise UserError('--knn_approx needs faiss: pip install faiss-cpu, or leave the flag out') from None
-    dim, n = search.gallery.shape[1], len(search.gallery)
-    kind = (faiss.IndexFlatL2, faiss.METRIC_L2) if search.euclidean else (faiss.IndexFlatIP, faiss.METRIC_INNER_PRODUCT)
-    n_cells = max(1, int(n ** 0.5))
-    index = faiss.IndexIVFFlat(kind[0](dim), dim, n_cells, kind[1])
-    index.cp.seed, index.cp.min_points_per_centroid = seed % 2 ** 31, 1
-    index.train(search.moved_gallery.cpu().numpy())
-    index.add(search.moved_gallery.cpu().numpy())
-    index.nprobe = max(1, n_cells // 16)
-    sample = np.random.default_rng(seed).permutation(len(search.queries))[:1000]
-    queries, k = search.move(search.queries[np.sort(sample)]).cpu().numpy(), min(10, n)
-    exact, found = flat_index(search).search(queries, k)[1], index.search(queries, k)[1]
-    fraction = np.mean([np.isin(one, other).mean() for one, other in zip(exact, found, strict=True)])
-    print(f'--knn_approx: finds {fraction:.2%} of the exact {k} nearest ({len(queries):,} queries, {n_cells:,} cells, '
-          f'{index.nprobe} visited)')
-    return index
