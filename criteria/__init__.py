@@ -145,7 +145,7 @@ def supporting():
 
 
 def ranks(opt):
-    """Whether evaluation ranks by a loss's own distance; a loss around others has the distance of the first inside it."""
+    """Whether evaluation ranks by a loss's own distance. A loss around others has the distance of its first."""
     names = [getattr(part, [*inner_flags(part.loss), 'loss'][0]) for part in parts(opt)]
     return any(hasattr(CRITERIA[name].Criterion, 'ranking_embeddings') for name in names if name in CRITERIA)
 

@@ -42,7 +42,7 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # that is, create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 

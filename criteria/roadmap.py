@@ -37,7 +37,7 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # that is, create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
@@ -65,7 +65,7 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
     tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences of cosines are rounding errors
-    weight = (size > 1).to(cosines.dtype) / size            # of each precision; 0 without positives
+    weight = (size > 1).to(cosines.dtype) / size            # weight per precision; 0 without positives
 
     def average_precisions(scores, rows):
         own = scores.gather(1, members[rows])

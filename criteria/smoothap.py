@@ -34,7 +34,7 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # that is, create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
@@ -71,7 +71,7 @@ def smoothap_loss(batch, labels, temperature=0.01):
         batch = F.normalize(batch, dim=1)
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
-        weight = (size > 1).to(batch.dtype) / size            # of each precision; 0 without positives
+        weight = (size > 1).to(batch.dtype) / size            # weight per precision; 0 without positives
 
         def rank(scores, own):
             """Soft ranks of `own` [q, M] among `scores` [q, N]: ½ plus all comparisons; a score's with itself is ½."""
