@@ -75,8 +75,8 @@ class ClassImages:
 
     def images_by_key(self, classes, keys, ranks):
         """
-        Sorts the images of each of `classes` [K] by descending keys [K, largest size] and returns those at `ranks`
-        [K, n]; a rank beyond the size of the class wraps around.
+        Sorts the images of each of `classes` [K] by descending keys [K, largest size] and returns the images at the
+        `ranks` [K, n]; a rank beyond the size of the class wraps around.
         """
         sizes = self.sizes[classes, None]
         if not ranks.numel():

@@ -59,7 +59,7 @@ def characters(size):
 AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'none': none,
                  'characters': characters}
 ERASED = (124, 116, 104)                       # fill colour of --random_erasing: the mean colour of ImageNet
-SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the image size themselves
+SIZES = {'big': 256, 'mlrc': 227}              # augmentations that set the image size themselves
 
 
 def select(opt, size, are_characters=False):

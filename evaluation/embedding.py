@@ -51,7 +51,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     for batch, _, indices in stopping.checked(bar):
         with precision:
             found = model(network_input(batch, opt.device))
-            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before it is normalised
+            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         if kept is not None:
             kept.append(found[1].cpu())
         embedded, rows = found[int(features)], slice(int(indices[0]), int(indices[0]) + len(batch))

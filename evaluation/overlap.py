@@ -19,7 +19,7 @@ from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
 
 CHUNK = 1 << 22              # similarities that each thread computes at a time: 16 MB
-MOST = 100_000               # pairs that are listed: first copies, then those with the highest similarities
+MOST = 100_000               # pairs to list: first copies, then the most similar pairs
 SHOWN = 24                   # pairs in the picture
 
 

@@ -147,7 +147,7 @@ def pool_of(opt, embedded, split, level):
         is_query = np.concatenate([own_is_query, np.zeros(len(train.images), bool)])
         in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
     embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
-    # classes of two splits are the same if their names are
+    # classes of two splits are the same if they have the same name
     names = np.concatenate([names_of(part.images, level) for part in parts])
     groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
@@ -187,7 +187,7 @@ def check_metrics(opt):
 
 
 def check_data(opt, data):
-    """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
+    """Raises UserError if --eval_level or --eval_reference need something that the data set does not have."""
     if set(opt.eval_level) - {'class'} and any(None in images.superclasses for images in data.evaluation.values()):
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:

@@ -16,7 +16,7 @@ from evaluation.ranking.neighbours import in_threads
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
 STEPS = 1 << 15              # to find a threshold, similarities are rounded to multiples of 1 / STEPS
-N_BINS = 2 * STEPS + 1       # from −1 to 1
+N_BINS = 2 * STEPS + 1       # bins from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
 N_THRESHOLDS = 101           # thresholds over which OPIS averages
 SAMPLED = 64                 # a class's threshold is estimated from every SAMPLED-th image
@@ -76,7 +76,7 @@ class Pairs:
 
         def add(rows, columns, similarities, same):
             every, own = histogram(similarities), histogram(similarities.ravel()[same])
-            negatives, weight = every - own, 2                         # for the mirror image
+            negatives, weight = every - own, 2                         # 2 counts the mirror image, too
             if rows == columns:
                 own, weight = own - histogram(similarities.diagonal()), 1
             with self.lock:
@@ -202,7 +202,7 @@ def utilities(pairs, distances):
                 counts[:, labels[0]:labels[-1] + 1] += found
 
     pairs.in_tiles(add)
-    positives, negatives = counts[:, :, :0:-1].cumsum(axis=2)          # accepted, at the shortest distance first
+    positives, negatives = counts[:, :, :0:-1].cumsum(axis=2)          # accepted pairs, the shortest distance first
     several = pairs.n_positives > 0
     sensitivity = positives[several] / pairs.n_positives[several, None]
     specificity = 1 - negatives[several] / pairs.n_negatives[several, None]

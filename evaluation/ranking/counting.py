@@ -38,8 +38,8 @@ from evaluation.ranking.neighbours import bisect, in_threads, product
 from evaluation.ranking.sorting import by_sorting
 
 TILE = 1024                  # queries in a tile, and gallery images: 4 MB of scores
-GROUP = 4                    # strips of queries whose ranks are returned together
-SAMPLE = 1024                # gallery images from whose scores the score of the last rank that matters is estimated
+GROUP = 4                    # strips of queries whose ranks are yielded together
+SAMPLE = 1024                # gallery images with whose scores the score at the last rank that matters is estimated
 DEVIATIONS = 4               # standard deviations by which the estimate is lowered, so that it is seldom too high
 
 

@@ -111,7 +111,7 @@ class Search:
         exists = slots < n_positives[:, None]
         first = np.concatenate([[0], self.sizes.cumsum()])[self.query_labels[rows]]
         places = first[:, None] + slots
-        places += places >= own[rows, None]                # the query itself is no positive
+        places += places >= own[rows, None]                # skip the query itself
         return order[np.where(exists, places, 0)], exists
 
     def scores(self, rows, images=None):
