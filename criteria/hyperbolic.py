@@ -84,8 +84,8 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     anchor 0 with positive 1 and the rivals 2 and 3, and anchor 2 with positive 3 and the rivals 0 and 1. The pair
     (1, 0) has the terms of anchors 1 and 3.
 
-    Returns: scalar. The terms are averaged within each pair of slots, then over the pairs of slots; a differentiable
-    zero if all classes have one sample.
+    Returns: scalar, the mean term of each pair of slots, averaged over the pairs of slots; a differentiable zero if all
+    classes have one sample.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.], [-1., 0.]])
     >>> hyperbolic_loss(batch, torch.tensor([0, 0, 1, 1]))
