@@ -31,8 +31,8 @@ class TrainingStep:
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
                              if parameter not in of_network]
-        # compiled beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has a graph of
-        # its own, so that a resumed run computes with the same graphs
+        # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has a graph of its own,
+        # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
         precision = None if opt.amp == 'none' else getattr(torch, opt.amp)
         self.autocast = functools.partial(torch.autocast, opt.device.type, precision, enabled=precision is not None)
@@ -76,13 +76,13 @@ class TrainingStep:
         return found
 
     def loss(self, outputs, **more):
-        """The loss of the whole batch. outputs: what embed() and costly() return; more: labels, indices, step and epoch."""
+        """The loss of the whole batch. outputs: from embed() and costly(); more: labels, indices, step and epoch."""
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
     def update(self, loss, norm):
         """
-        Clips the gradients, whose norm is `norm`, and takes the optimizers' steps. Returns the scalars for the log, with
-        the norm before clipping. With --amp float16, a step is skipped if a gradient is not finite.
+        Clips the gradients, whose norm is `norm`, and takes the optimizers' steps. Returns the scalars for the log,
+        with the norm before clipping. With --amp float16, a step is skipped if a gradient is not finite.
         """
         norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
         optimization.clip(self.opt, gradients_of(self.of_network + self.of_criterion), norm)
