@@ -4,7 +4,7 @@ al., Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 20
 
 1. Each process embeds its part of the batch in pieces, without keeping the graph.
 2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features.
-   Other inputs of the criterion, such as a teacher's embeddings, are computed in step 1 and gathered with the embeddings.
+   Other inputs of the criterion, such as a teacher's embeddings, are computed and gathered in step 1.
 3. Each process embeds its pieces again, with the same random numbers, and backpropagates this gradient through them.
 4. The gradients of the network are summed over the processes, and every process takes the same optimizer step.
 
@@ -97,8 +97,8 @@ class DividedStep:
 
     def piece(self, images, seed):
         """
-        The outputs of embed() for the images, concatenated into one tensor [b, W]. The network samples its random numbers
-        with `seed`, and the global generators do not change, so that a miner samples as it does in the plain step.
+        The outputs of embed() for the images, concatenated into one tensor [b, W]. The network samples its random
+        numbers with `seed`, and the global generators do not change: a miner samples as it does in the plain step.
         """
         with seeded(seed, self.opt.device):
             outputs = self.plain.embed(images)

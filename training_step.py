@@ -31,7 +31,7 @@ class TrainingStep:
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
                              if parameter not in of_network]
-        # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has a graph of its own,
+        # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
         precision = None if opt.amp == 'none' else getattr(torch, opt.amp)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """
-Distillation of a teacher's similarities, added to any loss. The form is that of Roth et al., S2SD: Simultaneous
+Distillation of a teacher's similarities, added to any loss. The form follows Roth et al., S2SD: Simultaneous
 Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021, https://arxiv.org/abs/2009.08348, with the
 embeddings of another network in place of the larger embeddings.
 """

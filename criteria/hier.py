@@ -11,7 +11,7 @@ factor is 0.205 at norm 1, and 0.0942 at norms above the clip 2.3, as in the rec
 gradient of the network in the authors' code. In that code, the third point of a triplet can be its anchor, and a k
 above the batch size is an error. In this code, such a k makes all samples of the batch related to each other, so that
 the batch has no triplets and only the proxies are trained. k is 20 in the authors' scripts and 30 by default in their
-code. The learning rate of their base loss, Proxy-Anchor, is 10⁴ times that of the network. They rank by the distance in
+code. The learning rate of their base loss, Proxy-Anchor, is 10⁴ times the network's. They rank by the distance in
 the ball; this code ranks by the Euclidean distance in evaluation, which gives the same order for embeddings of norm 1.
 """
 import torch

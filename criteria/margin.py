@@ -3,7 +3,7 @@
 Margin loss with a learned beta for each class: the distance that separates its positives from its negatives. Wu et al.,
 Sampling Matters in Deep Embedding Learning, ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.
 
-Differs: The divisor is the number of violated positive pairs plus that of violated negative pairs. With newer versions
+Differs: The divisor counts the violated positive pairs and the violated negative pairs. With newer versions
 of torch, the code of Roth et al. counts a triplet in which both are violated once.
 """
 import torch

@@ -7,10 +7,10 @@ Differs: This code agrees with the authors' code (https://github.com/Explainable
 as far as this could be confirmed, the loss is the proxy loss plus ω times the mean of the negative log-likelihood n.
 The code weights the proxy loss instead, and takes the mean of e^n, so that badly fitted samples dominate. Above n = 20,
 this code replaces e^n by its tangent, since e^n would soon overflow. The permutations of the flow come from torch's
-random generator; those of the authors come from NumPy's. The authors' commands for Stanford Online Products name the
+random generator; the authors' come from NumPy's. The authors' commands for Stanford Online Products name the
 loss `normflow` and have flags that their parser does not accept; here they are `--loss nir --loss_nir_w_align 0.3
 --loss_nir_lrmulti 1`. In issue 6 (https://github.com/ExplainableML/NonIsotropicProxyDML/issues/6) of their repository,
-a user reports lower results than those of the paper, with a batch size of 90, and asks for the settings.
+a user reports lower results than the paper, with a batch size of 90, and asks for the settings.
 """
 import torch
 import torch.nn.functional as F

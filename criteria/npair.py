@@ -4,7 +4,7 @@ N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Ob
 default with all samples of other classes as negatives, as Roth et al., ICML 2020, use it.
 
 Differs: By default all samples of other classes are negatives, as in Roth et al.; `--loss_npair_negatives pairs` takes
-those of the paper. The regulariser is the mean norm; in the paper it is the mean squared norm.
+the paper's. The regulariser is the mean norm; in the paper it is the mean squared norm.
 """
 import torch
 import torch.nn.functional as F

@@ -3,7 +3,7 @@
 Potential field of samples and proxies. Bhatnagar & Ahuja, Potential Field Based Deep Metric Learning, CVPR 2025,
 https://arxiv.org/abs/2405.18560.
 
-Differs: The authors' code is not public; the formula and the settings are those of public reproductions. These average
+Differs: The authors' code is not public; the formula and the settings follow public reproductions. These average
 over pairs, or leave out the potentials of the proxies; this code sums over all ordered pairs of samples and proxies, as
 the paper does. Every pair of different classes with a distance above δ adds the constant δ^−α (625 with the defaults),
 so that the value of the loss hardly changes during training. Distances below 0.001 count as 0.001, since float32 cannot

@@ -2,7 +2,7 @@
 """
 Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4.
 
-Differs: The terms of the positive samples are averaged over the classes in the batch, those of the negative samples
+Differs: The terms of the positive samples are averaged over the classes in the batch, the negative ones
 over all classes. The authors' exponentials overflow in half precision. Their recipe is AdamW, with head and proxies
 only in the first epochs (`--warmup`).
 """

@@ -4,8 +4,8 @@ S2SD: similarity-based self-distillation from larger embeddings of the same feat
 S2SD: Simultaneous Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021,
 https://arxiv.org/abs/2009.08348.
 
-Differs: As in the authors' code, the distillation is KL(larger ‖ embeddings), the divergence between the softmax of the
-similarities of the larger embeddings and that of the embeddings, averaged over the anchors and multiplied by the
+Differs: As in the authors' code, the distillation is KL(larger ‖ embeddings), the divergence between the softmaxes of
+the larger embeddings' similarities and of the embeddings' own, averaged over the anchors and multiplied by the
 squared temperature. In the paper, as far as this could be confirmed, it is KL(embeddings ‖ larger), summed over the
 anchors. The README of the authors' code has flags that its parser does not accept.
 """

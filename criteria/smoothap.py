@@ -3,7 +3,7 @@
 Smooth-AP: average precision with sigmoids for comparisons. Brown et al., ECCV 2020, https://arxiv.org/abs/2007.12163.
 
 Differs: The query itself counts among the retrieved samples and the positives, as in the authors' code but not in their
-text. pytorch-metric-learning 2.9 swaps the number of classes and that of images per class, and agrees only where both
+text. pytorch-metric-learning 2.9 swaps the number of classes and the images per class, and agrees only where both
 are equal.
 """
 import torch
