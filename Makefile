@@ -21,8 +21,8 @@ quick: .venv/installed-dev      ## ruff, and the tests that a change needs most 
 	$(BIN)/ruff check .
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile $(QUICK)
 
-docs: .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
-	$(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
+docs: .venv/installed .venv/installed-docs      ## build the documentation as a site in site/; make docs SERVE=1 shows it in a browser
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve,build --clean)
 
 regress: .venv/installed        ## train three methods for some minutes, and compare their metrics with those of an earlier version of the code
 	mkdir -p Training_Results

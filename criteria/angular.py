@@ -2,6 +2,9 @@
 """
 Angular loss, added to the N-pair loss. Wang et al., ICCV 2017, https://arxiv.org/abs/1708.01682; with all samples of
 other classes as negatives, as Roth et al., ICML 2020, use it.
+
+Differs: Pytorch-metric-learning normalises anchors and positives but not negatives, and uses every positive pair, where
+this code takes one positive per anchor. Its default angle is 40 degrees.
 """
 import math
 
@@ -16,23 +19,23 @@ ACCEPTS_MASKS = True
 
 def log_terms(logits, pairs, target):
     """
-    log(1 + Σ_j e^{l_ij − l_it}) of each row i: [B], where j are the `pairs` [B, B] of i but its `target` t, [B]. It is
-    the cross entropy of the logits l, [B, B], whose memory is overwritten.
+    [B]: for each row i of the logits l [B, B], log(1 + Σ_j e^{l_ij − l_it}) over the `pairs` [B, B] j of i except its
+    `target` t [B]. It is the cross entropy of the logits, whose memory is overwritten.
     """
-    # finite, since −inf would make the gradient of a row without pairs nan
-    with torch.no_grad():          # the gradient is zero there without it, since e^{logit} is
+    # finite: −inf would make the gradient of a row without pairs nan
+    with torch.no_grad():          # their gradient is zero anyway, like e^{logit}
         logits.masked_fill_(~pairs, torch.finfo(logits.dtype).min / 2)
     return F.cross_entropy(logits, target, reduction='none')
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
     """
-    log(1 + Σ_n e^{f_apn}) of each row: [B], with f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p of the normalised
-    batch.
+    [B]: log(1 + Σ_n e^{f_apn}) of each anchor a, with f_apn = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p, from the
+    normalised batch.
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    target = positives.view(torch.uint8).argmax(dim=1)                            # any in rows that are no anchor
+    target = positives.view(torch.uint8).argmax(dim=1)                            # arbitrary where there is no positive
     positive = batch.index_select(0, target)
     logits = (4 * tangent2 * (batch + positive)) @ batch.T
     own = 2 * (1 + tangent2) * (batch * positive).sum(dim=1, keepdim=True)
@@ -40,7 +43,7 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
 
 
 def npair_terms(batch, positives, negatives):
-    """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row: [B], of the batch as it is."""
+    """[B]: log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each anchor a; nothing is normalised."""
     return log_terms(batch @ batch.T, positives | negatives, positives.view(torch.uint8).argmax(dim=1))
 
 
@@ -48,7 +51,7 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
     """
     Args:
         batch:            [B, D] embeddings, not normalised; the angular part normalises them.
-        positives:        [B, B] bool, one positive of each anchor (row), none in rows of samples that are no anchor.
+        positives:        [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
         negatives:        [B, B] bool, the negatives of each anchor.
         alpha:            upper bound of the angle at the negative, in degrees.
         npair_ang_weight: weight of the angular part.

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3."""
+"""
+ArcFace: an additive angular margin. Deng et al., CVPR 2019, https://arxiv.org/abs/1801.07698, Eq. 3.
+
+Differs: Where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m). insightface changes the logits without gradient, so
+that the gradient of the target logit lacks a factor. Roth et al. clamp negative cosines to 0, and before February 2021
+their margin had no effect. The paper has scale 64.
+"""
 import math
 
 import torch
@@ -30,8 +36,8 @@ class SampledRows(torch.autograd.Function):
 def sample_classes(weights, labels, rate=1.0):
     """
     Partial softmax (An et al., 2020, https://arxiv.org/abs/2010.05222): the weights of the classes in the batch and of
-    others, which are sampled uniformly until the fraction `rate` of the C classes is reached, and the labels [B] as
-    indices of these weights. With rate 1, the weights [C, ...] and labels themselves.
+    further classes, sampled uniformly, up to the fraction `rate` of the C classes; and the labels [B] as indices of
+    these weights. With rate 1, the weights [C, ...] and labels themselves.
     """
     if rate == 1:
         return weights, labels

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Histogram loss. Ustinova & Lempitsky, NIPS 2016, https://arxiv.org/abs/1611.00822, Eq. 1 to 4."""
+"""
+Histogram loss. Ustinova & Lempitsky, NIPS 2016, https://arxiv.org/abs/1611.00822, Eq. 1 to 4.
+
+Differs: `nbins` is the number of nodes; in pytorch-metric-learning it is the number of intervals, which is one less.
+Roth et al. find the bin by comparing floats for equality, which loses similarities unless the bin width is a power of
+two (30 percent of them with 11 nodes).
+"""
 import torch
 import torch.nn.functional as F
 
@@ -30,9 +36,9 @@ def histogram_loss(batch, labels, n_nodes=65):
         is_positive = labels[first] == labels[second]
         position = (similarities + 1) * ((n_nodes - 1) / 2)
         node = position.detach().floor().clamp(max=n_nodes - 2)
-        fraction = position - node                               # added to the node above, the rest to `node`
-        index = node.long() + n_nodes * is_positive              # first the nodes of negative pairs, then of positive
-        # float64, since a float32 sum over millions of pairs loses digits; MPS has no float64
+        fraction = position - node                               # goes to the node above; 1 − fraction to `node`
+        index = node.long() + n_nodes * is_positive              # nodes of negative pairs, then of positive pairs
+        # float64: a float32 sum over millions of pairs loses digits; MPS has no float64
         fraction = fraction.to(batch.dtype if batch.device.type == 'mps' else torch.float64)
         counts = fraction.new_zeros(2 * n_nodes).index_add(0, index, 1 - fraction).index_add(0, index + 1, fraction)
         negative, positive = counts.view(2, n_nodes)

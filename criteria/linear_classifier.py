@@ -2,6 +2,9 @@
 """
 Cross entropy of a linear classifier on the embeddings, usually added to another loss: training with a classifier in
 Musgrave et al., https://github.com/KevinMusgrave/powerful-benchmarker.
+
+Differs: Powerful-benchmarker trains the classifier with a weight decay of 5e-5 (`--loss_decay`); by default its
+classifier is linear, too.
 """
 import torch
 import torch.nn.functional as F
@@ -14,7 +17,7 @@ REQUIRES_OPTIM = True
 def linear_classifier_loss(batch, labels, weights, biases):
     """
     Args:
-        batch:   [B, D] embeddings, as they are: nothing is normalised.
+        batch:   [B, D] embeddings, not normalised.
         labels:  [B] int64 below C.
         weights: [C, D], the class weights.
         biases:  [C].

@@ -2,6 +2,10 @@
 """
 Multi-similarity loss with its own pair mining. Wang et al., CVPR 2019, https://arxiv.org/abs/1904.06627,
 Eq. 11, 12 and 15.
+
+Differs: The mean is over the whole batch, as in the authors' code; Roth et al. divide by the number of anchors that the
+mining keeps. The authors' code leaves out positives with a similarity of 1, and so duplicates. The paper has β 50 and λ
+1.
 """
 import torch
 import torch.nn.functional as F
@@ -36,7 +40,7 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # ten times faster on the CPU than logsumexp, which is slow where exponentials underflow
+    # on the CPU ten times faster than logsumexp, which is slow if exponentials underflow
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 
@@ -50,8 +54,8 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the mining, a cosine; 2 or more: no mining.
         thresh:     λ, the cosine that separates positives from negatives.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                    the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                    the index [B] of each sample among them; by default the batch.
         log:        a dict that receives `tuples`, the number of pairs that the mining keeps.
 
     Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4."""
+"""
+Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4.
+
+Differs: The terms of the positive samples are averaged over the classes in the batch, the negative ones
+over all classes. The authors' exponentials overflow in half precision. Their recipe is AdamW, with head and proxies
+only in the first epochs (`--warmup`).
+"""
 import torch
 import torch.nn.functional as F
 
@@ -12,7 +18,7 @@ MARGIN_UNIT = 'cosine'
 def log_one_plus_sum_exp(exponents, mask):
     """log(1 + Σ_j e^{exponents_ij}) over the j in the mask: [B]."""
     exponents = exponents.masked_fill(~mask, -torch.inf)
-    # ten times faster on the CPU than logsumexp, which is slow where exponentials underflow
+    # on the CPU ten times faster than logsumexp, which is slow if exponentials underflow
     return -torch.cat([exponents.new_zeros(len(exponents), 1), exponents], dim=1).log_softmax(dim=1)[:, 0]
 
 
@@ -26,7 +32,7 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
         alpha:   α, the sharpness of pull and push.
 
     Returns: scalar, the mean of log(1 + Σ_own e^{−α (s − δ)}) over the classes in the batch plus the mean of
-    log(1 + Σ_other e^{α (s + δ)}) over all classes: sums over the samples of the class and over those of other classes.
+    log(1 + Σ_other e^{α (s + δ)}) over all classes. Σ_own is over the samples of the class, Σ_other over the rest.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> proxyanchor_loss(batch, torch.tensor([0, 1]), proxies, margin=0.1, alpha=2.)

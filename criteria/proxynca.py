@@ -2,6 +2,9 @@
 """
 ProxyNCA, without the positive proxy in the denominator, as in the paper. Movshovitz-Attias et al., ICCV 2017,
 https://arxiv.org/abs/1703.07464, Eq. 4.
+
+Differs: The positive proxy is not in the denominator, as in the paper. What pytorch-metric-learning calls ProxyNCA is
+`proxynca_pp`.
 """
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,9 @@
 """
 ProxyNCA++, without its pooling and layer norm, which belong to the network. Teh et al., ECCV 2020,
 https://arxiv.org/abs/2004.01113. Musgrave et al., ECCV 2020, call this form ProxyNCA.
+
+Differs: The authors' learning rates are for Adam with eps 1. Their gain also needs max pooling, layer normalisation and
+class-balanced batches.
 """
 import torch
 import torch.nn.functional as F

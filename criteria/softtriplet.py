@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235."""
+"""
+SoftTriple: several centres per class with soft assignments. Qian et al., ICCV 2019, https://arxiv.org/abs/1909.05235.
+
+Differs: `gamma` is a divisor, as in the authors' code; Roth et al. multiply by it. Before June 2020
+pytorch-metric-learning divided the regulariser by half as much; double the weights that were tuned with it. The authors
+use 10 centres and λ 20.
+"""
 import torch
 import torch.nn.functional as F
 
@@ -30,7 +36,7 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         n_classes, n_centroids, dim = centroids.shape
-        # classes last, since a softmax over a short last dimension takes several times as long
+        # classes last: a softmax over a short last dimension takes several times as long
         centroids = F.normalize(centroids.to(batch.dtype).transpose(0, 1).reshape(-1, dim), dim=1)      # [K C, D]
         cosines = (F.normalize(batch, dim=1) @ centroids.T).view(len(batch), n_centroids, n_classes)
         similarities = ((cosines / gamma).softmax(dim=1) * cosines).sum(dim=1)

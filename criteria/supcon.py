@@ -2,6 +2,9 @@
 """
 Supervised contrastive loss, in the form with the sum outside the logarithm. Khosla et al., NeurIPS 2020,
 https://arxiv.org/abs/2004.11362, Eq. 2.
+
+Differs: The sum is outside the logarithm. The authors' code multiplies by temperature / 0.07, and anchors without a
+positive count as 0 in its mean.
 """
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as refe
 
 
 def logsumexp(exponents):
-    """log Σ_j e^{exponents_ij}: [B]. torch.logsumexp is ten times slower on the CPU where exponentials underflow."""
+    """log Σ_j e^{exponents_ij}: [B]. On the CPU, torch.logsumexp is ten times slower if exponentials underflow."""
     largest, index = exponents.max(dim=1)
     return largest + F.cross_entropy(exponents, index, reduction='none')
 
@@ -24,11 +27,11 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
         temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                     the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                     the index [B] of each sample among them; by default the batch.
 
-    Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} minus the mean of s_ip over the
-    positives p, where k is any sample but i; a differentiable zero where there are none.
+    Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
+    except i, and p are the positives of i; a differentiable zero without such an anchor.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> supcon_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
@@ -43,7 +46,7 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T / temperature
         positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
-        # finite, since −inf would make the gradient of an anchor that is alone nan
+        # finite: −inf would make the gradient of a lone anchor nan
         others = logsumexp(similarities.scatter(1, own[:, None], torch.finfo(batch.dtype).min / 2))
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = others - similarities.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)

@@ -1,4 +1,9 @@
-"""SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each."""
+"""
+SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_per_class images of each.
+
+Differs: The public code samples classes and images with replacement, so that a class could repeat in a batch, and an
+image could be its own positive.
+"""
 import itertools
 
 import torch
@@ -6,7 +11,7 @@ import torch
 from datasampler.sampling import chunks_of_permutations, classes_per_batch
 from utilities.randomness import derive
 
-DISTINCT = 'classes'            # the groups of a batch are of different classes
+DISTINCT = 'classes'            # no class repeats in a batch
 
 
 class Sampler(torch.utils.data.Sampler):

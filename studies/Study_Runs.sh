@@ -14,7 +14,7 @@
 # says so.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
-seconds_of_omniglot=52 seconds_of_grocery=75                     # of a run on one thread
+seconds_of_omniglot=52 seconds_of_grocery=75                     # seconds of a run on one thread
 data=${DATA:-Datasets}
 sections=${SECTIONS:-losses miners samplers regularisers methods parts photos}
 read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4}"
@@ -97,7 +97,7 @@ glyphs() {
         --lr 0.001 --n_epochs 3 --no_train_metrics --pictures none --evaluation_metrics e_recall@1 map_at_r nmi "${@:2}"
 }
 
-# The miners of Roth et al., or those of the losses' papers. --arch conv4: for losses of raw embeddings.
+# Miners are chosen as in Roth et al. or in the losses' papers. --arch conv4: for losses of raw embeddings.
 if in_study losses; then
     omniglot Angular              --loss angular         --batch_mining npair    --arch conv4
     omniglot ArcFace              --loss arcface         --loss_arcface_lr 0.01
@@ -156,6 +156,13 @@ if in_study regularisers 3; then
         $run NIR                  --loss nir             --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1
         $run PFML                 --loss pfml            --loss_pfml_lrmulti 10
     done
+    # direction regularisation beside the same loss without its term: margins, distances and scales are equal
+    omniglot DR_MS                --loss dr_multisimilarity
+    omniglot DR_MS_gamma0         --loss dr_multisimilarity --loss_dr_multisimilarity_gamma 0
+    omniglot DR_ProxyNCA          --loss dr_proxynca     --loss_dr_proxynca_lrmulti 10
+    omniglot DR_ProxyNCA_gamma0   --loss dr_proxynca     --loss_dr_proxynca_lrmulti 10 --loss_dr_proxynca_gamma 0
+    omniglot DR_Triplet           --loss dr_triplet      --batch_mining distance
+    omniglot DR_Triplet_gamma0    --loss dr_triplet      --batch_mining distance --loss_dr_triplet_gamma 0
     omniglot SmoothAP             --loss smoothap
     omniglot HAPPIER              --loss happier         --loss_happier_lr 0.01
 fi

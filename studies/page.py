@@ -21,6 +21,8 @@ INTRODUCTION = """\
 same learning rate and the same number of iterations: {}. Most of them still improve at
 the end, so that rankings also reflect how fast a method learns. All metrics are computed on test classes that are
 disjoint from the training classes.
+The numbers of each method, with its command, stand in `studies/rows/study.csv` and, in the site that `make docs`
+builds, on the page of each loss, miner and sampler.
 [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
 COMMANDS = """\
 ```bash
@@ -34,7 +36,7 @@ python Evaluate_Ensemble.py Studies/*/reproductions/*/omniglot/*_fold*_s*/ \\
 python Result_Evaluations.py --runs studies/rows/study.csv --folds studies/rows/folds.csv --study docs/results.md
 ```
 
-[run_scripts.md](run_scripts.md#the-study) says which data the folder `Datasets` holds, and how to run a part of the
+[study.md](study.md) says which data the folder `Datasets` holds, and how to run a part of the
 study. All runs of a data set share these flags. If a method overrides a shared flag, its command has the flag twice,
 and the last value is used:"""
 EXPLAINED = """\
@@ -90,9 +92,18 @@ def lines_of(found, folds, folder):
              '## Protocol 1: no tuning', '', EXPLAINED]
     for section in SECTIONS:
         lines += ['', f'### {SECTIONS[section][0]}', '', *of_section(found, section, folder)]
-    lines += ['', '## Protocol 2: tuned on folds', '', *answers.of_folds(found, folds), '', '## Methods', '']
-    lines.append('R@1 after each epoch is the mean over seeds. The first number is that of the network at '
-                 'initialisation, with the random weights of its embedding layer.')
+    return [*lines, '', '## Protocol 2: tuned on folds', '', *answers.of_folds(found, folds)]
+
+
+def rows_of(found, folder):
+    """The lines of the page of all rows, which `make docs` makes: tables by section, then each method by itself."""
+    methods = [method for method in found.methods.values() if method.runs]
+    lines = ['# Rows of the study', '', 'Every method of the study in numbers; [results.md](results.md) explains the '
+             'columns and answers the questions.']
+    for section in SECTIONS:
+        lines += ['', f'## {SECTIONS[section][0]}', '', *of_section(found, section, folder, with_tables=True)]
+    lines += ['', '## Methods', '', 'R@1 after each epoch is the mean over seeds. The first number is the R@1 of the '
+              'network at initialisation, with the random weights of its embedding layer.']
     for name in sorted({method.name for method in methods}, key=str.casefold):
         lines += ['', f'### {name}', '']
         lines += [line for method in methods if method.name == name for line in of_method(method)]
@@ -131,17 +142,19 @@ def flags_of(command):
             if flag.startswith('--') and not flag.startswith('--seed ')]
 
 
-def of_section(found, section, folder):
+def of_section(found, section, folder, with_tables=False):
+    """The lines of a section: a table for each data set, or its figures."""
     lines = [SECTIONS[section][1]]
     for data, names in found.sections.get(section, {}).items():
         methods = found.of(section, data)
         lines += ['', f'#### {SECTIONS[section][0]}, {study.named(data)}', '',
                   seeds_of([found.methods[name] for name in names])]
-        if methods:
-            lines += ['', *table(found, section, data, methods), '',
-                      *(f'![{what}]({folder}/{figures.of(section, data, file)})\n' for what, file in (
-                          ('R@1, mean and 95 % interval over seeds', 'means'),
-                          ('R@1 over epochs, mean and one standard deviation over seeds', 'curves')))]
+        if methods and with_tables:
+            lines += ['', *table(found, section, data, methods)]
+        elif methods:
+            lines += ['', *(f'![{what}]({folder}/{figures.of(section, data, file)})\n' for what, file in (
+                ('R@1, mean and 95 % interval over seeds', 'means'),
+                ('R@1 over epochs, mean and one standard deviation over seeds', 'curves')))]
             if (section, data) in [part[:2] for part in found.correlated()]:
                 lines += [f'![R@1 against other metrics]({folder}/{figures.of(section, data, "correlations")})']
     return lines

@@ -114,19 +114,26 @@ for folder in json.loads(sys.argv[1]):
         sys.meta_path.insert(0, Refuse)
         name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
         found = doctest.testmod(importlib.import_module(name))
+        if os.path.exists('snippet.txt'):
+            exec(open('snippet.txt').read(), {'embeddings': torch.randn(8, 4), 'labels': torch.arange(8) // 2})
         print(name, found.attempted, found.failed, flush=True)
         os._exit(0)
     os.wait()
 """
 
 
-def examples_alone(files, tmp_path):
-    """Copies each file into an empty folder, with torch alone to import; {name: (examples run, examples failed)}."""
+def examples_alone(files, tmp_path, snippets=None):
+    """
+    Copies each file into an empty folder, with torch alone to import; {name: (examples run, examples failed)}.
+    snippets: {file: lines that run there too, with embeddings [8, 4] and labels [8]}.
+    """
     folders = []
     for file in files:
         folders.append(str(tmp_path / file.stem))
         (tmp_path / file.stem).mkdir()
         (tmp_path / file.stem / file.name).write_text(file.read_text())
+        if snippets:
+            (tmp_path / file.stem / 'snippet.txt').write_text(snippets[file])
     done = subprocess.run([sys.executable, '-c', ALONE, json.dumps(folders)], capture_output=True, text=True,
                           cwd=tmp_path)
     assert done.returncode == 0, done.stderr

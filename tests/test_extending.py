@@ -1,4 +1,4 @@
-"""The research edits of docs/extending.md, applied to a copy of the code as they stand there."""
+"""The research edits of docs/research_edits.md, applied to a copy of the code as they stand there."""
 import json
 import re
 import subprocess
@@ -11,8 +11,8 @@ from tests.helpers import assert_same_end, executed, folder_of, rows_of
 from tests.test_structure import copied
 
 ROOT = Path(__file__).parents[1]
-EDITS = re.findall(r'\n### (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`',
-                   (ROOT / 'docs' / 'extending.md').read_text().partition('\n## Research edits\n')[2], re.DOTALL)
+EDITS = re.findall(r'\n## (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`',
+                   (ROOT / 'docs' / 'research_edits.md').read_text(), re.DOTALL)
 
 # argv: the copy, the arguments of a run, the flags of the edit. The process is a fork that has imported the packages of
 # this program, which those of the copy replace.

@@ -64,9 +64,9 @@ def test_two_steps_with_a_tiny_network(file, patterns, table):
     trained = [parameter for group in built.optimizer.param_groups for parameter in group['params'] if group['lr'] > 0]
     before = [parameter.detach().clone() for parameter in trained]
     built.model.start_epoch(warming_up=False)
-    for step, (images, labels, _) in enumerate(TrainingLoader(opt, built.data.train, built.sampler).epoch(1), start=1):
+    for step, batch in enumerate(TrainingLoader(opt, built.data.train, built.sampler).epoch(1), start=1):
         built.schedule.at(step)
-        _, scalars = built.step(step, images, labels)
+        _, scalars = built.step(*batch, step, 1)
     assert step == 2 and scalars
     moved = [not one.equal(other) for one, other in zip(before, trained, strict=True)]
     frozen = sum(not parameter.requires_grad for parameter in trained)

@@ -208,7 +208,7 @@ def is_running(pid):
 # Takes the place of main.py: a process that notes its id, connects when the file `go` is there, and does nothing then.
 RANK = """
 import os, pathlib, sys, time
-from utilities import processes, stopping
+from utilities import errors, processes, stopping
 stopping.install()
 folder = pathlib.Path(sys.argv[1])
 (folder / f'pid_{os.environ["RANK"]}').write_text(str(os.getpid()))
@@ -216,7 +216,12 @@ while not (folder / 'go').exists():
     time.sleep(0.02)
 if os.environ['RANK'] in sys.argv[2:]:
     sys.exit(3)
-processes.leave(processes.together(lambda: 0))
+try:
+    with processes.together():
+        pass
+except errors.Ended as ended:
+    processes.leave(ended.code)
+processes.leave(0)
 """
 # Starts two of them; with several arguments, the processes that these name end before they connect.
 LAUNCHER = """
@@ -303,9 +308,11 @@ def work():
     late = Late(store_of_run())
     time.sleep(0.4)
 
-code = processes.together(work) or 0
+with processes.together():
+    work()
+code = 0
 if first:
-    code = code or os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
 processes.leave(code)
 """
 

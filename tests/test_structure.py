@@ -52,7 +52,7 @@ def test_files_import_from_the_floors_below_and_no_others_from_their_own(path):
 
 def test_every_folder_of_code_has_its_floor():
     folders = {path.parent.name for path in ROOT.glob('*/*.py')}
-    assert folders <= set().union(*FLOORS) | {'tests', 'benchmarks', 'toy_experiments'}
+    assert folders <= set().union(*FLOORS) | {'tests', 'benchmarks', 'toy_experiments', 'docs'}
 
 
 def test_a_run_needs_none_of_the_optional_packages(quick):
@@ -89,7 +89,16 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r'\]\(([^)#]+)[^)]*\)', page.read_text()):
         assert target.startswith('http') or (page.parent / target).exists(), target
         inside = page.parent == ROOT or (page.parent / target).resolve().is_relative_to(page.parent)
-        assert target.startswith('http') or inside, f'{target} is not a page of the site'
+        of_method = re.match(r'\.\./(criteria|batch_mining|datasampler)/\w+\.py$', target)      # its page, in the site
+        assert target.startswith('http') or inside or of_method, f'{target} is not a page of the site'
+
+
+@pytest.mark.parametrize('page', PAGES[1:], ids=lambda page: page.name)
+def test_pages_are_short(page):
+    if page.name == 'results.md':                                    # written by Result_Evaluations.py
+        assert len(page.read_text().splitlines()) <= 400
+    else:
+        assert len(page.read_text().split()) <= 2000
 
 
 @pytest.mark.parametrize('script', [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh')], ids=lambda script: script.name)

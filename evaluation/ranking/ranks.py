@@ -1,9 +1,9 @@
 """
 The ranks of every query's positives: exact, in memory that grows with the number of positive pairs only.
 
-The rank of a positive is 1 + the number of gallery images that come before it: those with a higher score, and those
-with the same score and a smaller index. Three ways give the same ranks: by_counting and by_sorting, one of which
-choosing selects, and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
+The rank of a positive is 1 + the number of gallery images that come before it: images with a higher score, or with the
+same score and a smaller index. Three ways give the same ranks: by_counting or by_sorting on the CPU (choosing selects
+one of them), and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
 """
 import numpy as np
 import torch
@@ -20,27 +20,24 @@ CHUNK = 1 << 24              # scores in memory at a time, where whole rows are 
 BACKENDS = ('auto', 'count', 'sort', 'torch')
 
 
-def positive_ranks(search, depth=np.inf, backend='auto', approximate=None):
+def positive_ranks(search, depth=np.inf, backend='auto'):
     """
-    Yields, in groups that together are the queries with a positive: rows [q], indices among the queries, and the
-    ranks of their positives, [q, R] float64, ascending and padded with inf. The nearest image has rank 1.
+    Yields, for groups of the queries that have a positive: rows [q], indices among the queries, and the ranks of their
+    positives, [q, R] float64, ascending and padded with inf. The nearest image has rank 1.
 
-    depth:       a number, or one for each query: ranks beyond it may be given as inf.
+    depth:       a number, or one for each query: ranks beyond it may be inf.
     backend:     one of BACKENDS.
-    approximate: None, or a faiss index of the gallery to search in.
     """
-    if approximate is not None:
-        return by_search(search, depth, approximate)
     if backend == 'auto':
         backend = choosing.choose(search, depth) if search.queries.device.type == 'cpu' else 'torch'
     return {'count': by_counting, 'sort': by_sorting, 'torch': by_torch}[backend](search, depth)
 
 
 def by_torch(search, depth):
-    """Counts as by_counting does, for one positive of each query at a time in whole rows of scores: for GPUs."""
+    """Counts like by_counting, but in whole rows of scores, for one positive of each query at a time: for GPUs."""
     rows, device = np.flatnonzero(search.n_positives), search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
-    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # alike numbers in a chunk
+    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # similar numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)
@@ -61,21 +58,3 @@ def by_torch(search, depth):
         yield part[clear], np.sort(np.where(exists, ranks, np.inf), axis=1)[clear]
     if unclear:
         yield from by_differences(search, np.concatenate(unclear), depth)
-
-
-def by_search(search, depth, index):
-    """Finds the positives among the `depth` nearest images of a faiss index of the gallery, possibly approximate."""
-    rows, depth = np.flatnonzero(search.n_positives), np.max(depth)
-    k = int(min(depth + 1, len(search.gallery)))           # one more for the query itself
-    size = min(4096, max(1, CHUNK // (4 * k)))
-    for start in tqdm(range(0, len(rows), size), 'search', leave=False, disable=None):
-        part = rows[start:start + size]
-        distances, found = index.search(search.move(search.queries[part]).cpu().numpy(), k)
-        tied = np.flatnonzero((np.diff(distances, axis=1) == 0).any(axis=1))
-        for row in tied:
-            found[row] = found[row][np.lexsort((found[row], distances[row] if search.euclidean else -distances[row]))]
-        others = (found != search.own[part, None]) & (found >= 0)
-        ranks = others.cumsum(axis=1)
-        positive = others & (search.gallery_labels[found] == search.query_labels[part, None])
-        ranks = np.where(positive & (ranks <= depth), ranks, np.inf)
-        yield part, np.sort(ranks, axis=1)[:, :search.n_positives[part].max()]

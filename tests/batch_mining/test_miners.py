@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import batch_mining
 import criteria
 from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
+from docs import method_pages
 from tests.batch_mining import references
 from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
@@ -156,9 +157,9 @@ def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
     assert len(found) <= 1, [str(warning.message) for warning in found]
 
 
-def test_copied_alone_each_file_runs_its_examples(tmp_path):
-    files = [Path(module.__file__) for module in MINERS.values()]
-    results = examples_alone(files, tmp_path)
+def test_copied_alone_each_file_runs_its_examples_and_the_snippet_of_its_page(tmp_path):
+    snippets = {Path(module.__file__): method_pages.snippet('miners', name) for name, module in MINERS.items()}
+    results = examples_alone(list(snippets), tmp_path, snippets)
     assert all(attempted and not failed for attempted, failed in results.values()), results
 
 

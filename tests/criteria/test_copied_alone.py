@@ -1,4 +1,4 @@
-"""Each loss file copied alone into an empty folder imports, runs its example, and trains, with nothing but torch."""
+"""Each loss file copied alone, with nothing but torch, runs its example and trains by the snippet of its page."""
 import doctest
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import criteria
+from docs import method_pages
 from tests.criteria.cases import PUBLISHED
 
 # Runs in one process for all files, each with its own folder as the only one of ours on the path.
@@ -23,40 +24,32 @@ class Fence:
             raise ImportError(f'{self.module} imports {name}')
 
 fence = Fence()
-flags, results = json.loads(Path('flags.json').read_text()), {}
+snippets, results = json.loads(Path('snippets.json').read_text()), {}
 
-def triplets(batch, labels):
-    return [(0, 1, 2), (1, 0, 4), (2, 3, 0), (3, 2, 5), (4, 5, 1), (5, 4, 3)]
+class Points(torch.nn.Module):
+    '''A network whose embeddings are its parameters.'''
+    def __init__(self):
+        super().__init__()
+        self.batch = torch.nn.Parameter(torch.randn(6, 4))
+    def forward(self, images):
+        embeddings = torch.nn.functional.normalize(self.batch, dim=1)
+        return (embeddings, self.batch) if images else embeddings
 
-def masks(batch, labels):
-    same = labels[:, None] == labels
-    return same ^ torch.eye(len(labels), dtype=torch.bool), ~same
-
-class Spread(torch.nn.Module):
-    '''The mean distance of samples of a class, for a loss around others.'''
-    def forward(self, batch, labels, **kwargs):
-        return ((labels[:, None] == labels) * (1 - batch @ batch.T)).mean()
-
-def check(module):
+def check(module, snippet):
     examples = doctest.testmod(module)
     assert examples.attempted and not examples.failed, examples
-    opt = type('Flags', (), flags)
     torch.manual_seed(0)
-    miner = [masks if module.ALLOWED_MINING_OPS else triplets] if module.REQUIRES_BATCHMINER else []
-    others = [lambda name, dim: Spread()] if getattr(module, 'REQUIRES_CRITERIA', False) else []
-    criterion = module.Criterion(opt, *miner, *others)
-    batch = torch.nn.Parameter(torch.randn(6, 4))
-    assert bool(list(criterion.parameters())) == module.REQUIRES_OPTIM
-    optimizer, losses = torch.optim.Adam([batch, *criterion.parameters()], lr=0.02), []
-    for _ in range(11):
-        loss = criterion(batch=torch.nn.functional.normalize(batch, dim=1), labels=torch.tensor([0, 0, 1, 1, 2, 2]),
-                         batch_features=batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses, names = [], {'network': Points()}
+    def batches():
+        for _ in range(11):
+            yield 'features' in snippet, torch.tensor([0, 0, 1, 1, 2, 2])
+            losses.append(names['loss'].item())
+    names['batches'] = batches()
+    exec(snippet, names)
+    parameters = list(names['criterion'].parameters())
+    assert bool(parameters) == module.REQUIRES_OPTIM
     assert losses[-1] < losses[0], losses
-    assert all(parameter.grad.abs().sum() > 0 for parameter in criterion.parameters())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in parameters)
 
 torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()                  # loads what torch loads late
 for folder in sorted(Path('copies').iterdir()):
@@ -68,7 +61,7 @@ for folder in sorted(Path('copies').iterdir()):
             module = importlib.import_module(fence.module)
         finally:
             sys.meta_path.remove(fence)
-        check(module)
+        check(module, snippets[folder.name])
         results[folder.name] = ''
     except BaseException:
         results[folder.name] = traceback.format_exc()
@@ -80,18 +73,18 @@ Path('results.json').write_text(json.dumps(results))
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory):
-    import parameters
     folder = tmp_path_factory.mktemp('alone')
     for name, module in PUBLISHED.items():
         source = Path(module.__file__)
         (folder / 'copies' / name).mkdir(parents=True)
         (folder / 'copies' / name / source.name).write_text(source.read_text())
-    defaults = vars(parameters.build().parse_args([]))
-    flags = {flag: value for flag, value in defaults.items() if flag.startswith('loss_')}
-    known = {'class_sample_rate': 1., 'n_classes': 3, 'superclasses': [[0], [0], [1]], 'n_features': 4, 'embed_dim': 4,
-             'lr': .01, 'loss_s2sd_w': 1.,           # with more of it, new targets are distilled faster than learned
+    known = {'n_classes': 3, 'n_features': 4, 'embed_dim': 4, 'lr': .02,
+             'loss_s2sd_w': 1.,                      # with more of it, new targets are distilled faster than learned
              'loss_hier_n_proxies': 64, 'loss_hier_k': 5}                # a step with 512 takes half a second
-    (folder / 'flags.json').write_text(json.dumps(flags | known))
+    rates = {flag: 1. if flag.endswith('lrmulti') else .02 for flag in method_pages.actions()
+             if flag.startswith('loss_') and flag.endswith(('lrmulti', '_lr'))}
+    (folder / 'snippets.json').write_text(json.dumps({
+        name: method_pages.snippet('losses', name, **known, **rates) for name in PUBLISHED}))
     done = subprocess.run([sys.executable, '-I', '-c', SCRIPT], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {'output': done.stdout} | json.loads((folder / 'results.json').read_text())

@@ -354,7 +354,7 @@ def test_losses_without_triplets_are_refused(method, flags, sentence, opt):
 
 
 def test_the_documentation_has_every_flag_and_the_defaults_of_the_weights():
-    text = (Path(__file__).parents[2] / 'docs' / 'losses.md').read_text()
+    text = (Path(__file__).parents[2] / 'docs' / 'training_methods.md').read_text()
     defaults = vars(parameters.build().parse_args([]))
     flags = [name for name in defaults if name.startswith(('daml', 'cascade'))]
     assert len(flags) == 11

@@ -14,7 +14,7 @@ def test_each_table_is_printed(table, monkeypatch, capsys):
     if table == 'ranking':
         pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(benchmark, 'SIZES', {'CUB': (70, 20, 5, 0), 'SOP': (200, 40, 12, 100)})
-    monkeypatch.setattr(benchmark, 'SCALES', [(300, 55, 0, ('exact', 'approx')), (700, 100, 100, ('exact',))])
+    monkeypatch.setattr(benchmark, 'SCALES', [(300, 55, 0), (700, 100, 100)])
     monkeypatch.setattr(benchmark, 'POSITIVES', (7, 300))
     monkeypatch.setattr(benchmark, 'RECALLS', (0.6,))
     monkeypatch.setattr(sys, 'argv', ['evaluation', table, '--sizes', 'CUB', 'SOP', '--dims', '8', '--images', '650'])

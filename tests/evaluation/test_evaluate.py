@@ -1,7 +1,6 @@
 """The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
 import csv
 import importlib.util
-import math
 import re
 import sys
 from pathlib import Path
@@ -250,10 +249,7 @@ def test_short_names():
 
 
 @pytest.mark.parametrize('flags, sentence', [
-    (['--knn_approx', '--evaluation_metrics', 'mAP', 'e_recall@1'], '--knn_approx finds the nearest images only'),
-    (['--knn_approx', '--evaluation_metrics', 'h_ap', 'e_recall@1'], '--knn_approx finds the nearest images only'),
     (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'a higher value is not a better network'),
-    (['--knn_approx', '--ranking_backend', 'sort'], '--knn_approx and --ranking_backend sort are two methods'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
      '--eval_reference train sets the gallery of test and validation queries'),
@@ -265,13 +261,6 @@ def test_what_does_not_go_together_is_refused(flags, sentence, quick, run, capsy
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None if name == 'umap' else find(name))
     assert run(*quick, *flags) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_an_approximate_run(quick, run, tmp_path, capsys):
-    pytest.importorskip('faiss')
-    assert run(*quick, '--knn_approx', '--n_epochs', '0', '--no_train_metrics') == 0
-    assert 'of the exact 10 nearest' in capsys.readouterr().out
-    assert not math.isnan(float(rows_of(folder_of(tmp_path))[0]['test_mAP_1000']))
 
 
 def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tmp_path, capsys):

@@ -252,16 +252,6 @@ def test_the_interval_resamples_classes():
     assert found['map_at_r_low'] <= found['map_at_r'] <= found['map_at_r_high']
 
 
-def test_an_approximate_search_says_how_much_it_finds(capsys):
-    pytest.importorskip('faiss')
-    generator = torch.Generator().manual_seed(0)
-    labels = np.arange(600) % 60
-    points = torch.randn(60, 8, generator=generator)[labels] * 4 + torch.randn(600, 8, generator=generator)
-    exact, found = (evaluation.compute(['map_at_r'], points, labels, approximate=approximate)['map_at_r']
-                    for approximate in (False, True))
-    assert 'of the exact 10 nearest' in capsys.readouterr().out and exact / 2 < found <= exact + .01
-
-
 def test_principal_components_are_those_of_the_centred_svd():
     points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * np.arange(1, 7) + 5
     found = geometry.principal_components(points, 3)(points)

@@ -17,12 +17,14 @@ from launching import script
 from records.reading import Run
 from reports import final_rows, groups, selection
 from studies import figures, study
+from studies import page as study_page
 
 ROOT = Path(__file__).parents[2]
 METRICS = ('e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
 LOSSES = ['contrastive_distance', 'DR_MS', 'MS', 'triplet_distance', 'contrastive_rho_distance', 'triplet_rho_distance']
 GROUPS = [f'Omniglot_{name}' for name in (*LOSSES, 'MS_class_random', 'MS_balanced', 'triplet_semihard',
-                                          'margin_semihard', 'margin_hard', 'triplet_hard', 'Untrained_none')]
+                                          'margin_semihard', 'margin_hard', 'triplet_hard', 'DR_MS_gamma0',
+                                          'Untrained_none')]
 SEEDS = (0, 1, 2, 3)
 VARIABLES = ('DATA', 'SECTIONS', 'SEEDS', 'MINERS')                  # of the environment, which the script reads
 
@@ -141,12 +143,17 @@ def test_the_page_in_the_documentation_is_that_of_the_committed_rows(page_of):
     assert all((ROOT / 'docs' / name).is_file() for name in re.findall(r'!\[.*\]\((.*)\)', page))
 
 
-def test_the_table_of_a_section(rows, page_of):
+def rows_page(file, listed):
+    return '\n'.join(study_page.rows_of(study.gather(final_rows.read(file), listed), 'results'))
+
+
+def test_the_table_of_a_section(rows, listed):
     file, numbers = rows()
-    cells = table(page_of(file), '#### Losses, Omniglot')
+    cells = table(rows_page(file, listed), '#### Losses, Omniglot')
     assert list(cells) == [f'[{name}](#{name.casefold()})' for name in LOSSES]              # in the order of the script
     untrained, extended = last(numbers, 'Untrained_none'), {
-        'DR_MS': 'MS', 'contrastive_rho_distance': 'contrastive_distance', 'triplet_rho_distance': 'triplet_distance'}
+        'DR_MS': 'DR_MS_gamma0', 'contrastive_rho_distance': 'contrastive_distance',
+        'triplet_rho_distance': 'triplet_distance'}
     p_values = dict(zip(extended, holm([stats.ttest_rel(last(numbers, one), last(numbers, other)).pvalue
                                         for one, other in extended.items()]), strict=True))
     highest = max(LOSSES, key=lambda name: np.mean(last(numbers, name)))
@@ -202,20 +209,22 @@ def test_the_answers_on_differences(rows, page_of):
     p = p_text(stats.ttest_1samp(mean, 0).pvalue)
     assert f'The mean over these 2 losses is {with_half(mean, "+")} (p {p}, n = 4 seeds)' in page.replace('p = ', 'p ')
     sampled = with_half(np.subtract(last(numbers, 'MS_balanced'), last(numbers, 'MS_class_random')), '+')
+    directed = with_half(np.subtract(last(numbers, 'DR_MS'), last(numbers, 'DR_MS_gamma0')), '+')
+    assert f'| DR_MS | DR_MS_gamma0 | 4 | {directed} |' in page
     assert f'| MS_balanced | MS_class_random | 4 | {sampled} |' in page
     trained = [name.removeprefix('Omniglot_') for name in GROUPS if 'none' not in name]
     differences = [np.subtract(last(numbers, name), last(numbers, 'Untrained_none')) for name in trained]
     corrected = holm([stats.ttest_1samp(values, 0).pvalue for values in differences])
     better = sum(p < .05 and values.mean() > 0 for p, values in zip(corrected, differences, strict=True))
     worse = sum(p < .05 and values.mean() < 0 for p, values in zip(corrected, differences, strict=True))
-    assert (f'- Omniglot: {better} of 12 methods have a significantly higher R@1 than Untrained_none '
+    assert (f'- Omniglot: {better} of 13 methods have a significantly higher R@1 than Untrained_none '
             f'({with_half(last(numbers, "Untrained_none"))}), and {worse} a significantly lower R@1 (paired '
             't-test over seeds, n = 4 seeds, p < 0.05 after') in page
     assert f'methods is {100 * np.mean(differences):+.1f} points' in page
     gaps = {name: np.mean([max(epoch['e_recall@1'] for epoch in epochs) - epochs[-1]['e_recall@1']
                            for epochs in numbers[f'Omniglot_{name}'].values()]) for name in trained}
     largest = max(gaps, key=gaps.get)
-    assert (f'by {100 * np.mean(list(gaps.values())):.1f} points in the mean over 12 methods, and by at most '
+    assert (f'by {100 * np.mean(list(gaps.values())):.1f} points in the mean over 13 methods, and by at most '
             f'{100 * gaps[largest]:.1f} ({largest})') in page
     miners = table(page, '### Does the best miner depend on the loss?')
     assert set(miners) == {'distance', 'rho_distance', 'semihard', 'hard'} and miners['distance']['margin'] == ''
@@ -244,9 +253,9 @@ def test_the_second_protocol(rows, folds, page_of):
     assert f'between concatenated and separated networks is {with_half(mean, "+")} points' in page
 
 
-def test_a_method_has_its_numbers_its_curve_and_its_command(rows, page_of):
+def test_a_method_has_its_numbers_its_curve_and_its_command(rows, page_of, listed):
     file, numbers = rows()
-    page = page_of(file)
+    page = rows_page(file, listed)
     part = page.partition('\n### DR_MS\n')[2].partition('\n### ')[0]
     assert f'R@1 {with_half(last(numbers, "DR_MS"))}, MAP@R' in part
     curve = np.mean([[epoch['e_recall@1'] for epoch in epochs]
@@ -256,6 +265,7 @@ def test_a_method_has_its_numbers_its_curve_and_its_command(rows, page_of):
     commands = [shlex.join(['python', 'main.py', *line]).replace(' --kernels 0 --image_cache Datasets/cache', '')
                 for line in script.commands(ROOT / 'studies/Study_Runs.sh')]                     # flags of the machine
     assert command in commands and '--group Omniglot_DR_MS --seed 0' in command
+    page += page_of(file)
     assert '/home/x' not in page and 'Commit: `abc`.' in page and 'python 3.11.7, torch 2.14.1' in page
 
 
@@ -264,7 +274,7 @@ def test_what_is_missing_is_named(rows, page_of):
     lines = file.read_text().splitlines()
     file.write_text('\n'.join(line for line in lines if not line.startswith('omniglot,Omniglot_MS,2,')) + '\n')
     page = page_of(file)
-    part = page.partition('#### Losses, Omniglot\n')[2].partition('|')[0]
+    part = page.partition('#### Losses, Omniglot\n')[2].partition('![')[0]
     assert '6 methods, 17 runs.' in part and 'Not run: seeds 2, 3 and 4 of MS.' in part
     assert 'Not run: seeds 3 and 4 of ' in part and 'triplet_distance' in part and 'Angular, ArcFace, ' in part
     assert 'Not run: all 8 methods.' in page.partition('### Losses on photos')[2]
@@ -311,7 +321,8 @@ def test_what_a_method_extends(listed):
                           for group in groups], listed)
     expected = {'Omniglot_MS_max': 'MS', 'Grocery_MS_avg_max': 'MS',
                 'Omniglot_triplet_distance_all': 'triplet_distance',
-                'Omniglot_ProxyAnchor_TCM': 'ProxyAnchor', 'Omniglot_DR_Triplet': 'triplet_distance',
+                'Omniglot_ProxyAnchor_TCM': 'ProxyAnchor', 'Omniglot_DR_Triplet': 'DR_Triplet_gamma0',
+                'Omniglot_DR_Triplet_gamma0': None,
                 'Omniglot_triplet_cascade': 'triplet_distance', 'Omniglot_snr_rho_distance': 'snr_distance',
                 'Omniglot_triplet_random_distance': None, 'Omniglot_triplet_hard': None, 'Omniglot_MS': None,
                 'Omniglot_ProxyNCApp': None, 'Omniglot_NTXent_views': 'NTXent', 'Omniglot_MS_balanced': 'MS'}

@@ -1,0 +1,301 @@
+"""
+`make docs`: a page for each loss, miner and sampler, made from the code, the parser, the rows of the study, the
+benchmarks and the recipes. mkdocs.yml names this file as a hook. The pages are not committed.
+"""
+import argparse
+import inspect
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))                                        # mkdocs runs from its own folder
+
+import parameters  # noqa: E402
+from batch_mining import BATCHMINERS  # noqa: E402
+from criteria import CRITERIA  # noqa: E402
+from datasampler import SAMPLERS  # noqa: E402
+from launching import script  # noqa: E402
+from reports import final_rows  # noqa: E402
+from studies import page as study_page  # noqa: E402
+from studies import study  # noqa: E402
+from utilities import command_line  # noqa: E402
+
+KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
+         'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
+         'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
+BENCHMARKS = {'losses': 'benchmarks_losses', 'miners': 'benchmarks_batches', 'samplers': 'benchmarks_batches'}
+SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # what is no flag of the method
+MINER = """\
+def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
+    same = labels[:, None] == labels
+    positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return {returned}
+"""
+INNER = """\
+class Inner(torch.nn.Module):             # in place of your losses of the embeddings and of each larger embedding
+    def forward(self, batch, labels, **kwargs):
+        return ((labels[:, None] == labels) * (1 - batch @ batch.T)).mean()
+
+
+def build(name, dim):
+    return Inner()
+"""
+
+
+class Reads:
+    """A namespace that remembers which attributes are read."""
+
+    def __init__(self, values):
+        self.__dict__ |= {'_values': values, '_read': {}}
+
+    def __getattr__(self, name):
+        if name not in self._values:
+            raise AttributeError(name)
+        self._read[name] = self._values[name]
+        return self._values[name]
+
+
+@cache
+def benchmark(kind):
+    """[lines] of each table of the benchmarks."""
+    blocks = (ROOT / 'docs' / f'{BENCHMARKS[kind]}.md').read_text().split('\n\n')
+    return [block.splitlines() for block in blocks if block.startswith('|')]
+
+
+@cache
+def actions():
+    return {action.dest: action for action in parameters.build()._actions}
+
+
+def read_by(kind, name, **changes):
+    """{attribute of opt that the method reads: its value}, in the order of reading. changes: instead of defaults."""
+    values = {flag: action.default for flag, action in actions().items()} | SIZES | {'data_sampler': name} | changes
+    values['superclasses'] = [[label // 2] for label in range(values['n_classes'])]
+    opt, module = Reads(values), KINDS[kind][1][name]
+    if kind == 'losses':
+        module.Criterion(opt, *([None] if module.REQUIRES_BATCHMINER else []),
+                         *([lambda name, dim: torch.nn.Identity()]
+                           if getattr(module, 'REQUIRES_CRITERIA', False) else []))
+    elif kind == 'miners':
+        module.BatchMiner(opt)
+    else:
+        image_list = [(f'{index}.png', index // 8) for index in range(16 * values['bs'])]
+        image_dict = {label: [(f'{index}.png', index) for index in range(8 * label, 8 * label + 8)]
+                      for label in range(len(image_list) // 8)}
+        given = {'superclasses': [str(label % 8) for label in image_dict], 'storage': None}
+        module.Sampler(opt, image_dict, image_list, *(given[argument] for argument in further(module)))
+    return opt._read
+
+
+def further(module):
+    """The arguments of a sampler after opt, image_dict and image_list."""
+    return list(inspect.signature(module.Sampler).parameters)[3:]
+
+
+def snippet(kind, name, **changes):
+    """The lines for one's own loop. changes: values of flags and sizes, as in read_by."""
+    folder, registry, _ = KINDS[kind]
+    module, read = registry[name], read_by(kind, name, **changes)
+    stem = Path(module.__file__).stem
+    written = {flag: f'[[label // 2] for label in range({read["n_classes"]})]' if flag == 'superclasses'
+               else repr(value) for flag, value in read.items()}
+    opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
+                    ) if read else 'opt = types.SimpleNamespace()'
+    if kind == 'samplers':
+        about = {'storage': '# storage: a datasampler.storage.Storage, the embeddings of all training images',
+                 'superclasses': '# superclasses: the super-class of each class, in the order of image_dict'}
+        return '\n'.join([
+            '# in a checkout: the samplers share files of datasampler/', 'import types', '',
+            f'from datasampler import {stem}', '', opt,
+            '# image_dict: class -> [(path, index)]; image_list: [(path, class)] of all training images',
+            *(about[argument] for argument in further(module)),
+            f'sampler = {stem}.Sampler({", ".join(["opt", "image_dict", "image_list", *further(module)])})',
+            'for epoch in range(n_epochs):', '    sampler.set_epoch(epoch)',
+            '    for indices in sampler:                # or DataLoader(data, batch_sampler=sampler)',
+            '        train_on(indices)', ''])
+    head = [f'# copy {folder}/{stem}.py beside your script', 'import types', '', 'import torch', '',
+            f'import {stem}', '']
+    if kind == 'miners':
+        gives = 'positives, negatives' if getattr(module, 'RETURNS', '') == 'masks' else 'triplets'
+        shape = 'two bool [B, B]' if 'positives' in gives else '[T, 3] (anchor, positive, negative)'
+        return '\n'.join([head[0], 'import types', '', f'import {stem}', '', opt, f'miner = {stem}.BatchMiner(opt)',
+                          f'{gives} = miner(embeddings, labels)         # [B, D], [B] -> {shape}', ''])
+    lines = [*head, opt, '']
+    arguments = 'opt'
+    if module.REQUIRES_BATCHMINER:
+        masks = bool(module.ALLOWED_MINING_OPS)
+        lines += ['', MINER.format(what='pair' if masks else 'triplet', returned='positives, ~same' if masks else
+                                   '(positives[:, :, None] & ~same[:, None]).nonzero()'), '']
+        arguments += ', miner'
+    if getattr(module, 'REQUIRES_CRITERIA', False):
+        lines += ['', INNER, '']
+        arguments += ', build'
+    lines += [f'criterion = {stem}.Criterion({arguments})']
+    groups = ''
+    if module.REQUIRES_OPTIM:
+        groups = (', *criterion.optim_dict_list' if 'optim_dict_list' in inspect.getsource(module.Criterion)
+                  else ", {'params': criterion.parameters(), 'lr': criterion.lr}")
+    taken = inspect.signature(module.Criterion.forward).parameters
+    features = ', batch_features=features' if 'batch_features' in taken else ''
+    lines += [f"groups = [{{'params': network.parameters()}}{groups}]",
+              f"optimizer = torch.optim.Adam(groups, lr={(SIZES | changes)['lr']!r})",
+              'for images, labels in batches:',
+              '    embeddings, features = network(images)                  # [B, D], and what the embedding layer gets'
+              if features else '    embeddings = network(images)                            # [B, D]',
+              f'    loss = criterion(batch=embeddings, labels=labels{features})',
+              '    optimizer.zero_grad()', '    loss.backward()', '    optimizer.step()', '']
+    return '\n'.join(lines)
+
+
+def function_of(kind, module):
+    """The function, or the class of a sampler, that computes what the page is about."""
+    if kind == 'samplers':
+        return module.Sampler
+    stem = Path(module.__file__).stem
+    return next((value for name, value in vars(module).items() if inspect.isfunction(value) and name.startswith(stem)
+                 and (kind == 'miners' or name == f'{stem}_loss')), getattr(module, 'Criterion', None))
+
+
+def formula_of(text):
+    """The paragraphs of a docstring before its examples, without those on the arguments."""
+    text = inspect.cleandoc(text).partition('>>>')[0]
+    parts = [part for part in text.split('\n\n') if not part.startswith('Args:')]
+    return '\n\n'.join(part.replace('Returns: ', 'It returns ').strip() for part in parts if part.strip())
+
+
+def flags_table(kind, name):
+    start = {'losses': 'loss', 'miners': 'miner', 'samplers': 'data'}[kind]
+    longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
+    own = [flag for flag in actions() if flag.startswith(f'{start}_{name}_') and not flag.startswith(longer)]
+    flags = dict.fromkeys([*read_by(kind, name), *own])
+    rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
+    return study_page.markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
+        'It has no flags.']
+
+
+def row_of(action):
+    default = action.default
+    if action.type is command_line.boolean:
+        default = 'on' if default else 'off'
+    elif isinstance(default, (list, tuple)):
+        default = ' '.join(map(str, default))
+    return [f'`--{action.dest}`', '' if default is None else default, taken_by(action),
+            ' '.join((action.help or '').replace('%%', '%').replace('|', '\\|').split())]
+
+
+def taken_by(action):
+    """What a flag takes, in the words of its own error."""
+    if action.choices:
+        return ' or '.join(map(str, action.choices))
+    if action.type is command_line.boolean:
+        return 'nothing: a switch'
+    if action.type is None:
+        return 'text'
+    try:
+        action.type('nan')
+    except argparse.ArgumentTypeError as error:
+        return str(error).removeprefix('expected ').partition(', not ')[0]
+    return 'text'
+
+
+def measured(kind, name):
+    """The rows of the tables of the benchmarks whose first cell names the method."""
+    lines = []
+    for table in benchmark(kind):
+        rows = [row for row in table[2:] if name in re.split(r'[+ ]|, ', row.split('|')[1].strip().replace('`', ''))]
+        if rows:
+            lines += ['', *table[:2], *rows]
+    return [f'From [the benchmarks](../../{BENCHMARKS[kind]}.md), which explain the columns.', *lines] if lines else [
+        'Not measured.']
+
+
+def recipes(kind, name):
+    """A row for each file of configs/papers/ that uses the method."""
+    rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in papers()
+            if name in str(settings.get(KINDS[kind][2], '')).split('+')]
+    return study_page.markdown_table(['paper and data', 'command'], rows) if rows else [
+        'No file of `configs/papers/` uses it.']
+
+
+@cache
+def papers():
+    """[(file, settings, title)] of configs/papers/."""
+    texts = {file: file.read_text() for file in sorted((ROOT / 'configs' / 'papers').glob('*.yaml'))}
+    return [(file, yaml.load(text, yaml.CSafeLoader), re.split(r'\.\s', ' '.join(
+        line.removeprefix('# ') for line in text.splitlines() if line.startswith('#')))[0])
+        for file, text in texts.items()]
+
+
+@cache
+def found():
+    """The study of studies/rows/study.csv."""
+    folder = ROOT / 'studies'
+    return study.gather(final_rows.read(folder / 'rows' / 'study.csv'), {
+        section: script.commands(folder / 'Study_Runs.sh', {'SECTIONS': section}) for section in study.SECTIONS})
+
+
+@cache
+def shown_results():
+    """[(words of the command, lines)] of each method of the study."""
+    return [(method.command.split(), [f'### {method.name}, {study.named(method.data)}', '',
+                                      *study_page.of_method(method)])
+            for method in found().methods.values() if method.runs]
+
+
+def results(kind, name):
+    """The runs of the study whose command names the method."""
+    lines = []
+    for words, shown in shown_results():
+        chosen = [words[index + 1] for index, word in enumerate(words[:-1]) if word == f'--{KINDS[kind][2]}']
+        if chosen and name in chosen[-1].split('+'):
+            lines += shown
+    return ['Means over seeds, ± half of the 95 % interval. [results.md](../../results.md) explains the protocol, '
+            '[the rows of the study](../../study_rows.md) compare all methods.', '', *lines] if lines else [
+        'The study does not train it.']
+
+
+def page(kind, name):
+    """The Markdown of a method's page."""
+    folder, registry, flag = KINDS[kind]
+    module = registry[name]
+    about, _, differs = inspect.cleandoc(module.__doc__).partition('\n\nDiffers: ')
+    function = function_of(kind, module)
+    unit = getattr(module, 'MARGIN_UNIT', None)
+    return '\n'.join([
+        f'# {name}', '', re.sub(r'(https?://\S+?)([,.;)]*)(\s|$)', r'<\1>\2\3', about), '',
+        f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{kind}.md).', '',
+        '## Formula' if kind == 'losses' else '## Rule', '', '```text', formula_of(function.__doc__), '```', '',
+        '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',
+        '## Flags', '', *flags_table(kind, name), '',
+        *([f'The unit of the margin: {unit}.', ''] if unit else []),
+        '## Where public implementations differ', '', differs or 'No difference is known.', '',
+        '## In your own loop', '', '```python', snippet(kind, name).rstrip(), '```', '',
+        '## Recipes', '', *recipes(kind, name), '',
+        '## Time', '', *measured(kind, name), '',
+        '## Results', '', *results(kind, name), ''])
+
+
+def pages():
+    """{path in the site: Markdown} of all generated pages."""
+    made = {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
+    return made | {'study_rows.md': '\n'.join(study_page.rows_of(found(), 'results'))}
+
+
+def on_files(files, config):
+    from mkdocs.structure.files import File
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Links to a method's file, which GitHub shows, lead to its page in the site."""
+    for kind, (folder, registry, _) in KINDS.items():
+        for name, module in registry.items():
+            markdown = markdown.replace(f'](../{folder}/{Path(module.__file__).name})', f'](methods/{kind}/{name}.md)')
+    return markdown

@@ -1,0 +1,54 @@
+"""The generated pages of losses, miners and samplers."""
+import re
+
+import pytest
+import torch
+
+from docs import method_pages
+from tests.helpers import images_of
+
+EVERY = [(kind, name) for kind in method_pages.KINDS for name in method_pages.KINDS[kind][1]]
+
+
+def test_pages_have_all_parts_and_their_links_lead_somewhere():
+    sources = {}
+    for kind, name in EVERY:
+        text = method_pages.page(kind, name)
+        assert re.findall('^## (.*)', text, re.MULTILINE) == [
+            'Formula' if kind == 'losses' else 'Rule', 'Code', 'Flags', 'Where public implementations differ',
+            'In your own loop', 'Recipes', 'Time', 'Results']
+        prose = re.sub('```.*?```', '', text, flags=re.DOTALL)
+        for target in re.findall(r'\]\(([^)#]+)', prose):
+            page = target.removeprefix('../../')
+            assert target.startswith('http') or page == 'study_rows.md' or (
+                method_pages.ROOT / 'docs' / page).is_file(), (name, target)
+        sources[kind, name] = text
+    # what the study, the benchmarks and the recipes say reaches the page
+    assert '### ProxyAnchor_TCM, Omniglot' in sources['losses', 'tcm'] and '± ' in sources['losses', 'tcm']
+    assert '| supcon | ' in sources['losses', 'supcon'].partition('## Time')[2]
+    assert '`semihard` | 112 |' in sources['miners', 'semihard'] and '| balanced | ' in sources['samplers', 'balanced']
+    assert 'configs/papers/proxyanchor_cub200.yaml`' in sources['losses', 'proxyanchor']
+
+
+def test_the_index_pages_link_to_every_method():
+    for kind, (folder, registry, _) in method_pages.KINDS.items():
+        text = method_pages.on_page_markdown((method_pages.ROOT / 'docs' / f'{kind}.md').read_text(), None)
+        linked = re.findall(rf'\]\(methods/{kind}/(\w+)\.md\)', text)
+        assert sorted(linked) == sorted(registry) and f'../{folder}/' not in text
+
+
+@pytest.mark.parametrize('name', method_pages.SAMPLERS)
+def test_the_snippet_of_a_sampler_gives_batches(name):
+    images, batches = images_of([6] * 8), []
+    names = {'image_dict': images.image_dict, 'image_list': images.image_list, 'superclasses': images.superclasses,
+             'n_epochs': 2, 'train_on': batches.append, 'storage': Storage()}
+    exec(method_pages.snippet('samplers', name, bs=8, iterations_per_epoch=3), names)
+    assert [len(batch) for batch in batches] == [8] * 6
+
+
+class Storage:
+    """Random embeddings in place of those of a network."""
+    device = 'cpu'
+
+    def points(self, images):
+        return torch.randn(len(images), 4, generator=torch.Generator().manual_seed(0))
