@@ -10,7 +10,7 @@ def build():
         prog='Hyperparameter_Search.py',
         usage='Hyperparameter_Search.py --study_path FOLDER --tune FLAG LOW HIGH [--tune ...] [FLAG of main.py ...]',
         description='Maximises the mean over folds of the best validation score (the first of --storage_metrics, by '
-                    'default map_at_r). All other flags are those of main.py, such as --config, --loss and --n_folds. '
+                    'default map_at_r). All other flags go to main.py, such as --config, --loss and --n_folds. '
                     'The same command continues a stopped search, and with a larger --n_trials extends it. Several '
                     'processes that run it at the same time share the trials.')
     add = parser.add_argument
@@ -33,7 +33,7 @@ def build():
     add('--status', action='store_true',
         help='print the progress of the search in --study_path, and do nothing else; no other flags are needed')
     add('--keep_checkpoints', action='store_true',
-        help='keep the checkpoints of all trials; by default only those of the best one are kept')
+        help='keep the checkpoints of all trials; by default only the best trial keeps its own')
     slots.add_flags(parser)
     command_line.add_completion(parser)
     return parser
@@ -49,7 +49,7 @@ def work(opt, others):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 1 where a reproduction failed, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 1 where a reproduction failed, 2 after a UserError, 130 after Ctrl-C."""
     return errors.exit_code('Hyperparameter_Search.py', lambda: work(*build().parse_known_args(arguments)))
 
 

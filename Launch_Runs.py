@@ -42,7 +42,7 @@ def build():
 
 
 def work(opt):
-    """Does what the flags ask for; returns the exit code of the runs, where any were trained."""
+    """Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained."""
     if bool(opt.script) == bool(opt.line):
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
     from launching import local, plan, slurm, status  # import torch, which --help does not need
@@ -60,7 +60,7 @@ def work(opt):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 1 where a run failed, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 1 where a run failed, 2 after a UserError, 130 after Ctrl-C."""
     return errors.exit_code('Launch_Runs.py', lambda: work(build().parse_args(arguments)))
 
 

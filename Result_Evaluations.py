@@ -23,7 +23,7 @@ def build():
     source('--script', metavar='SCRIPT',
            help='a script of runs, such as Revisit_Runs.sh: names its missing runs and orders the rows')
     source('--seeds', nargs='+', type=command_line.COUNT, metavar='SEED', default=[],
-           help='the seeds that every group should have; by default those that any group of its data set has')
+           help='the seeds that every group should have; by default all seeds of any group on its data set')
     source('--with_unfinished', action='store_true', help='count unfinished and crashed runs too, and name them')
     numbers = parser.add_argument_group('which numbers').add_argument
     numbers('--metrics', nargs='+', metavar='METRIC', default=['e_recall@1', 'nmi'],
@@ -31,7 +31,7 @@ def build():
     numbers('--select', choices=['last', 'best_val', 'best_test'], default='last',
             help='the epoch whose numbers are reported; best_test chooses it by the test numbers that it reports')
     numbers('--select_by', metavar='METRIC',
-            help='the metric that is best at the selected epoch; by default the first of --metrics of which more is '
+            help='the metric that is best at the selected epoch; by default the first of --metrics where higher is '
                  'better')
     numbers('--per_metric', action='store_true',
             help='with best_test or best_val: report each test metric at its own best epoch, as Roth et al. do')
@@ -87,7 +87,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 2 after a UserError, 130 after Ctrl-C."""
     return exit_code('Result_Evaluations.py', lambda: work(arguments))
 
 

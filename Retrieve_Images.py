@@ -52,7 +52,7 @@ def build():
         ('add', 'embed images and add them to an index; files that have changed since they were added are replaced'),
         ('remove', 'remove images from an index; their files stay'),
         ('suspects', 'list images whose labels are probably wrong, near-duplicates with different labels, classes that '
-                     'are probably one, and outliers. All other flags are those of main.py'),
+                     'are probably one, and outliers. All other flags go to main.py'),
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)
@@ -93,7 +93,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0, 1 for a failure, 2 for what the user must change, 130 after Ctrl-C."""
+    """Returns the exit code: 0, 1 for a failure, 2 after a UserError, 130 after Ctrl-C."""
     return errors.exit_code('Retrieve_Images.py', lambda: work(arguments))
 
 

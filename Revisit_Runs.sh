@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Launch_Runs.py executes this script with --list
 # Every run of Roth et al., Revisiting Training Strategies and Generalization Performance in Deep Metric Learning, ICML
-# 2020, https://arxiv.org/abs/2002.08473: the baselines, and those with the regularisation of the miner rho_distance.
+# 2020, https://arxiv.org/abs/2002.08473: the baselines, and runs with the regularisation of the miner rho_distance.
 # All flags that are not set here have the defaults of parameters.py. See docs/run_scripts.md.
 #
 #   ./Revisit_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run

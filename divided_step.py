@@ -3,8 +3,8 @@ The training step of a batch that is divided, by --micro_bs or among several pro
 al., Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
 
 1. Each process embeds its part of the batch in pieces, without keeping the graph.
-2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features. What
-   else the criterion asks for, such as a teacher's embeddings, is computed in step 1, and gathered with the embeddings.
+2. Process 0 computes the loss on the whole batch, and its gradient with respect to embeddings and pooled features.
+   Other inputs of the criterion, such as a teacher's embeddings, are computed and gathered in step 1.
 3. Each process embeds its pieces again, with the same random numbers, and backpropagates this gradient through them.
 4. The gradients of the network are summed over the processes, and every process takes the same optimizer step.
 
@@ -25,14 +25,14 @@ from utilities.randomness import derive, seeded
 
 
 def select(opt, parts):
-    """The training step of a run: the plain one, or that of a divided batch."""
+    """The training step of a run: the plain one, or the step for a divided batch."""
     plain = TrainingStep(opt, parts)
     return DividedStep(opt, plain) if opt.micro_bs or processes.count() > 1 else plain
 
 
 class DividedStep:
     """
-    Is called as the plain step, whose parts it uses.
+    Has the call of the plain step, and uses its parts.
 
     opt:   micro_bs, seed, device, bs, arch.
     plain: the TrainingStep of one process and one piece, which also takes batches that one piece holds.
@@ -44,8 +44,8 @@ class DividedStep:
 
     def __call__(self, images, labels, indices, step, epoch):
         """
-        images: [b, 3, H, W], the part of the batch of this process (exchange.part), or any image if it is empty. The
-        labels and indices are those of the whole batch, [B].
+        images: [b, 3, H, W], this process's part of the batch (exchange.part); a dummy image if the part is empty.
+        labels, indices: [B], of the whole batch.
 
         Returns the embeddings of the whole batch, [B, D], in process 0 (None elsewhere), and {name: scalar} for the
         log.
@@ -65,7 +65,7 @@ class DividedStep:
         layers = batch_norm.training_layers(plain.model)
         with torch.set_grad_enabled(keep):
             outputs = [self.piece(piece, seed) for piece, seed in zip(pieces, seeds, strict=True)]
-        n_own = part.stop - part.start                             # 0 of an empty part, though it has an image
+        n_own = part.stop - part.start                             # drops the dummy image of an empty part
         own = torch.cat(outputs).detach()[:n_own]
         costly = [plain.costly(piece) for piece in pieces]
         others = {name: torch.cat([found[name] for found in costly])[:n_own] for name in costly[0]}
@@ -97,8 +97,8 @@ class DividedStep:
 
     def piece(self, images, seed):
         """
-        What embed() returns for the images, concatenated into one tensor [b, W]. The network samples its random numbers
-        with `seed`, and the global generators do not change, so that a miner samples as it does in the plain step.
+        The outputs of embed() for the images, concatenated into one tensor [b, W]. The network samples its random
+        numbers with `seed`, and the global generators do not change: a miner samples as it does in the plain step.
         """
         with seeded(seed, self.opt.device):
             outputs = self.plain.embed(images)
@@ -107,9 +107,9 @@ class DividedStep:
 
     def gradient_of_loss(self, inputs, **more):
         """
-        inputs: {name: [B, ...]}, what the criterion takes of the whole batch. Returns the embeddings [B, D], the
+        inputs: {name: [B, ...]}, the criterion's inputs for the whole batch. Returns the embeddings [B, D], the
         gradient [B, W] with respect to the network's outputs, and the loss. Sets the gradients of the criterion's
-        parameters and, if it calls f_embed, those of f_embed.
+        parameters and, if it calls f_embed, of f_embed's parameters.
         """
         leaves = {name: inputs[name].requires_grad_() for name in self.shapes}
         loss = self.plain.loss(inputs, **more)

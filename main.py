@@ -68,19 +68,19 @@ def begin(opt, arguments):
 
 
 def recorded(opt, state, first):
-    """The Records of a run from the epoch `first` on; of several processes, the first one has them."""
+    """The Records of a run from the epoch `first` on; an empty context in all processes except process 0."""
     if processes.is_main():
         return Records(opt, state.folder, state.settings, first, state.records)
     return contextlib.nullcontext()
 
 
 def find_folder(opt, settings, arguments, data):
-    """The run's folder: a new one, or that of --resume, whose splits must be those of `data`."""
+    """The run's folder: a new one, or the folder of --resume, whose splits must equal the splits of `data`."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
         return Path(opt.resume)
     if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
-        print(f'Note: the classes or numbers of images are not those of {opt.reproduce}.')
+        print(f'Note: the data have other classes or numbers of images than {opt.reproduce}.')
     return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
 
 
@@ -172,7 +172,7 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if embeddings is not None:                           # the memory bank of a sampler is that of process 0
+        if embeddings is not None:                           # process 0 alone keeps the sampler's memory bank
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
@@ -210,7 +210,7 @@ def finish(opt, embedded, split, records, state):
 
 
 def work(arguments):
-    """Does what the command line asks for: a run, or the evaluation of a network that is trained already."""
+    """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
     if opt.auto_resume and not opt.resume:
         opt = continued(opt, arguments)
@@ -239,7 +239,7 @@ def work(arguments):
 
 
 def main(arguments):
-    """Returns the exit code: 0; 2 for what the user must change; 1 for a failed run; 130 after Ctrl-C."""
+    """Returns the exit code: 0; 2 after a UserError; 1 for a failed run; 130 after Ctrl-C."""
     # logging libraries look there
     sys.argv[1:] = run_folder.without_secrets(arguments, parameters.flags_with('secret'))
     with errors.reported('main.py') as end, processes.together():

@@ -38,15 +38,15 @@ def check_once(groups, own):
         params = group['params']
         trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
     if len(trained) > len({*trained}):
-        raise UserError('a parameter of the criterion is trained twice: leave what its optimizers() train out of its '
-                        'optim_dict_list, and of its other optimizers')
+        raise UserError('a parameter of the criterion is trained twice: leave the parameters of each of its '
+                        'optimizers() out of its optim_dict_list, and of its other optimizers')
 
 
 def network_groups(opt, model):
     """
     The parameter groups of the network: `backbone`, with --layer_decay one group per block, from the last block to the
-    first, and `embedding`, which has all other parameters. The parameters of each that --decay_exclude names are in a
-    separate group.
+    first, and `embedding`, which has all other parameters. Parameters that --decay_exclude names are in a separate
+    group beside each of these.
     """
     backbone = dict(model.backbone.named_parameters(prefix='backbone'))
     head = {name: parameter for name, parameter in model.named_parameters() if name not in backbone}
@@ -86,8 +86,8 @@ def as_built(optimizer, state):
 
 def update_rows_of_sparse(optimizer):
     """
-    Makes the optimizer update only those rows of a parameter with a sparse gradient that the gradient has, and the
-    moments of these rows. During a step, the rows replace the parameter, and their moments replace its state.
+    Makes the optimizer update only the rows that a sparse gradient has, and the moments of these rows. During a step,
+    the rows replace the parameter, and their moments replace its state.
     """
     replaced = []
 
@@ -136,7 +136,7 @@ def parameters_of(optimizer):
 
 
 def gradients_of(parameters):
-    """The gradients of the parameters that have one. Of a sparse gradient, its values; they may be changed in place."""
+    """The gradients, or the values of sparse gradients, of the parameters that have one; to be changed in place."""
     found = []
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
@@ -166,7 +166,7 @@ def unscale(scaler, optimizers, norm):
 
 
 def clip(opt, gradients, norm):
-    """--clip_grad and --clip_grad_value, in place. norm: that of the gradients."""
+    """--clip_grad and --clip_grad_value, in place. norm: the norm of the gradients."""
     gradients = [SimpleNamespace(grad=gradient) for gradient in gradients]       # as the parameters that torch expects
     if opt.clip_grad:
         torch.nn.utils.clip_grads_with_norm_(gradients, opt.clip_grad, norm)
@@ -181,7 +181,7 @@ def are_moments(value, parameter):
 class Schedule:
     """
     Sets the learning rates and weight decays of an optimizer's groups before each step. They depend only on the flags
-    and the number of the step, so that a resumed run uses the rates of its flags, not those of the checkpoint.
+    and the number of the step, so that a resumed run uses the rates of its flags, not the checkpoint's rates.
 
     n_steps: number of steps per epoch.
     """
@@ -214,13 +214,13 @@ class Schedule:
             peak = opt.onecycle_peak * (last + 1) - 1
             if step - 1 <= peak and peak > 0:
                 return between(ONE_CYCLE_START, 1, (step - 1) / peak)
-            if peak == last:                                             # of a single step
+            if peak == last:                                             # the run has a single step
                 return 1
             return between(1, opt.lr_floor, min(1, (step - 1 - peak) / (last - peak)))
         return 1
 
     def rates(self):
-        """The present learning rates: {'lr': that of the backbone, 'lr/<group>': that of each group}."""
+        """The present learning rates: {'lr': the backbone's, 'lr/<group>': each group's}."""
         groups = self.optimizer.param_groups
         return {'lr': groups[0]['lr']} | {f'lr/{group["name"]}': group['lr'] for group in groups}
 
@@ -232,8 +232,8 @@ def between(first, last, progress):
 
 class MovingAverage:
     """
-    A copy of the network. Its weights and BatchNorm statistics are exponential moving averages of those of the network:
-    after each step, average = decay * average + (1 − decay) * weight.
+    A copy of the network. Each weight and BatchNorm statistic is an exponential moving average of the network's: after
+    each step, average = decay * average + (1 − decay) * weight.
     """
 
     def __init__(self, network, decay):

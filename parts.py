@@ -1,4 +1,4 @@
-"""The parts of a run, built from the flags: network and data, and what trains them."""
+"""The parts of a run, built from the flags: network, data, and all that trains the network."""
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from utilities.randomness import seed_everything
 
 @dataclass
 class Checksum:
-    """The checksum of the network in `place`. It is saved in checkpoints, so that a resumed run refuses another."""
+    """The checksum of the network in `place`. Checkpoints hold it, so that a resumed run refuses another network."""
     place: str
     value: str
 
@@ -39,9 +39,10 @@ class Checksum:
 @dataclass
 class Parts:
     """
-    What one run is made of. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer,
-    schedule and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill;
-    teacher_checksum: None if the teacher is the moving average. skipped_in_a_row: that of the Trace of the last epoch.
+    The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
+    and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
+    None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
+    last epoch.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -67,7 +68,7 @@ class Parts:
 
 
 def build(opt):
-    """The Parts of a training run. Raises UserError for what the user must change."""
+    """The Parts of a training run. Raises UserError for flags, files or data that do not go together."""
     check_names(opt)
     parts = prepare(opt)
     check(opt, parts.data)
@@ -135,8 +136,8 @@ def check(opt, data):
 
 def prepare(opt):
     """
-    Returns Parts with network and data, and sets what they determine: opt.device, opt.input_size, opt.n_classes,
-    opt.superclasses, opt.n_features, opt.n_maps.
+    Returns Parts with network and data, and sets the values that these determine: opt.device, opt.input_size,
+    opt.n_classes, opt.superclasses, opt.n_features, opt.n_maps.
     """
     backends.check(opt)
     opt.device = device.select(opt)
@@ -162,7 +163,7 @@ def fit_embedding(opt, parts):
 
 
 def backbone_of(opt):
-    """The Backbone of --arch; sets opt.input_size. Where a checkpoint has the weights, no others are looked for."""
+    """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
     if opt.evaluate or opt.embed or opt.draw or opt.export or of_run or has_checkpoint(opt):
@@ -193,8 +194,8 @@ def load_teacher(opt, size):
         network = network_of(own, backbone_of(own))
     load_weights(own, f'--distill {opt.distill}', states, network)
     if network.input_size != size:
-        raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and that '
-                        f'of this run images of {size}; give this run --input_size {network.input_size}')
+        raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and this '
+                        f'run\'s network images of {size}; give this run --input_size {network.input_size}')
     print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
     return network.requires_grad_(False), Checksum(opt.distill, checkpoint.checksum(states['model']))
 
@@ -206,13 +207,13 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    With --freeze backbone: the backbone computes the features of the evaluated images only once in the run, and also
-    those of the training images if they are not augmented. To be called after the run's weights are loaded. Prints what
-    is kept.
+    With --freeze backbone: the backbone computes the features of the evaluated images only once in the run; likewise
+    the features of the training images, if these are not augmented. To be called after the run's weights are loaded.
+    Prints which features are kept.
 
     Nothing is kept with mixed precision, compilation, several processes, a trained pooling or adapters, since results
-    could change; and no features of training images with a criterion of images or feature maps, with a teacher of
-    another run, or if the features of an image depend on the rest of its batch.
+    could change. Features of training images are not kept either if the criterion takes images or feature maps, if the
+    teacher is another run's network, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
@@ -223,12 +224,12 @@ def keep_features(opt, parts):
     of_training = ''
     takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt, parts.criterion)
     if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
-        of_training = ', those of the training images too'
+        of_training = ', and so are the features of the training images'
         data.train.keeps_features = True
         evaluation.embed(opt, model, data.train, 'train')
         if not evaluation.independent_of_batch(opt, model, data.train):
             data.train.features = None
-            of_training = ', but not those of the training images, which depend on the rest of the batch here'
+            of_training = ', but not the features of the training images, which depend on the rest of the batch here'
         elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
             data.evaluation['train'].features = data.train.features
     print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')

@@ -25,14 +25,14 @@ class TrainingStep:
         device.check_step(opt)
         self.opt, self.model, self.criterion = opt, parts.model, parts.criterion
         self.teacher = parts.teacher and parts.teacher.eval()
-        self.inputs = criteria.required_inputs(opt, self.criterion)        # what the criterion asks for
+        self.inputs = criteria.required_inputs(opt, self.criterion)        # the inputs that the criterion asks for
         self.optimizers = [parts.optimizer, *criteria.optimizers(self.criterion)]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
                              if parameter not in of_network]
-        # not the model itself, so that its state dict and evaluation are those of the network that is not compiled; a
-        # graph is compiled for each size of a piece, so that a resumed run computes with the same graphs
+        # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
+        # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
         precision = None if opt.amp == 'none' else getattr(torch, opt.amp)
         self.autocast = functools.partial(torch.autocast, opt.device.type, precision, enabled=precision is not None)
@@ -65,7 +65,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def costly(self, images):
-        """images [b, 3, H, W] -> what the criterion asks for beside the network's outputs; it gets no gradient."""
+        """images [b, 3, H, W] -> the criterion's inputs beside the network's outputs; they get no gradient."""
         found = {}
         if 'teacher_batch' in self.inputs:
             with self.autocast():
@@ -76,13 +76,13 @@ class TrainingStep:
         return found
 
     def loss(self, outputs, **more):
-        """The loss of the whole batch. outputs: of embed() and costly(); more: labels, indices, step and epoch."""
+        """The loss of the whole batch. outputs: from embed() and costly(); more: labels, indices, step and epoch."""
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
     def update(self, loss, norm):
         """
-        Clips the gradients, whose norm is `norm`, and takes the optimizers' steps. Returns the scalars for the log: the
-        norm is that before clipping; with --amp float16, a step is skipped if a gradient is not finite.
+        Clips the gradients, whose norm is `norm`, and takes the optimizers' steps. Returns the scalars for the log,
+        with the norm before clipping. With --amp float16, a step is skipped if a gradient is not finite.
         """
         norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
         optimization.clip(self.opt, gradients_of(self.of_network + self.of_criterion), norm)

@@ -45,9 +45,9 @@ def parse(arch):
 
 def find(arch):
     """
-    'torchvision:resnet18_normalize' -> (torchvision_models, 'resnet18'); of a network without prefix, its own module.
+    'torchvision:resnet18_normalize' -> (torchvision_models, 'resnet18'); without a prefix, the network's own module.
 
-    Raises UserError for an unknown prefix and, where there is none, an unknown name.
+    Raises UserError for an unknown prefix, and without a prefix for an unknown name.
     """
     prefix, _, name = parse(arch)[0].rpartition(':')
     if prefix:
@@ -59,7 +59,7 @@ def find(arch):
 
 
 def unknown(arch, names, choices):
-    """The UserError for an --arch whose name is none of `names`; it has the nearest of them, and the right suffixes."""
+    """The UserError for an --arch that is none of `names`; it gives the most similar name, with the right suffixes."""
     prefix, colon, name = arch.rpartition(':')
     for suffix in SUFFIXES:
         for word in difflib.get_close_matches(suffix[1:], name.split('_')[1:], cutoff=0.75):
@@ -91,13 +91,13 @@ def select_backbone(opt):
     backbone.n_features = count_features(backbone, opt)
     if opt.eval_size and count_features(backbone, opt, 'eval_size') != backbone.n_features:
         raise UserError(f'--eval_size {opt.eval_size}: --arch {opt.arch} has another number of features for images of '
-                        'this size than for those of training; give --pool, or leave --eval_size out')
+                        'this size than for training images; give --pool, or leave --eval_size out')
     return backbone
 
 
 def select(opt, backbone=None):
     """
-    The network --arch, with its weights. backbone: what select_backbone gave, where it was called before.
+    The network --arch, with its weights. backbone: None, or the result of an earlier select_backbone(opt).
 
     Raises UserError for an unknown name and for weights that are not available.
     """

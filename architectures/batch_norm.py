@@ -44,8 +44,8 @@ def synchronise(network):
 
 def share(opt, model):
     """
-    For a batch that is embedded in several parts, with BatchNorm layers that are not frozen: on GPUs with one piece per
-    process, makes the statistics of these layers those of the whole batch; otherwise prints that they are not.
+    For a batch that is embedded in several pieces, with BatchNorm layers that are not frozen: lets these layers use the
+    statistics of the whole batch on GPUs with one piece per process; otherwise prints that they do not.
     """
     largest = -(-opt.bs // processes.count())
     in_pieces = 0 < opt.micro_bs < largest
@@ -68,7 +68,7 @@ def share(opt, model):
 
 
 def smallest_piece(opt):
-    """The number of images in the smallest part of a batch of --bs images that is embedded at once."""
+    """The number of images in the smallest piece of a batch of --bs images."""
     limits = exchange.bounds(opt.bs)
     parts = [max(1, end - start) for start, end in itertools.pairwise(limits)]         # an empty part has a dummy image
     return min(part // -(-part // (opt.micro_bs or part)) for part in parts)
@@ -77,8 +77,8 @@ def smallest_piece(opt):
 @torch.no_grad()
 def check_pieces(opt, model):
     """
-    Raises UserError if a part of the batch has one image, and a BatchNorm layer would get a single value per channel,
-    which has no variance. Maps of one image have more values.
+    Raises UserError if a piece of the batch has one image and a BatchNorm layer would get a single value per channel,
+    which has no variance. Layers on maps get more values, even from one image.
     """
     largest = -(-opt.bs // processes.count())
     is_synchronised = (opt.device.type == 'cuda' and processes.count() > 1

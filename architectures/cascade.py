@@ -50,7 +50,7 @@ def of_level(opt):
 
 
 def name_of(opt, block, network):
-    """The name of the module whose output is that of the block, counted as by --freeze."""
+    """The name of the block's last module. Blocks are counted as by --freeze."""
     blocks = depth.blocks(network)
     if block >= len(blocks) - 1:
         raise UserError(f'--cascade {block}: --arch {opt.arch} has {len(blocks) - 1} blocks behind its stem, and the '

@@ -5,7 +5,7 @@ from architectures.embedding_network import Backbone
 
 
 def block(n_in):
-    # pooled before the ReLU: the same values and gradients to the bit, and a quarter of the ReLU's work
+    # pooling before the ReLU gives the same values and gradients to the bit, with a quarter of the ReLU's work
     return torch.nn.Sequential(torch.nn.Conv2d(n_in, 64, 3, padding=1, bias=False), torch.nn.BatchNorm2d(64),
                                torch.nn.MaxPool2d(2), torch.nn.ReLU(inplace=True))
 

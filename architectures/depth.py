@@ -6,14 +6,14 @@ import torch
 from utilities.errors import UserError
 
 CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList)
-STAGES = ('blocks', 'layers')                       # the attribute of a stage that has its blocks, in ConvNeXt or Swin
+STAGES = ('blocks', 'layers')                       # names of a stage's list of blocks, as in ConvNeXt and Swin
 INCEPTION = re.compile(r'inception_\d\w')           # BN-Inception has no module for a block, only this prefix of names
 
 
 def blocks(network):
     """
-    A list of lists of module names: first those of the stem, which is the first layer or the patch embedding, then
-    those of each block. A norm belongs to the block before it.
+    Module names, a list per block: first the stem, which is the first layer or the patch embedding, then the blocks. A
+    norm belongs to the block before it.
     """
     found = []
     for name in units(network):
@@ -27,7 +27,7 @@ def blocks(network):
 
 
 def units(network, prefix=''):
-    """The names of the modules with parameters, in order; of lists of modules and stages, those of their children."""
+    """The names of the modules with parameters, in order. Lists of modules and stages give their children's names."""
     for name, module in network.named_children():
         nested = type(module) in CONTAINERS and any(True for part in module.children() for _ in part.children())
         if nested or any(hasattr(module, stage) for stage in STAGES):
@@ -65,9 +65,8 @@ def freeze(opt, network):
 
 def gradients_by_block(model, n_values=20_000):
     """
-    {'gradients/<number> <first module>': [n] float32 array} of an EmbeddingNetwork: the gradients of the last step in
-    each block of the backbone and in the embedding layers, at most n_values of them at equal steps; without gradients,
-    {}.
+    {'gradients/<number> <first module>': [n] float32 array}: the gradients of the last step in each block of an
+    EmbeddingNetwork's backbone and in its embedding layers, at most n_values each, evenly spaced; {} without gradients.
     """
     names = [f'{depth:02d} {modules[0]}' for depth, modules in enumerate(blocks(model.backbone))]
     of_backbone, found = depths(model.backbone), {}

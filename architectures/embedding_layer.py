@@ -38,7 +38,7 @@ def embedding_layer(opt, n_features):
 def fit(opt, f_embed, features, labels):
     """
     Fits the linear layer of f_embed to the features after its norm, by --embed_init pca or lda. If it has a bias, the
-    embeddings are centred. The running statistics of a BatchNorm become those of the features.
+    embeddings are centred. A BatchNorm gets the statistics of the features as its running statistics.
 
     features [N, F], labels [N] int64. Raises UserError if there are fewer features than --embed_dim.
     """
@@ -71,13 +71,13 @@ def principal_components(features, dim):
 def discriminants(features, labels, dim, shrinkage):
     """
     Linear discriminant analysis (Fisher, 1936; Rao, 1948): [dim, F], directions in which the within-class covariance W
-    is the identity, those of the largest variance of the class means first.
+    is the identity, in descending order of the variance of the class means.
 
-    At most C − 1 directions separate the C class means. The remaining rows are directions in which all class means
-    coincide, those with the largest variance relative to the shrunken W first; they have the same scale.
+    At most C − 1 directions separate the C class means. In the remaining directions all class means coincide; they are
+    in descending order of their variance relative to the shrunken W, and have the same scale.
 
     features:  [N, F] float64.
-    shrinkage: s, of (1 − s) W + s (trace W / F) I. Raises UserError where this is not invertible.
+    shrinkage: s; the shrunken W is (1 − s) W + s (trace W / F) I. Raises UserError if it is not invertible.
     """
     n_features, (counts, means) = features.shape[1], class_means(features, labels)
     within = torch.cov((features - means[labels]).T, correction=0)
@@ -105,7 +105,7 @@ def class_means(features, labels):
 
 
 def leading_eigenvectors(symmetric, n):
-    """[n, F]: those of the n largest eigenvalues, in rows."""
+    """[n, F]: the eigenvectors of the n largest eigenvalues, in rows."""
     return torch.linalg.eigh(symmetric)[1][:, len(symmetric) - n:].T.flip(0)
 
 

@@ -9,14 +9,14 @@ from architectures import cascade, depth, low_rank, pooling
 from architectures.embedding_layer import embedding_layer
 from utilities.errors import UserError
 
-N_CLASSES = 1000                        # of ImageNet
+N_CLASSES = 1000                        # number of ImageNet's classes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def remove_classifier(network, arch):
     """
-    Puts the identity in the place of the network's last layer, a linear one or a convolution that gives the logits of
-    ImageNet's classes; returns that layer's name. Raises UserError where the last layer gives something else.
+    Replaces the network's last layer by the identity, and returns the layer's name. Raises UserError unless it is a
+    linear layer or a convolution that computes the logits of ImageNet's classes.
     """
     layers = [(name, module) for name, module in network.named_modules()
               if isinstance(module, torch.nn.Linear | torch.nn.Conv2d)]
@@ -41,7 +41,7 @@ class Backbone:
     download: () -> the pretrained state dict; None where there is none.
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
               ViT; None if this is not known.
-    n_prefix: the number of tokens before those of the patches; the first of them is the class token.
+    n_prefix: the number of tokens before the patch tokens; the first of them is the class token.
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     """
@@ -62,7 +62,7 @@ class Backbone:
 @torch.no_grad()
 def count_features(backbone, opt, flag='input_size'):
     """
-    F, found with one black image of the size of `flag`, or that of the backbone. Raises UserError if the network cannot
+    F, found with one black image of the size `flag`, or of the backbone's size. Raises UserError if the network cannot
     process images of this size, if its output is not one vector per image, or if --pool does not suit it.
     """
     take, size = backbone.maps if backbone.pool else torch.nn.Module.__call__, getattr(opt, flag) or backbone.size
@@ -83,8 +83,8 @@ def count_features(backbone, opt, flag='input_size'):
 @torch.no_grad()
 def count_maps(backbone):
     """
-    C, the number of the last maps, found with one black image; None if they are not known, or if they are pooled
-    neither by --pool nor by their average.
+    C, the number of the last maps, found with one black image; None if they are not known, or are pooled neither by
+    --pool nor by their average.
     """
     if backbone.maps is None:
         return None
@@ -96,9 +96,9 @@ def count_maps(backbone):
 
 class EmbeddingNetwork(torch.nn.Module):
     """
-    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F] and, with
-    with_maps, the maps [B, C, h, w] that were pooled, by their average if --pool is not given. In place of the images,
-    it takes their pooled features [B, F] as well.
+    Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F], and if with_maps
+    the maps [B, C, h, w] that were pooled (averaged, if --pool is not given). It also takes pooled features [B, F] in
+    place of images.
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -155,19 +155,20 @@ class EmbeddingNetwork(torch.nn.Module):
                 maps = self.maps(self.backbone, images)
             else:
                 features = self.backbone(images).flatten(1)
-        if self.pool or with_maps:         # not in the block above, since --warmup trains a pooling with parameters too
+        if self.pool or with_maps:         # outside the block above: --warmup trains a pooling with parameters too
             features = (self.pool or pooling.average)(maps)
         embeddings = self.embedded(features)
         return (embeddings, features, maps) if with_maps else (embeddings, features)
 
     def normalised(self, images):
-        """RGB in [0, 1] -> what the backbone takes: its channel order, its mean and standard deviation."""
+        """RGB in [0, 1] -> the backbone's input: its channel order, mean and standard deviation."""
         return ((images.flip(1) if self.bgr else images) - self.mean) / self.std
 
     def embedded(self, features):
         """
-        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, those of the inner levels come first,
-        computed in the last pass of the backbone; each is normalised on its own. f_embed is the layer of the last one.
+        Pooled features [B, F] -> embeddings [B, --embed_dim]. With --cascade, the embeddings of the inner levels come
+        first, computed in the last pass of the backbone. Each level is normalised on its own; f_embed is the last
+        level's layer.
         """
         levels = [*(self.inner() if self.inner else ()), self.f_embed(features)]
         levels = [F.normalize(level, dim=1) for level in levels] if self.normalize else levels

@@ -5,7 +5,7 @@ from architectures.embedding_network import Backbone, remove_classifier
 from utilities.errors import UserError
 
 NAMES = 'pretrainedmodels.model_names'
-# The files of networks that come from torchvision have its names; the library's loader changes them afterwards.
+# Weight files of networks from torchvision have torchvision's names; the library renames them after loading.
 HEADS = ('last_linear.', 'last_conv.', 'classifier.', 'fc.', 'AuxLogits.')
 ALEXNET = {'features.': '_features.', 'classifier.1.': 'linear0.', 'classifier.4.': 'linear1.'}
 VGG = {'features.': '_features.', 'classifier.0.': 'linear0.', 'classifier.3.': 'linear1.'}
@@ -33,13 +33,13 @@ def names():
 
 
 def maps(network, images):
-    """The last maps; those of DenseNet, Xception and NASNet lack their ReLU, which changes nothing in the others."""
+    """The last maps, after a ReLU, which DenseNet, Xception and NASNet lack; it changes no other network's maps."""
     return torch.relu(network.features(images))
 
 
 def backbone(opt, name, size=None):
-    """`name` without its classifier; size: of the input images, where it is not the library's own."""
-    settings = next(iter(library().pretrained_settings[name].values()))      # of several sets, the first is ImageNet's
+    """`name` without its classifier; size: side of the input images, if it is not the library's own."""
+    settings = next(iter(library().pretrained_settings[name].values()))      # the first of several is ImageNet's
     network = getattr(library(), name)(num_classes=settings['num_classes'], pretrained=None)
     remove_classifier(network, f'pretrainedmodels:{name}')
     if getattr(network, 'aux_logits', False):

@@ -1,4 +1,4 @@
-"""ResNet-50 with the ImageNet weights of torchvision's first release, those of Roth et al. He et al., CVPR 2016."""
+"""ResNet-50 with torchvision's first ImageNet weights, as used by Roth et al. He et al., CVPR 2016."""
 from architectures import torchvision_models
 
 

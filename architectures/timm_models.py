@@ -14,7 +14,7 @@ def library():
 
 
 def names():
-    """Of the networks, then of their sets of weights, as in resnet50.a1_in1k."""
+    """Names of the networks, then names with a set of weights, as in resnet50.a1_in1k."""
     timm = library()
     return timm.list_models() + timm.list_models(include_tags=True)
 
@@ -24,7 +24,7 @@ def maps(network, images):
     found = network.forward_features(images)
     if getattr(network, 'output_fmt', None) == 'NHWC':
         return found.permute(0, 3, 1, 2)
-    # some ViTs that pool by a mean have their last norm behind it
+    # some ViTs that pool by a mean have their last norm after the pooling
     return network.fc_norm(found) if getattr(network, 'fc_norm', None) else found
 
 

@@ -23,7 +23,7 @@ def names():
 
 
 def maps(network, images):
-    """The last maps: what the network's parts give one after the other, up to the pooling or the classifier."""
+    """The last maps: the output of the network's parts in turn, up to the pooling or the classifier."""
     for name, part in network.named_children():
         if name in ('avgpool', 'classifier', 'fc'):
             break
@@ -32,13 +32,13 @@ def maps(network, images):
 
 
 def backbone(opt, name, weights='DEFAULT', size=None):
-    """`name` without its classifier; weights: which of torchvision's pretrained sets; size: instead of their own."""
+    """`name` without its classifier; weights: which pretrained set; size: side of the images, by default the set's."""
     from torchvision import models  # as slow to import as torch itself
     entry = getattr(models.get_model_weights(name), weights)
     preset = entry.transforms()
     arguments, input_format = {}, {'mean': tuple(preset.mean), 'std': tuple(preset.std)}
     if name in ('googlenet', 'inception_v3'):
-        # Their weights come from TensorFlow, for inputs x * 2 - 1; torchvision converts to that inside the network.
+        # Their weights come from TensorFlow, for inputs x * 2 - 1; torchvision converts the inputs inside the network.
         arguments = {'aux_logits': False, 'init_weights': opt.not_pretrained}
         input_format = {'mean': (0.5, 0.5, 0.5), 'std': (0.5, 0.5, 0.5)}
     elif name.startswith('vit_'):

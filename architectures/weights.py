@@ -29,7 +29,7 @@ def load(opt, name, backbone):
     own = backbone.network.state_dict()
     misfits = [key for key in own if key in state and own[key].shape != state[key].shape]
     fitting = OrderedDict((key, value) for key, value in state.items() if key not in misfits)
-    # MNASNet takes no weights without its version; layers take them as old ones, and convert their names.
+    # Only the network's own version: MNASNet needs one, and layers without one convert the names of old weights.
     fitting._metadata = {'': own._metadata['']}
     missing, foreign = backbone.network.load_state_dict(fitting, strict=False)
     missing = [key for key in missing if key not in misfits and not key.endswith('num_batches_tracked')]
@@ -41,14 +41,14 @@ def load(opt, name, backbone):
 
 
 def renamed(key, prefixes):
-    """The name of a weight in the network: with other prefixes, and without the dots of DenseNet's old files."""
+    """A weight's name in the network: with the network's prefixes, and without the dots of DenseNet's old files."""
     prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
     key = key if prefix is None else prefixes[prefix] + key.removeprefix(prefix)
     return re.sub(r'(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)', r'\1', key)
 
 
 def read_state_dict(path):
-    """The state dict in the file `path` (.pth, .pt or .safetensors), also of a checkpoint of this program."""
+    """The state dict in the file `path` (.pth, .pt or .safetensors), which may be a checkpoint of this program."""
     try:
         if Path(path).suffix == '.safetensors':
             from safetensors.torch import load_file

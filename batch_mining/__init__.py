@@ -41,7 +41,7 @@ BATCHMINERS = {
 
 
 def select(opt):
-    """The miner --batch_mining, None for `none`; for a sum of losses a+b, Miners: one for each."""
+    """The miner --batch_mining; None for `none`; for a sum of losses a+b, Miners with one for each loss."""
     miners = Miners(build(part, pml.arguments(opt, 'miner', place)) for place, part in enumerate(parts(opt)))
     return miners if len(miners) > 1 else miners[0]
 
@@ -79,7 +79,7 @@ class Miners(list):
 
 def check_feedback(miner, images):
     """
-    Raises UserError where the miner learns from validation metrics and these are not defined.
+    Raises UserError if the miner learns from validation metrics and the validation split does not define them.
 
     images: the validation split, None where there is none.
     """
@@ -96,10 +96,10 @@ def check_feedback(miner, images):
 
 def feedback(miner, step, n_steps, validate):
     """
-    After a training step: every miner.update_every steps, a miner that learns is told the validation metrics.
+    Called after each training step: gives a miner that learns the validation metrics, every miner.update_every steps.
 
     step:     counted from 1 to n_steps over all epochs.
-    validate: (names of metrics) -> {name: float}, called only where the miner wants to know.
+    validate: (names of metrics) -> {name: float}, called only if the miner is due.
     """
     if getattr(miner, 'update_every', 0) and step % miner.update_every == 0:
         miner.update(validate(miner.validation_metrics) | {'progress': step / n_steps})

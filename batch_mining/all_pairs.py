@@ -11,7 +11,7 @@ def all_pairs(labels):
     Args:
         labels: [B].
 
-    Returns: two bool [B, B], the positives of each anchor (row), without itself, and its negatives.
+    Returns: two bool [B, B], each anchor's (row's) positives, without the anchor itself, and its negatives.
 
     >>> positives, negatives = all_pairs(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()

@@ -15,7 +15,7 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
         batch:  [B, D] embeddings.
         labels: [B].
         pos:    easy: the nearest positive; hard: the farthest positive.
-        neg:    hard: the nearest negative; semihard: the nearest of the negatives that are farther than the positive.
+        neg:    hard: the nearest negative; semihard: the nearest negative that is farther than the positive.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without such a positive or negative are left out.
 
@@ -42,7 +42,7 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
 def similarities_in_rows(batch):
     """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram - gram.diagonal() / 2

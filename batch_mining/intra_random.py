@@ -15,8 +15,8 @@ def intra_random_triplets(labels, n_triplets):
         labels:     [B].
         n_triplets: number of triplets.
 
-    Returns: [n_triplets, 3] int64: for each triplet a class, uniform among those in the batch, then three of its
-    samples, uniform with replacement.
+    Returns: [n_triplets, 3] int64. Each triplet has three samples of one class: the class is uniform among the classes
+    in the batch, the samples are uniform with replacement.
 
     >>> labels = torch.tensor([3, 3, 7])
     >>> triplets = intra_random_triplets(labels, 100)
@@ -26,7 +26,7 @@ def intra_random_triplets(labels, n_triplets):
     ordered, order = labels.sort()
     start = torch.searchsorted(ordered, labels)                     # a class is order[start:start + size]
     size = torch.searchsorted(ordered, labels, right=True) - start
-    # weights of 1 / size make the class of the anchor uniform
+    # weights of 1 / size make the anchor's class uniform
     cumulated = (1 / size).cumsum(dim=0)
     threshold = torch.rand(n_triplets, device=labels.device) * cumulated[-1]
     anchor = torch.searchsorted(cumulated, threshold, right=True).clamp(max=len(labels) - 1)

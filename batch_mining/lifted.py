@@ -11,8 +11,8 @@ def lifted_pairs(labels):
     Args:
         labels: [B].
 
-    Returns: two bool [B, B], the positives and the negatives of each anchor (row), none in the rows of samples without
-    a positive or without a negative.
+    Returns: two bool [B, B], the positives and the negatives of each anchor (row). The rows of samples without a
+    positive or without a negative are empty.
 
     >>> positives, negatives = lifted_pairs(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()

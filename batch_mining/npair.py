@@ -19,11 +19,11 @@ def npair_tuples(labels, negatives='all'):
                    samples of other classes; pairs: as in the paper, each class of two or more samples has one random
                    anchor with one random positive, and the negatives are the positives of the other classes.
 
-    Returns: two bool [B, B], the positive and the negatives of each anchor (row), none in rows of samples that are no
-    anchor.
+    Returns: two bool [B, B], the positive and the negatives of each anchor (row). The rows of other samples are empty.
 
     Example: of four images of the classes x, x, y, y `all` makes four anchors with two negatives each. `pairs` may take
-    image 0 with its positive 1 and image 3 with its positive 2; then 2 is the only negative of 0, and 1 that of 3.
+    image 0 with its positive 1 and image 3 with its positive 2; the only negative of image 0 is then 2, and the only
+    negative of image 3 is 1.
 
     >>> positives, negatives = npair_tuples(torch.tensor([0, 0, 1]))
     >>> positives.nonzero().tolist(), negatives.nonzero().tolist()
@@ -34,13 +34,13 @@ def npair_tuples(labels, negatives='all'):
     order = order[index]                                           # by class, in random order within a class
     chosen = torch.zeros(len(labels), len(labels), dtype=torch.bool, device=labels.device)
     if negatives == 'pairs':
-        follows = F.pad(ordered[1:] == ordered[:-1], (1, 1))       # whether one of its class is before it
+        follows = F.pad(ordered[1:] == ordered[:-1], (1, 1))       # whether the sample before has the same class
         chosen[order, order.roll(-1)] = follows[1:] & ~follows[:-1]   # the first two of each class
         is_anchor, is_positive = chosen.any(dim=1, keepdim=True), chosen.any(dim=0)
         return chosen, (is_anchor & is_positive) ^ chosen
     start = torch.searchsorted(ordered, ordered)
     size = torch.searchsorted(ordered, ordered, right=True) - start
-    index = torch.arange(len(labels), device=labels.device) - start                # of each sample in its class
+    index = torch.arange(len(labels), device=labels.device) - start                # each sample's number in its class
     step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
     chosen[order, order[start + (index + step) % size]] = size > 1    # none for a class of one sample
     return chosen, (labels[:, None] != labels) & chosen.any(dim=1, keepdim=True)

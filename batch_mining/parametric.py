@@ -8,8 +8,8 @@ Differs: A distance below the limits belongs to the first bin, one above them to
 """
 import torch
 
-# The range of distances whose bins, by their centres, have weight 1. The other bins have weight 1e-15, so that there is
-# always a negative to sample.
+# The smallest and largest centre of the bins with weight 1. The other bins have weight 1e-15, so that there is always a
+# negative to sample.
 FIXED = {'uniform': (0, torch.inf), 'hards': (0, 0.5), 'semihards': (0.3, 0.7), 'veryhards': (0, 0.3)}
 INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
 
@@ -17,11 +17,11 @@ INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
 def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):
     """
     Args:
-        distances:   the smallest and the largest distance of the bins with weight 1.
+        distances:   the smallest and the largest centre of the bins with weight 1.
         n_support:   number of edges of the bins.
         support_lim: the first and the last edge.
 
-    Returns: [n_support − 1] float32, the weights: 1 or 1e-15.
+    Returns: [n_support − 1] float32 weights, 1 or 1e-15.
 
     >>> bin_weights((0.3, 0.7), n_support=5, support_lim=(0, 1))
     tensor([1.0000e-15, 1.0000e+00, 1.0000e+00, 1.0000e-15])
@@ -35,16 +35,16 @@ def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):
 @torch.no_grad()
 def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_all=False):
     """
-    For each anchor a random positive, and a negative with probability in proportion to the weight of its distance.
+    Samples for each anchor a random positive, and a negative with probability in proportion to its distance's weight.
 
     Args:
         batch:       [B, D] embeddings.
         labels:      [B].
-        weights:     [K], positive, of K bins of equal width between the limits; distances beyond the limits belong to
-                     the first and the last bin.
+        weights:     [K] positive weights of K bins of equal width between the limits; distances beyond the limits
+                     belong to the first and the last bin.
         support_lim: the limits, two distances.
-        among_all:   whether the positive may also be the anchor itself, and the negative any sample, the anchor itself
-                     and its class included.
+        among_all:   whether the positive may be the anchor itself, and the negative may be any sample, even the anchor
+                     or one of its class.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 
@@ -66,7 +66,7 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
 
 def squared_distances(batch):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         norms = gram.diagonal()
@@ -75,22 +75,22 @@ def squared_distances(batch):
 
 def sample_weighted(weights, n=1):
     """
-    n random columns of each row of `weights` [B, N], with replacement and with probability in proportion to their
-    weights: [B, n]; any columns of a row of zeros.
+    Samples n columns from each row of `weights` [B, N], with replacement and with probability in proportion to their
+    weights: [B, n]. In a row of zeros, the columns are arbitrary.
 
-    A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
-    float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
+    A column of weight 0 is never sampled in other rows. This requires cumulative sums that do not change where a weight
+    is 0, as in float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total.expand(-1, n)) * total        # less than the total, to have a column above
+    threshold = torch.rand_like(total.expand(-1, n)) * total        # below the total, so that a column reaches it
     return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[1] - 1)
 
 
 def sample_uniform(mask, otherwise=None):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
     this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
@@ -103,7 +103,7 @@ def sample_uniform(mask, otherwise=None):
 
 class Policy(torch.nn.Module):
     """
-    State [S] -> log-probabilities of the actions of each bin, [A, K], and the value of the state, a scalar.
+    State [S] -> log-probabilities [A, K] of each bin's actions, and the value of the state, a scalar.
     """
 
     def __init__(self, n_state, n_actions, n_bins, hidden):
@@ -123,14 +123,14 @@ class Policy(torch.nn.Module):
 
 class PADS:
     """
-    Learns which factors of the bins' weights improve the network on validation data: every update takes the change of
-    the metrics as the reward of the last actions and chooses new actions. It is small and always on the CPU.
+    Learns by which factors to multiply the bins' weights, so that the network improves on validation data: an update
+    takes the change of the metrics as the reward of the last actions, and chooses new ones. It runs on the CPU.
 
     opt: miner_parametric_n_support, _actions, _policy_lr, _policy_size, _history, _reward, _learning, _ppo_clip,
     _old_update, _baseline_rate.
     """
     METRICS = ('e_recall@1', 'e_recall@2', 'e_recall@4', 'e_recall@8', 'nmi', 'dists@intra', 'dists@inter')
-    AVERAGED = (2, 8, 16, 32)                             # numbers of updates of the running means in the state
+    AVERAGED = (2, 8, 16, 32)                             # the state has the means of the metrics over so many updates
     DISCOUNT = 0.99
 
     def __init__(self, opt):
@@ -145,7 +145,7 @@ class PADS:
         self.old.load_state_dict(self.policy.state_dict())
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=opt.miner_parametric_policy_lr)
         self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
-        self.state = self.actions = None                               # of the last update
+        self.state = self.actions = None                               # from the last update
 
     @torch.enable_grad()
     def update(self, metrics, weights):
@@ -167,7 +167,7 @@ class PADS:
         return (weights * self.factors[self.actions]).clamp(1e-25, 1e25)
 
     def describe(self, weights, progress):
-        """The state [S]: the last metrics, their running means, the distribution, the progress."""
+        """The state [S]: the last metrics, their running means, the bins' probabilities, the progress."""
         missing = [self.seen[0]] * (self.n_history - len(self.seen))              # at the start, copies of the first
         means = [torch.stack(self.seen[-n:]).mean(dim=0) for n in self.AVERAGED]
         return torch.cat([*missing, *self.seen[-self.n_history:], *means, weights / weights.sum(),
@@ -188,7 +188,7 @@ class PADS:
                 before = self.old(self.state)[0].gather(0, self.actions[None])
             ratio = (taken - before).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage).mean()
-            # as published, the value's target is the metric itself and not the return
+            # as published, the target of the value is the metric itself and not the return
             loss = (value - self.score(self.seen[-1])).square() / 2 - gain
         else:
             loss = -((reward - self.baseline) * taken).mean()
@@ -217,10 +217,10 @@ class PADS:
 
 class BatchMiner:
     """
-    opt: miner_parametric_mode, _n_support, _support_lim; _adapt, _init, _update_every, _no_self_reg and those of PADS.
+    opt: miner_parametric_mode, _n_support, _support_lim, _adapt, _init, _update_every, _no_self_reg, and PADS's flags.
 
     update_every: training steps between two calls of update(); 0: it does not learn.
-    validation_metrics: those that update() wants.
+    validation_metrics: names of the metrics that update() takes.
     """
     validation_metrics = PADS.METRICS
 

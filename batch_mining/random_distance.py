@@ -12,18 +12,18 @@ import torch
 @torch.no_grad()
 def random_distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
     """
-    Shuffles the labels. Then, for each anchor, a random positive, and a negative n with probability in proportion to
-    1 / q(d_an), where q is the density of the distance between two random points of the unit sphere.
+    Shuffles the labels, then samples for each anchor a random positive, and a negative n with probability in proportion
+    to 1 / q(d_an), where q is the density of the distance between two random points of the unit sphere.
 
     Args:
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
-        lower_cutoff: smaller distances have the weight of this one.
-        positives:    'one': a random positive for each anchor, as in the public code of Roth et al.; 'all': each of its
-                      positives, with a negative of its own, as in Wu et al.
+        lower_cutoff: a distance; smaller distances have its weight.
+        positives:    'one': a random positive for each anchor, as in the public code of Roth et al.; 'all': a triplet
+                      for each positive of an anchor, with a negative of its own, as in Wu et al.
 
-    Returns: [T, 3] int64 (anchor, positive, negative) by the shuffled labels; anchors that have no positive or no
-    negative by these are left out.
+    Returns: [T, 3] int64 (anchor, positive, negative) by the shuffled labels; anchors without a positive or a negative
+    are left out.
 
     >>> batch = torch.nn.functional.normalize(torch.tensor([[1., 0., 0.], [1., 1., 0.], [0., 0., 1.]]))
     >>> random_distance_triplets(batch, torch.tensor([0, 0, 1])).shape
@@ -44,41 +44,41 @@ def random_distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
 
 def negative_weights(batch, same, lower_cutoff=0.5):
     """
-    The weights of the negatives of each row, in proportion to their probabilities: [B, B]; 0 where `same`. The largest
-    of a row is between 1 / 2B and 2. The weights of rows without a negative are arbitrary.
+    [B, B] weights of each row's negatives, in proportion to their probabilities; 0 where `same`. The largest weight of
+    a row is between 1 / 2B and 2. The weights of rows without a negative are arbitrary.
 
     log 1/q(d) = (2 − D) log d − (D − 3)/2 log(1 − d²/4), up to a constant: with s = d² and u = s (1 − s/4), 1/q is
     u^(−(D − 3)/2) / √s.
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
     norms = gram.diagonal()
     squared = (norms[:, None] + norms - 2 * gram).clamp(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
     logs = (squared - squared.square() / 4).log() * ((3 - batch.shape[1]) / 2)
-    # finite, since −inf would make rows without a negative nan
+    # finite: −inf would give nan in rows without a negative
     return logs.masked_fill(same, torch.finfo(logs.dtype).min).softmax(dim=1) * squared.rsqrt()
 
 
 def sample_weighted(weights, n=1):
     """
-    n random columns of each row of `weights` [B, N], with replacement and with probability in proportion to their
-    weights: [B, n]; any columns of a row of zeros.
+    Samples n columns from each row of `weights` [B, N], with replacement and with probability in proportion to their
+    weights: [B, n]. In a row of zeros, the columns are arbitrary.
 
-    A column of weight 0 is never sampled. This requires cumulative sums that do not change where a weight is 0, as in
-    float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
+    A column of weight 0 is never sampled in other rows. This requires cumulative sums that do not change where a weight
+    is 0, as in float64, and in every type on the CPU, which adds one element after the other. MPS has no float64.
     """
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total.expand(-1, n)) * total        # less than the total, to have a column above
+    threshold = torch.rand_like(total.expand(-1, n)) * total        # below the total, so that a column reaches it
     return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[1] - 1)
 
 
 def sample_uniform(mask, otherwise=None):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
     this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)

@@ -11,7 +11,7 @@ def random_triplets(labels, n_triplets):
         n_triplets: number of triplets.
 
     Returns: [T, 3] int64 (anchor, positive, negative), all distinct; T is n_triplets, or the number of valid triplets
-    where that is smaller.
+    if that is smaller.
 
     >>> torch.manual_seed(0) and random_triplets(torch.tensor([0, 0, 1]), 5).sort(dim=0).values
     tensor([[0, 0, 2],
@@ -21,9 +21,9 @@ def random_triplets(labels, n_triplets):
     rank = order.argsort()
     start = torch.searchsorted(ordered, labels)                     # a class is order[start:start + size]
     size = torch.searchsorted(ordered, labels, right=True) - start
-    n_valid = (size - 1) * (len(labels) - size)                     # triplets of each anchor
+    n_valid = (size - 1) * (len(labels) - size)                     # number of triplets per anchor
     ends = n_valid.cumsum(0)
-    # triplets are numbered anchor by anchor
+    # valid triplets are numbered anchor by anchor
     chosen = sample_numbers(int(ends[-1]), n_triplets, labels.device)
 
     anchor = torch.searchsorted(ends, chosen, right=True)
@@ -42,7 +42,7 @@ def sample_numbers(n, k, device):
     # a permutation of all triplets takes 11 ms for 512 samples, and 0.4 GB for 4,000
     numbers = torch.randint(n, (2 * k,), device=device).sort().values
     repeated = torch.cat([numbers.new_zeros(1, dtype=torch.bool), numbers[1:] == numbers[:-1]])
-    keys = torch.rand(2 * k, device=device) + 2 * repeated          # no more than about k / 8 of the 2 k are repeated
+    keys = torch.rand(2 * k, device=device) + 2 * repeated          # at most about k / 8 of the 2 k numbers repeat
     return numbers[keys.topk(k, largest=False).indices]
 
 

@@ -7,16 +7,16 @@ distances, so that many of these negatives have no loss. Here both have the same
 """
 import torch
 
-# The power of the distances whose difference --loss_<loss>_margin is. For triplet it is --loss_triplet_power, and for
-# losses that are not listed 2, squared distances.
+# The power of the distances in each loss's margin, --loss_<loss>_margin, which is a difference of distance^power. For
+# triplet it is --loss_triplet_power; for losses that are not listed it is 2, squared distances.
 MARGIN_POWERS = {'margin': 1, 'dr_triplet': 1}
 
 
 @torch.no_grad()
 def semihard_triplets(batch, labels, margin=0.2, power=2):
     """
-    For each anchor a random positive, and a random negative n with d_ap^power < d_an^power < d_ap^power + margin; where
-    there is none, any negative.
+    Samples for each anchor a random positive, and a random negative n with d_ap^power < d_an^power < d_ap^power +
+    margin, or any negative if there is none.
 
     Args:
         batch:  [B, D] embeddings.
@@ -44,7 +44,7 @@ def semihard_triplets(batch, labels, margin=0.2, power=2):
 def distance_powers(batch, power):
     """‖x_i − x_j‖^power: [B, B]."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
     norms = gram.diagonal()
@@ -53,7 +53,7 @@ def distance_powers(batch, power):
 
 def sample_uniform(mask, otherwise=None):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
     this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)
@@ -66,8 +66,8 @@ def sample_uniform(mask, otherwise=None):
 
 class BatchMiner:
     """
-    opt: miner_semihard_margin, a difference of squared distances. Where it is None, the margin of the loss in the unit
-    of the loss, with loss_triplet_power, or 0.2 as a difference of squared distances for a loss without a margin.
+    opt: miner_semihard_margin, a difference of squared distances. If it is None, the miner takes the margin and the
+    unit of the loss (with loss_triplet_power), or a difference of squared distances of 0.2 if the loss has no margin.
     """
 
     def __init__(self, opt):

@@ -6,8 +6,8 @@ import torch
 @torch.no_grad()
 def softhard_triplets(batch, labels):
     """
-    For each anchor a random positive among those farther than its nearest negative, and a random negative among those
-    nearer than its farthest positive; where there is none, among all.
+    Samples for each anchor a random positive that is farther than its nearest negative, and a random negative that is
+    nearer than its farthest positive; if there is none, any positive or negative.
 
     Args:
         batch:  [B, D] embeddings.
@@ -35,7 +35,7 @@ def softhard_triplets(batch, labels):
 def similarities_in_rows(batch):
     """x_i·x_j − ½‖x_j‖²: [B, B], which is −½‖x_i − x_j‖² plus a constant for each row."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
-    batch = batch - batch.mean(dim=0)                    # distances stay; smaller norms have smaller rounding errors
+    batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
         return gram - gram.diagonal() / 2
@@ -43,7 +43,7 @@ def similarities_in_rows(batch):
 
 def sample_uniform(mask, otherwise=None):
     """
-    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by that of `otherwise`; if
+    Samples a column from each row of the mask [B, N], uniformly. An empty row is replaced by the row of `otherwise`; if
     this is empty too, the column is N. Returns the columns and the numbers of candidates, two [B, 1].
     """
     count = mask.cumsum(dim=1, dtype=torch.int32)

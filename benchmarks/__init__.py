@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 class Row(NamedTuple):
     """
-    A line of the table: ours takes at most `target` times what the peer takes.
+    A line of the table: ours should take at most `target` times as much as the peer.
 
-    job:    what is measured, on which sizes, and what the peer is.
+    job:    the measured function, its sizes, and the peer.
     ours:   median, in seconds of processor time unless the job names another unit; the smaller the better.
-    peer:   the same of the peer, measured in turn with ours.
+    peer:   the same for the peer, measured in turn with ours.
     target: the largest ratio ours / peer that meets the target.
     """
     job: str

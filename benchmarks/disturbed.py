@@ -64,7 +64,7 @@ class Child:
             return
 
     def send(self, number):
-        """To the main process alone, unless it was seen to end."""
+        """Sends a signal to the main process alone, unless it has ended."""
         if self.ended is None:
             os.kill(self.pid, number)
 
@@ -77,7 +77,7 @@ def start(arguments, fault=None, script=program):
     Runs a script, by default main.py, with these arguments in a process that is forked from this one, which has
     imported everything.
 
-    fault: called there first.
+    fault: a function that this process calls first.
     """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -105,7 +105,7 @@ def start(arguments, fault=None, script=program):
 
 
 def outcome(child, codes, limit=LIMIT):
-    """None where the child ends with one of `codes` and without a traceback, else what it did instead."""
+    """None where the child ends with one of `codes` and without a traceback, else a text on what happened."""
     code = child.code(limit)
     if code is None:
         child.send(signal.SIGKILL)
@@ -119,7 +119,7 @@ def outcome(child, codes, limit=LIMIT):
 
 
 def difference(one, other):
-    """What differs between the ends of two runs but for settings and times, or None."""
+    """The first difference between the results of two runs, except settings and times; or None."""
     states = [checkpoint.load(folder / checkpoint.LAST) for folder in (one, other)]
     if where := unequal(*states):
         return f'{other}: another checkpoint: {where}'
@@ -147,7 +147,7 @@ def unequal(a, b, where=''):
 
 @dataclass
 class Lab:
-    """folder: where everything is written. random: of the faults. whole: the undisturbed runs by configuration."""
+    """folder: for all files. random: the faults' generator. whole: {configuration: folder of an undisturbed run}."""
     folder: Path
     random: random.Random
     whole: dict = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """
 CPU time and peak memory of the evaluation on random embeddings clustered by class, compared with faiss and
 pytorch-metric-learning. All run in turn in one process with one thread. Times are medians of time.process_time; memory
-is what is used in addition to the embeddings.
+does not include the embeddings.
 
 OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scaling] [recent] [--sizes CUB ...]
     [--recall 0.6] [--threads 2]
@@ -30,10 +30,10 @@ SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
 RECENT = [['mAP'], ['r_auroc'], ['h_ap'], ['asi'], ['ndcg'], ['h_ap', 'asi', 'ndcg'], ['tpr@0.001'], ['opis'],
           ['threshold_spread@0.01'], ['tpr@0.001', 'opis', 'threshold_spread@0.01']]
-POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)             # of the sweep
-# of the scaling: images, classes, queries (0: all)
+POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)             # in the table sweep
+# in the table scaling: images, classes, queries (0: all)
 SCALES = [(30_000, 5_500, 0), (60_000, 11_000, 0), (250_000, 46_000, 0), (1_000_000, 185_000, 1_000)]
-QUERIES = 5000               # of metrics of levels, whose times are scaled to all queries
+QUERIES = 5000               # queries for metrics of levels; times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')
 
 
@@ -51,7 +51,7 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall):
     centres = random.normal(size=(n_classes, dim)).astype(np.float32)
     noise = random.normal(size=(n, dim)).astype(np.float32)
     is_query = np.arange(n) < n_queries if n_queries else None
-    low, high = 0.1, 40.0                                  # of the spread around a centre; recall decreases with it
+    low, high = 0.1, 40.0                                  # limits of the spread around a centre; recall falls with it
     for _ in range(12):
         spread = (low * high) ** 0.5
         points = centres[labels] + np.float32(spread) * noise
@@ -61,7 +61,7 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall):
 
 
 def recall_at_1(points, labels, is_query):
-    """Of 1,000 of the queries, or fewer with a gallery of more than 100,000 images."""
+    """Recall at 1 of 1,000 queries, or of fewer with a gallery of more than 100,000 images."""
     queries = np.arange(len(points)) if is_query is None else np.flatnonzero(is_query)
     gallery = queries if is_query is None else np.flatnonzero(~is_query)
     n = min(1000, 10 ** 8 // len(gallery))
@@ -99,7 +99,7 @@ def interleaved(contenders, rounds):
 def contenders(points, labels, is_query):
     """
     {name: function}: `faiss`, a flat search of the largest class + 2 neighbours; `PML`, pytorch-metric-learning's
-    AccuracyCalculator for the metrics of SHORT; `short` and `deep`, these metrics here and those of DEEP.
+    AccuracyCalculator for the metrics of SHORT; `short` and `deep`, this program's metrics of SHORT and DEEP.
     """
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),

@@ -11,7 +11,7 @@ import Retrieve_Images
 from benchmarks.disturbed import difference, outcome, start
 from records import checkpoint
 
-OUTPUTS = {                                    # what is written: the script (None: main.py) and its arguments
+OUTPUTS = {                                    # output: the script that writes it (None: main.py), its arguments
     'embeddings': (None, '--embed {run} {out}.npz'), 'export': (None, '--export {run} {out}.pt2'),
     'pictures': (None, '--draw {run} {out} --pictures distances'), 'overlap': (None, '--check_overlap {run}'),
     'table': (Result_Evaluations, '--runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv'),

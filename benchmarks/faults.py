@@ -4,8 +4,9 @@ mutated. Prints how many faults of each kind were tried and survived; the exit c
 
 python -m benchmarks.faults [--quick] [--only KIND ...] [--seed 0]
 
-Survived means: a run that was disturbed and resumed ends bit for bit as one that was not, or the exit code and a
-sentence say what to change. A traceback, a hang, and a run that cannot be resumed are not. POSIX systems only.
+A fault is survived if the disturbed and resumed run ends bit for bit like an undisturbed one, or if the exit code and a
+sentence say what to change. It is not survived if there is a traceback, a hang, or a run that cannot be resumed. POSIX
+systems only.
 """
 import argparse
 import functools
@@ -32,10 +33,10 @@ from launching import fork_server
 from records import checkpoint, reading
 from utilities.errors import UserError
 
-# The kinds of faults: generators, which yield None for each fault that was survived, else what happened
+# The kinds of faults: generators, which yield None for each fault that was survived, else a text on what happened
 
 def kills(lab, n):
-    """The main process is killed at random moments, its data workers not, and resumed at once, until it is through."""
+    """The main process, but no data worker, is killed at random moments; the run is resumed at once, until it ends."""
     for name, _ in itertools.product(CONFIGURATIONS, range(n)):
         lab.undisturbed(name)
         group = lab.group()
@@ -49,7 +50,7 @@ def kills(lab, n):
 
 
 def crash_points(lab, n):
-    """Killed immediately before or after a file or folder takes its place."""
+    """The process is killed immediately before or after a file or folder is moved to its place."""
     def count(report=None, kill_at=None, before=None):
         made = itertools.count(1)
 
@@ -203,7 +204,7 @@ def removed(lab, n):
         yield outcome(child, {0, 1})
 
 
-# what is tried, how often with --quick, how often without, what a number counts
+# kind of fault: its generator, the number n for it with --quick, and without
 KINDS = {
     'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
@@ -223,7 +224,7 @@ def main(arguments):
     parser.add_argument('--only', nargs='+', choices=KINDS, default=list(KINDS), metavar='KIND',
                         help=f'some of: {", ".join(KINDS)}')
     parser.add_argument('--n', type=int, help='the number of faults of each kind, instead of the default')
-    parser.add_argument('--seed', type=int, default=0, help='of the faults')
+    parser.add_argument('--seed', type=int, default=0, help='seed of the faults')
     opt = parser.parse_args(arguments)
     torch.set_num_threads(1)                                 # a process of more threads cannot be forked
     fork_server.import_packages()

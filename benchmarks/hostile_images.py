@@ -84,7 +84,7 @@ def damaged_indexes(lab, n):
             yield None if Index(folder).content == expected else f'{bytes(damaged)}: another content'
         except UserError:
             yield None
-        except Exception as error:  # what this looks for
+        except Exception as error:  # this is the fault that is looked for
             yield f'{bytes(damaged)}: {error!r}'
     file.write_bytes(whole)
 
@@ -117,7 +117,7 @@ def limited():
 
 
 def answered(content):
-    """What the page answers to an upload in a process of limited memory: (status code, text)."""
+    """The page's answer to an upload, in a process of limited memory: (status code, text)."""
     reading, writing = os.pipe()
     if not (pid := os.fork()):
         try:

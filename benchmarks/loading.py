@@ -2,8 +2,8 @@
 Images per second of one core, from the file to the batch, augmented by random crops and flips at 224 pixels, compared
 with a pipeline of Pillow and one of torchvision. All run in turn in one process with one thread, on the same crops.
 
-The pipelines to compare with give normalised float32 images. Ours gives uint8 images; the last line is what it costs to
-make them float32 on the CPU (network_input), which the device does.
+The pipelines to compare with give normalised float32 images. Ours gives uint8 images; the last line is the cost of
+making them float32 on the CPU (network_input), which the device does.
 
 OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
 python -m benchmarks.loading --prefetch     waiting times by --kernels and by the batches that a worker prepares ahead
@@ -109,7 +109,7 @@ def pipelines(source, cache):
 
 
 def parts(source, n_batches):
-    """{name: function that does a part of what a pipeline does, with all images}"""
+    """{name: function that performs one part of a pipeline on all images}"""
     paths, found = sorted(source.glob('images/*/*')), {}
     for decode in ('exact', 'fast'):
         images = ours(source, '', '--decode', decode, '--augment_on_gpu')

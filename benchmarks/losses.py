@@ -1,5 +1,5 @@
 """
-Time and memory of every loss, forward and backward, over those of pytorch-metric-learning's counterparts on the CPU.
+Time and memory of every loss, forward and backward on the CPU, and of its counterpart in pytorch-metric-learning.
 
 python -m benchmarks.losses [--losses NAME ...] [--sizes B ...] [--dims D ...] [--json FILE]
 python -m benchmarks.losses --classes 100 11318     losses with class weights, for these numbers of classes
@@ -25,7 +25,7 @@ from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory, table
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
-TABLE, DIMS = (112, 512, 2048), (128, 512)               # of the table, by default
+TABLE, DIMS = (112, 512, 2048), (128, 512)               # default batch sizes and dimensions of the table
 REPEATS, BUDGET = 15, 4.0
 CRITERIA = criteria.CRITERIA
 
@@ -36,10 +36,10 @@ class Case:
     A loss with its flags, and its counterpart, a function of the library, n_classes and dim.
 
     term:     the part of the loss that the counterpart computes, a function of the batch and the mined tuples.
-    triplets: whether both losses get B random triplets, instead of those of `batch_mining` and of the library.
+    triplets: whether both losses get B random triplets, instead of tuples from `batch_mining` and the library.
     once:     the batch size from which the counterpart is called only once.
     most:     the largest batch size and the largest batch size x dimension for which the counterpart is called, and
-              what it would need beyond.
+              the memory or time that it would need for more.
     n_classes: the largest number of classes for which the counterpart is called.
     """
     loss: str
@@ -142,7 +142,7 @@ CASES = {
     'supcon': Case('supcon', counterpart=lambda library, n_classes, dim: library.losses.SupConLoss(0.1)),
     'circle': Case('circle', counterpart=lambda library, n_classes, dim: library.losses.CircleLoss(0.4, 80)),
     'fastap': Case('fastap', counterpart=lambda library, n_classes, dim: library.losses.FastAPLoss(10)),
-    # the library swaps the number of classes and that of images per class, which changes the value, not the time
+    # the library swaps the numbers of classes and of images per class, which changes the value, not the time
     'smoothap': Case('smoothap', counterpart=lambda library, n_classes, dim: library.losses.SmoothAPLoss(), once=512,
                      most=(512, math.inf, CUBE)),
     'softmax': Case('softmax', counterpart=lambda library, n_classes, dim: library.losses.NormalizedSoftmaxLoss(
@@ -216,7 +216,7 @@ def theirs(case, batch, labels, triplets, n_classes):
 
 
 def single_call(function):
-    """(seconds, peak bytes) of one call, without calls before it that are not measured."""
+    """(seconds, peak bytes) of one call, without a warm-up."""
     times = []
 
     def second_call():

@@ -21,7 +21,7 @@ def median_times(competitors, repeats=9, budget=30.0):
 
     Each round times every competitor once, so that disturbances affect all of them alike. Before each timed call,
     WARM_UP seconds of calls without timing remove the previous competitor's effect on caches and allocator. Processor
-    time excludes what other processes use, but adds up threads; torch should use one.
+    time excludes other processes, but adds up threads; torch should use one.
     """
     times = {name: [] for name in competitors}
     started = time.process_time()
@@ -39,7 +39,7 @@ def median_times(competitors, repeats=9, budget=30.0):
 
 
 def peak_memory(function):
-    """The peak number of bytes of CPU tensors during a call of `function`, minus those that existed before."""
+    """The peak number of bytes of CPU tensors during a call of `function`, minus the bytes before it."""
     function()                                            # memory that only the first call allocates does not count
     gc.collect()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

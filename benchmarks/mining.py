@@ -1,5 +1,5 @@
 """
-Processor time and memory of the miners, next to those of pytorch-metric-learning for the same rule.
+Processor time and memory of the miners, next to pytorch-metric-learning's miners for the same rule.
 
 python -m benchmarks.mining [--json FILE]
 """
@@ -20,7 +20,7 @@ from utilities.combination import triplets_of
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
-AS_TRIPLETS = 'all, as triplets'                           # what a loss gets that takes no masks
+AS_TRIPLETS = 'all, as triplets'                           # for losses that take no masks
 REPEATS, BUDGET = 31, 40                                    # rounds, seconds of a comparison
 
 
@@ -78,7 +78,7 @@ def main(arguments):
     parser.add_argument('--batches', nargs='+', type=int, default=[n * k for n, k in SHAPES], help='batch sizes')
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    warnings.simplefilter('ignore')                        # those of the other library about divisions by zero
+    warnings.simplefilter('ignore')                        # the other library warns of divisions by zero
     theirs, rows = competitors(), []
     print(f'torch {torch.__version__}, {platform.machine()}, one thread, medians of processor time')
     print(f'{"miner":<16}{"batch":>6}{"dim":>5}{"ms":>10}{"MB":>8}   {"pytorch-metric-learning":<23}{"ms":>11}{"MB":>9}'

@@ -39,7 +39,7 @@ def survives_input(lab, arguments):
     child = start([*arguments, '--save_path', 'runs'], functools.partial(os.chdir, lab.folder))
     if child.code(PATIENCE) is None:
         child.send(signal.SIGTERM)
-    diverged = {1} if 'not finite' in child.text else set()             # as of a learning rate of 9001
+    diverged = {1} if 'not finite' in child.text else set()             # such as with a learning rate of 9001
     problem = outcome(child, {0, 2, 130} | diverged)
     return problem and f'{shlex.join(map(str, arguments))!r}: {problem}'
 
@@ -87,7 +87,7 @@ def mutated_csv(lab, n):
                     problem = f'{folder}/log.csv: other numbers were read'
             except UserError:
                 shutil.rmtree(folder)
-            except Exception as error:  # what this looks for
+            except Exception as error:  # this is the fault that is looked for
                 problem = f'{folder}/log.csv: {error!r}'
         yield problem
 

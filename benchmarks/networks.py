@@ -42,7 +42,7 @@ def embed(model, images):
 
 
 def measure(arch, size, n_images, rounds=ROUNDS):
-    """Medians of the seconds of a step and of a pass: (channels first, channels last) of each."""
+    """Median seconds of a training step and of an embedding pass, each as (channels first, channels last)."""
     images = torch.rand(n_images, 3, size, size)
     networks = [build(arch, size, layout) for layout in (torch.contiguous_format, torch.channels_last)]
     steps, passes = ([], []), ([], [])

@@ -1,7 +1,7 @@
 """
-How well main.py --check_overlap finds altered copies: of test photos, copies that are altered in five ways are planted
-among the training photos, and precision and recall of the pairs are printed for several thresholds of the similarity.
-The flags are those of main.py that select data and network.
+How well main.py --check_overlap finds altered copies: copies of test photos, altered in five ways, are planted among
+the training photos, and precision and recall of the pairs are printed for several thresholds of the similarity. It
+takes the flags of main.py that select data and network.
 
 OMP_NUM_THREADS=1 python -m benchmarks.overlap --dataset folder --source_path PHOTOS --arch ...
 """

@@ -1,7 +1,7 @@
 """
 Time and memory of an index of a million images, with synthetic embeddings: classes of about ten images, spread so that
-the recall at 1 is about 0.6; the standard deviations of the principal components decrease like those of a trained
-network. Processor time, one thread; memory is what the process uses in addition.
+the recall at 1 is about 0.6; the standard deviations of the principal components decrease as in a trained
+network. Processor time, one thread; memory is the peak above the process's memory before.
 
 OMP_NUM_THREADS=1 python -m benchmarks.retrieval [--images 1000000] [--dim 128] [--recall_at_1 0.6]
 """
@@ -32,7 +32,7 @@ def embeddings(n, dim, recall_at_1):
     centres = random.standard_normal((n // PER_CLASS, dim), np.float32) * scales
     noise = random.standard_normal((n, dim), np.float32) * scales
     queries = random.permutation(n)[:N_QUERIES]
-    low, high = 0.3, 3.0                                   # of the spread around a centre; recall decreases with it
+    low, high = 0.3, 3.0                                   # limits of the spread around a centre; recall falls with it
     for _ in range(8):
         spread = (low * high) ** 0.5
         points = noise * np.float32(spread)

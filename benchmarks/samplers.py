@@ -41,7 +41,7 @@ def milliseconds(opt, function):
 
 
 def measure(opt, name, images):
-    """Milliseconds per batch, to sample an epoch and to update the memory bank (None without one)."""
+    """Milliseconds to sample a batch, and to update the memory bank with it (None without a memory bank)."""
     opt.data_sampler = name
     sampler = datasampler.select(opt, images)
     n_images = len(images.image_list)

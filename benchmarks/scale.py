@@ -1,7 +1,8 @@
 """
-What the study of Musgrave et al., A Metric Learning Reality Check, ECCV 2020, costs: 14 losses, 50 trials, 4 folds, 10
-reproductions, 3 data sets; in GPU-hours, memory and network traffic, for several numbers of GPUs. Arithmetic from costs
-that --measure measures on this machine's processor and from assumed figures of a GPU, all of which are flags.
+The costs of the study of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: 14 losses, 50 trials, 4 folds, 10
+reproductions, 3 data sets; in GPU-hours, memory and network traffic, for several numbers of GPUs. They are computed
+from costs that --measure measures on this machine's processor and from assumed figures of a GPU; all of these are
+flags.
 """
 import argparse
 import io
@@ -18,8 +19,8 @@ from datasets import decoding, transforms
 from datasets.base import read_image
 from evaluation import compute
 
-# of each data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation
-# to the next in configs/mlrc/
+# data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation to the
+# next in configs/mlrc/
 DATA = {'CUB200': (1466, 2), 'CARS196': (2014, 5), 'SOP': (14888, 20)}
 HOUR, DAY = 3600, 24
 
@@ -52,7 +53,7 @@ def build():
 
 
 def measure(opt):
-    """Prints the flags whose costs can be measured here, as measured."""
+    """Prints the flags of measurable costs, with the values that are measured on this machine."""
     torch.set_num_threads(1)
     flags = parameters.build().parse_args(['--arch', 'bninception_frozen', '--not_pretrained', '--device', 'cpu',
                                            '--augmentation', 'mlrc', '--input_size', '227'])
@@ -85,14 +86,14 @@ def measure(opt):
 
 def of_run(opt, data, n_gpus):
     """
-    {'hours': of wall time, 'GB': of network traffic} of one run whose batch is shared by n_gpus GPUs, and its memory
-    per GPU, 'memory', in GB.
+    The costs of one run whose batch is shared by n_gpus GPUs: {'hours': wall time, 'GB': network traffic, 'memory': GB
+    per GPU}.
     """
     n_val, eval_every = DATA[data]
-    flop = 2e9 * opt.gmac                                                     # of the forward pass of one image
+    flop = 2e9 * opt.gmac                                                     # forward pass of one image
     own = -(-opt.bs // n_gpus)
     rate = 1e12 * opt.gpu_tflops * min(1, opt.fill * own / opt.bs)            # a part of a batch fills less of a GPU
-    weights, rows = 4e6 * opt.parameters, 4 * opt.bs * (opt.dim + 1024)       # bytes: of the gradient; sent of a batch
+    weights, rows = 4e6 * opt.parameters, 4 * opt.bs * (opt.dim + 1024)       # bytes: a gradient; rows sent per batch
     n_messages = 0 if n_gpus == 1 else 4                                      # gather, scatter, reduce, broadcast
     speed = 1e9 * (opt.link if n_gpus <= opt.per_machine else opt.network)
     step = 3 * flop * own / rate + n_messages * (1e-6 * opt.latency + (weights + rows) / 2 / speed)

@@ -1,6 +1,6 @@
 """
 Time and memory of a training step, compared with a bare loop of forward, backward and optimizer step on a batch in
-memory: in micro-batches, in mixed precision, compiled, and by two processes. Then, what the plain step consists of.
+memory: in micro-batches, in mixed precision, compiled, and by two processes. Then the parts of the plain step.
 
 python -m benchmarks.step [FLAG ...]       # flags of main.py instead of the defaults, as --arch conv4 --bs 224
 
@@ -70,7 +70,7 @@ class Case:
         self.built.step(self.images[exchange.part(self.opt.bs)], self.labels, self.labels, self.number, 1)
 
     def timed(self, name, function):
-        """The function, whose times are noted under this name."""
+        """The function; the time of each call is noted under this name."""
         def call(*arguments, **named):
             began = now()
             result = function(*arguments, **named)

@@ -15,7 +15,7 @@ from retrieval import review, suspects
 
 
 def shuffled(labels, fraction, random):
-    """The labels [N], a fraction of them replaced by those of other classes, and the indices [n] of these."""
+    """The labels [N], a fraction of them replaced by other classes' labels, and the indices [n] of the replaced."""
     labels, n_classes = labels.copy(), labels.max() + 1
     wrong = random.permutation(len(labels))[:round(fraction * len(labels))]
     labels[wrong] = (labels[wrong] + random.integers(1, n_classes, len(wrong))) % n_classes

@@ -104,8 +104,8 @@ COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords t
 
 def select(opt, batchminer):
     """
-    The criterion of --loss, which is one name or a sum a+b, with the distillation of --distill, if set. batchminer: its
-    miner; for a sum, a list of one per loss.
+    The criterion of --loss, one name or a sum a+b, with the distillation of --distill, if set. batchminer: its miner;
+    for a sum, a list with one miner per loss.
 
     Raises UserError for combinations of flags, loss and miner that do not work.
     """
@@ -145,26 +145,26 @@ def supporting():
 
 
 def ranks(opt):
-    """Whether one of the losses has its own distance, by which evaluation ranks; around others, the first inside it."""
+    """Whether evaluation ranks by a loss's own distance. A loss around others has the distance of its first."""
     names = [getattr(part, [*inner_flags(part.loss), 'loss'][0]) for part in parts(opt)]
     return any(hasattr(CRITERIA[name].Criterion, 'ranking_embeddings') for name in names if name in CRITERIA)
 
 
 def inner_flags(loss):
-    """The flags that name the losses inside a loss, as its file has them in REQUIRES_CRITERIA."""
+    """The flags that name the losses inside a loss: REQUIRES_CRITERIA of its file."""
     flags = getattr(CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
     return () if flags is True else flags or ()
 
 
 def with_inner(parts):
-    """The parts of a sum, and those of the losses inside them."""
+    """The losses of a sum, and the losses inside them."""
     inner = [argparse.Namespace(**vars(part) | {'loss': name}) for part in parts
              for name in dict.fromkeys(getattr(part, flag) for flag in inner_flags(part.loss))]
     return [*parts, *inner]
 
 
 def with_used_miners(opt):
-    """The flags with --batch_mining none for the losses of a sum that take no miner, so that none is built for them."""
+    """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
     used = [part.batch_mining if takes_miner(part) else 'none' for part in parts(opt)]
     return argparse.Namespace(**vars(opt) | {'batch_mining': '+'.join(used)})
 
@@ -175,12 +175,12 @@ def takes_miner(part):
 
 
 def required_inputs(opt, criterion=None):
-    """The costly inputs that the criterion is given: those that its losses ask for, and a teacher's for --distill."""
+    """The costly inputs of the criterion: what its losses ask for, and a teacher's embeddings for --distill."""
     found = set().union(*(asked_for(part, part.loss) for part in with_inner(parts(opt))))
     if has_teacher(opt):
         found.add('teacher_batch')
     if criterion and any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules()):
-        found.add('feature_maps')                              # how a criterion asked before there was REQUIRES_INPUTS
+        found.add('feature_maps')                              # the way to ask before REQUIRES_INPUTS existed
     return found
 
 
@@ -193,7 +193,7 @@ def asked_for(opt, loss):
 
 
 def need_positives(opt):
-    """The names of the losses of pairs within the batch, which are zero in a batch without positive pairs."""
+    """The names of the losses that compare samples of a batch, and are zero in a batch without positive pairs."""
     def needs(module):
         has_memory = opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False)
         return not has_memory and (module.REQUIRES_BATCHMINER or not getattr(module, 'REQUIRES_OPTIM', True))
@@ -201,7 +201,7 @@ def need_positives(opt):
 
 
 def build(opt, batchminer, pml_arguments):
-    """One criterion, with the memory bank of --xbm_size and the direction regularisation of --dr_weight, if set."""
+    """One criterion; with a memory bank if --xbm_size is set, and direction regularisation if --dr_weight is set."""
     if opt.loss.startswith(pml.PREFIX):
         miner = batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True)
         return fitted(pml.Criterion(opt, miner, pml_arguments))
@@ -236,8 +236,8 @@ def build(opt, batchminer, pml_arguments):
 
 def fitted(criterion):
     """
-    A criterion as its file makes it -> the same as the program uses it: it ignores the keywords that its `forward` does
-    not take, and has parameter_groups().
+    Adapts the criterion that its file made to the program: it then ignores the keywords that its `forward` does not
+    take, and has parameter_groups().
     """
     taken = inspect.signature(criterion.forward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
@@ -255,7 +255,7 @@ def fitted(criterion):
 
 
 def check_inputs(opt, module):
-    """Raises UserError where a loss asks for inputs that the run does not have."""
+    """Raises UserError if a loss asks for inputs that the run does not have."""
     asked, names = asked_for(opt, opt.loss), getattr(module, 'REQUIRES_INPUTS', ())
     if 'feature_maps' in asked and opt.n_maps is None:
         what, instead = f'loss {opt.loss}', 'choose another loss'
@@ -268,7 +268,7 @@ def check_inputs(opt, module):
 
 
 def build_around(opt, module, batchminer, pml_arguments):
-    """A criterion around others; each of these has its own memory bank and direction regularisation."""
+    """A criterion around other losses, each with its own memory bank and direction regularisation."""
     for flag in inner_flags(opt.loss):
         if getattr(CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
@@ -277,7 +277,7 @@ def build_around(opt, module, batchminer, pml_arguments):
 
     def inner(name, dim):
         own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False})
-        reads_loss = opt.batch_mining in ('npair', 'semihard')      # miners that read flags of the loss they mine for
+        reads_loss = opt.batch_mining in ('npair', 'semihard')      # these miners read flags of their loss
         return build(own, type(batchminer)(own) if reads_loss else batchminer, pml_arguments)
     return fitted(module.Criterion(opt, inner))
 
@@ -292,7 +292,7 @@ def cascade_of(opt, module, batchminer):
 
 
 def adversarial(opt, module, batchminer):
-    """--daml: the criterion with synthetic negatives, which have no image."""
+    """--daml: the criterion with synthetic negatives; these have no image."""
     of_images = asked_for(opt, opt.loss) or ['indices']
     if of_images != ['indices'] or 'indices' in inspect.signature(module.Criterion.forward).parameters:
         raise UserError(f'--daml does not work with --loss {opt.loss}, which asks for {", ".join(of_images)}: '
@@ -306,14 +306,14 @@ def adversarial(opt, module, batchminer):
 
 
 def miner_for(opt, module, batchminer):
-    """The miner as a criterion of this file takes it."""
+    """The miner, returning its tuples in the form that a criterion of this file takes."""
     takes_masks = getattr(module, 'ACCEPTS_MASKS', False)
     of_public_code = not takes_masks and (takes_pairs(module) or hasattr(module, 'batchminer'))      # it imports this
     return Miner(batchminer, opt.batch_mining, takes_masks or takes_pairs(module), gives_lists=of_public_code)
 
 
 def takes_pairs(module):
-    """Whether a criterion works only with miners of pairs: they return masks here, and lists in the public code."""
+    """Whether a criterion takes pairs only, from miners that return masks here and lists in the public code."""
     return bool(module.ALLOWED_MINING_OPS) and {*module.ALLOWED_MINING_OPS} <= {'npair', 'lifted'}
 
 
@@ -329,14 +329,14 @@ def check_miner(opt, module, batchminer):
 
 
 def parameter_groups(criterion):
-    """The optimizer groups of the parameters of a criterion and of those inside it."""
+    """The optimizer groups of a criterion and the criteria inside it."""
     return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
 
 
 def own_groups(criterion):
     """
-    Its `optim_dict_list`, or all of its parameters with its learning rate `lr`, but for those that it trains by its own
-    optimizers.
+    A criterion's `optim_dict_list`, or one group of its parameters with its learning rate `lr`, without the parameters
+    that it trains by its own optimizers.
     """
     elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
                  for parameter in group['params']}
@@ -351,6 +351,6 @@ def own_groups(criterion):
 
 
 def optimizers(criterion):
-    """The optimizers that a criterion and those inside it have made themselves, each in a method optimizers()."""
+    """The optimizers that a criterion and the criteria inside it own; each returns them in a method optimizers()."""
     return [optimizer for module in criterion.modules() if hasattr(module, 'optimizers')
             for optimizer in module.optimizers()]

@@ -19,22 +19,22 @@ ACCEPTS_MASKS = True
 
 def log_terms(logits, pairs, target):
     """
-    log(1 + Σ_j e^{l_ij − l_it}) of each row i: [B], where j are the `pairs` [B, B] of i but its `target` t, [B]. It is
-    the cross entropy of the logits l, [B, B].
+    [B]: for each row i of the logits l [B, B], log(1 + Σ_j e^{l_ij − l_it}) over the `pairs` [B, B] j of i except its
+    `target` t [B]. It is the cross entropy of the logits.
     """
-    # finite, since −inf would make the gradient of a row without pairs nan
+    # finite: −inf would make the gradient of a row without pairs nan
     logits = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min / 2)
     return F.cross_entropy(logits, target, reduction='none')
 
 
 def angular_terms(batch, positives, negatives, alpha=45.0):
     """
-    log(1 + Σ_n e^{f_apn}) of each row: [B], with f = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p of the normalised
-    batch.
+    [B]: log(1 + Σ_n e^{f_apn}) of each anchor a, with f_apn = 4 tan²α (x_a + x_p)·x_n − 2 (1 + tan²α) x_a·x_p, from the
+    normalised batch.
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    target = positives.int().argmax(dim=1)                                        # any in rows that are no anchor
+    target = positives.int().argmax(dim=1)                                        # arbitrary where there is no positive
     positive = batch[target]
     logits = (4 * tangent2 * (batch + positive)) @ batch.T
     own = 2 * (1 + tangent2) * (batch * positive).sum(dim=1, keepdim=True)
@@ -42,7 +42,7 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
 
 
 def npair_terms(batch, positives, negatives):
-    """log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each row: [B], of the batch as it is."""
+    """[B]: log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each anchor a; nothing is normalised."""
     return log_terms(batch @ batch.T, positives | negatives, positives.int().argmax(dim=1))
 
 
@@ -50,7 +50,7 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
     """
     Args:
         batch:            [B, D] embeddings, not normalised; the angular part normalises them.
-        positives:        [B, B] bool, one positive of each anchor (row), none in rows of samples that are no anchor.
+        positives:        [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
         negatives:        [B, B] bool, the negatives of each anchor.
         alpha:            upper bound of the angle at the negative, in degrees.
         npair_ang_weight: weight of the angular part.

@@ -26,7 +26,7 @@ def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
     """
     The positive pairs with the largest distances and the negative pairs with the smallest in the embeddings batch
     [B, D]: two masks [B, B], subsets of the masks `positives` and `negatives`. The numbers of pairs may be fractional
-    and are rounded up; they may be tensors, which avoids a wait for the device.
+    and are rounded up; as tensors, they avoid a wait for the device.
 
     >>> same = torch.tensor([[0, 0, 1]]) == torch.tensor([[0], [0], [1]])
     >>> hardest_pairs(torch.tensor([[0.], [1.], [3.]]), same, ~same, 5, 2)[1].nonzero().tolist()
@@ -37,7 +37,7 @@ def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
 
 
 def hardest(batch, tuples, fraction, mined):
-    """Of `tuples`, triplets or masks of pairs, the hardest ones; as many as the fraction of those in `mined`."""
+    """The hardest of `tuples` (triplets or masks of pairs), as many as a fraction of the `mined` tuples."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         if isinstance(mined, tuple):
@@ -53,14 +53,14 @@ def largest_of(values, mask, n):
 
 class Cascade(torch.nn.Module):
     """
-    The sum of the losses of the K levels of an embedding. The first level is trained with all tuples of the miner, T of
-    them. Level k is trained with the h_k T tuples of level k − 1 that are hardest in the embedding of level k − 1.
+    The sum of the losses of the K levels of an embedding. The first level is trained with all T tuples of the miner.
+    Level k is trained with the h_k T tuples of level k − 1 that are hardest in the embedding of level k − 1.
 
     Args:
         levels:    the losses of the levels, from the first; each takes its tuples from its miner in `given`.
         given:     the miners of the levels, objects that return their attribute `tuples`, which forward() sets.
-        miner:     (embeddings [B, D / K] of the first level, labels [B]) -> triplets [T, 3], which hardest_triplets
-                   selects from, or masks of positive and negative pairs, two [B, B], which hardest_pairs selects from.
+        miner:     (embeddings [B, D / K] of the first level, labels [B]) -> triplets [T, 3], for hardest_triplets, or
+                   masks of positive and negative pairs, two [B, B], for hardest_pairs.
         fractions: h_2 to h_K, not increasing.
     """
 
@@ -69,7 +69,7 @@ class Cascade(torch.nn.Module):
         self.levels, self.given, self.miner, self.fractions = torch.nn.ModuleList(levels), given, miner, fractions
 
     def forward(self, batch, labels, **kwargs):
-        """batch [B, D], the embeddings of the levels in a row; labels [B] int64, on one device -> scalar."""
+        """batch [B, D], the levels' embeddings side by side, labels [B] int64, on one device -> scalar."""
         parts = batch.chunk(len(self.levels), dim=1)
         tuples = self.selected(parts, self.miner(parts[0], labels))
         values, self.log = [], {}

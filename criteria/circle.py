@@ -25,14 +25,14 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
     Args:
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
-        margin: m, a cosine: positives should have a cosine above 1 − m, negatives one below m.
+        margin: m, a cosine: positives should have a cosine above 1 − m, negatives a cosine below m.
         gamma:  γ, scale.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                the index [B] of each sample among them; by default the batch.
 
-    Returns: scalar, the mean over anchors that have positives and negatives of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p
-    e^{−γ α_p (s_p − 1 + m)}), α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero
-    where there are none.
+    Returns: scalar, the mean of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p e^{−γ α_p (s_p − 1 + m)}) over the anchors with
+    positives and negatives, with α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero
+    without such an anchor.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> circle_loss(batch, torch.tensor([0, 0, 1]), margin=0.25, gamma=1.0)
@@ -50,10 +50,10 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         positives, negatives = same.scatter(1, own[:, None], False), ~same
         push = gamma * F.relu(similarities + margin).detach() * (similarities - margin)
         pull = -gamma * F.relu(1 + margin - similarities).detach() * (similarities - 1 + margin)
-        least = torch.finfo(batch.dtype).min / 2                   # finite, and so is the sum of two of them
+        least = torch.finfo(batch.dtype).min / 2                   # finite, like the sum of two
         exponent = logsumexp(push.masked_fill(~negatives, least)) + logsumexp(pull.masked_fill(~positives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
-        # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
+        # above the default threshold, 20, softplus is the identity: an error that float64 and sums over pairs show
         return F.softplus(exponent, threshold=40).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
 
 

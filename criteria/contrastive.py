@@ -11,24 +11,24 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
+ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
-OF_PAIRS = True                 # masks mean their pairs, not all triplets that they make
+OF_PAIRS = True                 # uses the pairs of masks, not the triplets that they make
 MARGIN_UNIT = 'distance'
 
 
 def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False):
     """
     Args:
-        distances:   of pairs, a tensor of any shape.
+        distances:   distances of pairs, a tensor of any shape.
         positives:   bool of the same shape, the positive pairs.
         negatives:   bool of the same shape, the negative pairs; a pair that is neither is left out.
         pos_margin:  m⁺, a distance: positive pairs that are nearer have no loss.
         neg_margin:  m⁻, a distance: negative pairs that are farther have no loss.
-        active_only: means over the pairs that have a loss instead of over all.
+        active_only: average over the pairs that have a loss, instead of over all pairs.
 
-    Returns: scalar, the mean of [ d − m⁺ ]₊ over the positive pairs plus that of [ m⁻ − d ]₊ over the negative pairs;
-    the mean over no pair is a differentiable zero.
+    Returns: scalar, the mean of [ d − m⁺ ]₊ over the positive pairs plus the mean of [ m⁻ − d ]₊ over the negative
+    pairs; a mean over no pair is a differentiable zero.
 
     >>> d = torch.tensor([0.5, 1.5, 0.25, 2.0])
     >>> contrastive_loss(d, torch.tensor([True, True, False, False]), torch.tensor([False, False, True, True]))
@@ -45,8 +45,8 @@ def masked_mean(terms, mask, active_only):
 
 
 def distances_between(batch, references):
-    """‖x_i − y_j‖ of two sets of points: [B, R]. Within the rounding error of 0 it is 0 and has gradient 0."""
-    centre = references.detach().mean(dim=0)             # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − y_j‖ of two sets of points: [B, R]; 0 with gradient 0 if it is within the rounding error of 0."""
+    centre = references.detach().mean(dim=0)             # keeps distances; smaller norms have smaller rounding errors
     batch, references = batch - centre, references - centre
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
     squared = x + y - 2 * batch @ references.T
@@ -75,8 +75,8 @@ class Criterion(torch.nn.Module):
         """
         batch [B, D] embeddings, labels [B] int64, on one device -> scalar.
 
-        With references [R, D] and their labels [R] the pairs are those of all samples with all references; own [B] is
-        the index of each sample itself among the references.
+        With references [R, D] and their labels [R], the pairs are all samples with all references; own [B] is the index
+        of each sample among the references.
         """
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):

@@ -6,8 +6,8 @@ import torch
 class CrossBatchMemory(torch.nn.Module):
     """
     The loss of the batch plus `weight` times the loss of the pairs (sample of the batch, entry of the memory bank). The
-    memory bank is a ring buffer of the last `size` embeddings, without gradient, including those of the batch. A sample
-    is not paired with its own entry.
+    memory bank is a ring buffer of the last `size` embeddings, without gradient, and includes the batch. A sample is
+    not paired with its own entry.
 
     Args:
         criterion: a loss that takes references, reference_labels and own.
@@ -30,7 +30,7 @@ class CrossBatchMemory(torch.nn.Module):
         self.criterion, self.size, self.weight, self.start = criterion, size, weight, start
         self.register_buffer('embeddings', torch.zeros(size, dim))
         self.register_buffer('labels', torch.zeros(size, dtype=torch.int64))
-        self.n_seen, self.n_batches = 0, 0               # on the host, so that no step waits for the device
+        self.n_seen, self.n_batches = 0, 0               # kept on the host: no step waits for the device
 
     def get_extra_state(self):
         return {'n_seen': self.n_seen, 'n_batches': self.n_batches}
@@ -48,7 +48,7 @@ class CrossBatchMemory(torch.nn.Module):
         if self.n_batches <= self.start:
             return loss
         filled = min(self.n_seen, self.size)
-        # a copy, since the next batch overwrites entries that the gradient of this one may still need
+        # a copy: the next batch overwrites entries that this batch's gradient may still need
         references, reference_labels = self.embeddings[:filled].clone(), self.labels[:filled].clone()
         return loss + self.weight * self.criterion(batch=batch, labels=labels, references=references,
                                                    reference_labels=reference_labels, own=own, **kwargs)

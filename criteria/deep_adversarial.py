@@ -37,13 +37,13 @@ class DeepAdversarial(torch.nn.Module):
     w times the loss of the mined triplets, plus λ times the loss of the same triplets with synthetic negatives, plus
     the generator's objective J_hard + λ₁ J_reg + λ₂ J_adv.
 
-    The generator maps the pooled features of anchor, positive and negative to those of a synthetic negative, which the
-    embedding layer embeds. Its objective has a gradient with respect to the parameters of the generator only, and the
-    loss with synthetic negatives has none with respect to these.
+    The generator maps the pooled features of anchor, positive and negative to the features of a synthetic negative,
+    which the embedding layer embeds. The generator's objective trains the generator only; the loss with synthetic
+    negatives trains everything else.
 
     Args:
-        criterion:   a loss of triplets, which takes them from `given`.
-        given:       its miner, an object that returns its attribute `tuples`, which forward() sets.
+        criterion:   a loss of triplets, which takes its triplets from `given`.
+        given:       the miner of this loss, an object that returns its attribute `tuples`, which forward() sets.
         miner:       (batch [B, D], labels [B]) -> triplets [T, 3].
         n_features:  F, number of pooled features.
         normalize:   whether the network normalises its embeddings, so that synthetic ones are normalised too.
@@ -66,7 +66,7 @@ class DeepAdversarial(torch.nn.Module):
         layers = [torch.nn.Linear(*sizes) for sizes in itertools.pairwise([3 * n_features, *widths, n_features])]
         self.generator = torch.nn.Sequential(*[part for layer in layers for part in (torch.nn.ReLU(), layer)][1:])
         self.lr = lr
-        self.n_batches = 0                               # on the host, so that no step waits for the device
+        self.n_batches = 0                               # kept on the host: no step waits for the device
 
     def get_extra_state(self):
         return {'n_batches': self.n_batches}
@@ -104,7 +104,7 @@ class DeepAdversarial(torch.nn.Module):
         """The loss of the batch with one more sample per triplet, which replaces its negative and has its class."""
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
-        kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # the rest is of real images
+        kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # others are for real images
         return self.loss_of(torch.stack([anchors, positives, made], dim=1),
                             torch.cat([batch, self.normalized(f_embed(synthetic))]),
                             torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)

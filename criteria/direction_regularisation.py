@@ -5,7 +5,7 @@ import torch
 
 def directions(batch, triplets):
     """
-    cos(x_n − x_a, x_p − x_a) of each triplet (a, p, n) [T, 3]: [T]; 0 where x_n or x_p is x_a.
+    [T]: cos(x_n − x_a, x_p − x_a) of each triplet (a, p, n) [T, 3]; 0 where x_n or x_p is x_a.
 
     >>> directions(torch.tensor([[0., 0.], [1., 0.], [3., 4.], [0., 0.]]), torch.tensor([[0, 1, 2], [0, 3, 2]]))
     tensor([0.6000, 0.0000])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """
-Distillation of a teacher's similarities, added to any loss. The form is that of Roth et al., S2SD: Simultaneous
+Distillation of a teacher's similarities, added to any loss. The form follows Roth et al., S2SD: Simultaneous
 Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021, https://arxiv.org/abs/2009.08348, with the
 embeddings of another network in place of the larger embeddings.
 """
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def distillation(cosines, targets, temperature=1.0):
-    """T² times the mean over the rows of KL(softmax(targets / T) ‖ softmax(cosines / T)), both [B, B]."""
+    """T² times the mean over rows of KL(softmax(targets / T) ‖ softmax(cosines / T)). cosines, targets: [B, B]."""
     logarithms, wanted = ((similarities / temperature).log_softmax(dim=1) for similarities in (cosines, targets))
     return temperature ** 2 * F.kl_div(logarithms, wanted, reduction='batchmean', log_target=True)
 
@@ -21,7 +21,7 @@ def distillation_loss(batch, teacher_batch, temperature=1.0):
         teacher_batch: [B, D'] the teacher's embeddings of the same images, normalised here. They get no gradient.
         temperature:   T, which divides the cosines.
 
-    Returns: scalar, the distillation from the cosines of the teacher to those of the batch.
+    Returns: scalar, the distillation from the teacher's cosines to the batch's cosines.
 
     >>> batch, teacher_batch = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[2.], [-2.]])
     >>> distillation_loss(batch, teacher_batch)

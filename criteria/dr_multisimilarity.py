@@ -3,7 +3,7 @@
 Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15.
 With gamma 0 it is the multi-similarity loss.
 
-Differs: The authors have published no code; the defaults are those of a public reproduction. With gamma 0, dr_triplet
+Differs: The authors have published no code; the defaults follow a public reproduction. With gamma 0, dr_triplet
 is triplet with power 1, dr_multisimilarity is multisimilarity, and dr_proxynca with `--loss_dr_proxynca_scale 3` is
 proxynca. With scale 0, the default, dr_proxynca takes plain distances to proxies that are not normalised.
 """
@@ -38,7 +38,7 @@ def mine_pairs(similarities, positives, negatives, margin=0.1):
 
 def cosines_at_anchors(batch, hardest):
     """cos(x_n − x_i, x_h − x_i) of anchors i, their hardest positives h and every n: [B, B]; 0 if x_n or x_h is x_i."""
-    batch = batch - batch.detach().mean(dim=0)           # differences stay; smaller norms have smaller rounding errors
+    batch = batch - batch.detach().mean(dim=0)           # keeps differences; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -64,10 +64,10 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the mining, a cosine; 2 or more: no mining.
         thresh:     λ, the cosine that separates positives from negatives.
-        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), h the hardest positive of i, which is subtracted from the
-                    similarity of a negative n.
+        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), which is subtracted from the similarity of a negative n; h
+                    is the hardest positive of the anchor i.
 
-    Returns: scalar, the mean over all B anchors; those without a positive or a negative add 0.
+    Returns: scalar, the mean over all B anchors; an anchor without a positive or a negative adds 0.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> dr_multisimilarity_loss(batch, torch.tensor([0, 0, 1]), gamma=0.5)

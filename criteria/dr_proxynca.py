@@ -3,7 +3,7 @@
 ProxyNCA with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020; by default with plain
 distances to proxies that are not normalised, as in the public reproduction.
 
-Differs: The authors have published no code; the defaults are those of a public reproduction. With gamma 0, dr_triplet
+Differs: The authors have published no code; the defaults follow a public reproduction. With gamma 0, dr_triplet
 is triplet with power 1, dr_multisimilarity is multisimilarity, and dr_proxynca with `--loss_dr_proxynca_scale 3` is
 proxynca. With scale 0, the default, dr_proxynca takes plain distances to proxies that are not normalised.
 """
@@ -22,8 +22,8 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         labels:  [B] int64 below C.
         proxies: [C, D], one per class.
         gamma:   γ, weight of C_n = cos(w_n − x, w_own − x), which is added to the distance of each negative proxy w_n.
-        scale:   0: d = ‖x − w‖, of embeddings and proxies as they are; k > 0: d = ‖k x − k w‖², of both normalised,
-                 which with gamma 0 is the loss `proxynca`.
+        scale:   0: d = ‖x − w‖, nothing is normalised; k > 0: d = ‖k x − k w‖², embeddings and proxies are normalised;
+                 with gamma 0, this is the loss `proxynca`.
 
     Returns: scalar, the mean of d_own + log Σ_n e^{−d_n − γ C_n}; a differentiable zero for one class.
 
@@ -38,9 +38,9 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
             return batch.sum() * 0
         if scale:
             batch, proxies = scale * F.normalize(batch, dim=1), scale * F.normalize(proxies, dim=1)
-        centre = proxies.detach().mean(dim=0)            # distances stay; smaller norms have smaller rounding errors
+        centre = proxies.detach().mean(dim=0)            # keeps distances; smaller norms have smaller rounding errors
         batch, proxies = batch - centre, proxies - centre
-        # all from inner products, so that nothing has the shape [B, C, D]
+        # everything comes from inner products, so that no tensor has the shape [B, C, D]
         x, w = batch.square().sum(dim=1, keepdim=True), proxies.square().sum(dim=1)
         products = batch @ proxies.T
         squared = x + w - 2 * products

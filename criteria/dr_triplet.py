@@ -3,7 +3,7 @@
 Triplet loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020. With gamma 0 it is
 the triplet loss with power 1.
 
-Differs: The authors have published no code; the defaults are those of a public reproduction. With gamma 0, dr_triplet
+Differs: The authors have published no code; the defaults follow a public reproduction. With gamma 0, dr_triplet
 is triplet with power 1, dr_multisimilarity is multisimilarity, and dr_proxynca with `--loss_dr_proxynca_scale 3` is
 proxynca. With scale 0, the default, dr_proxynca takes plain distances to proxies that are not normalised.
 """
@@ -17,8 +17,8 @@ MARGIN_UNIT = 'distance'
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -31,7 +31,7 @@ def root(squared, apart):
 
 
 def sides_and_product(batch, triplets):
-    """‖x_p − x_a‖, ‖x_n − x_a‖ and (x_p − x_a)·(x_n − x_a) of each triplet: three [T]. A length of 0 has gradient 0."""
+    """‖x_p − x_a‖, ‖x_n − x_a‖ and (x_p − x_a)·(x_n − x_a) per triplet: three [T]. A length of 0 has gradient 0."""
     anchors, positives, negatives = triplets.T
     if len(triplets) > 4 * len(batch):
         distances = root(*squared_distances(batch))                # 10 times as fast for all triplets of 112 samples

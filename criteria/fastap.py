@@ -20,9 +20,9 @@ def fastap_loss(batch, labels, n_bins=10):
         labels: [B] int64.
         n_bins: L; the nodes of the histograms are the squared distances 0, 4/L, ..., 4.
 
-    Returns: scalar, the mean over anchors with a positive of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r, where h⁺ is the histogram
-    of the positives and H⁺ and H are the cumulative histograms of positives and of all; a differentiable zero where
-    there are none.
+    Returns: scalar, the mean of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r over the anchors with a positive, where h⁺ is the
+    histogram of the positives, and H⁺ and H are the cumulative histograms of the positives and of all other samples; a
+    differentiable zero without such an anchor.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> fastap_loss(batch, torch.tensor([0, 0, 1]), n_bins=4)
@@ -33,7 +33,7 @@ def fastap_loss(batch, labels, n_bins=10):
         batch = F.normalize(batch, dim=1)
         position = (1 - batch @ batch.T).clamp(0, 2) * (n_bins / 2)      # squared distance in units of the bin width
         node = position.detach().floor().clamp(max=n_bins - 1)
-        fraction = position - node                                       # added to the node above, the rest to `node`
+        fraction = position - node                                       # goes to the node above; the rest to `node`
         node = node.long()
         same = labels[:, None] == labels
         others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)

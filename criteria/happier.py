@@ -24,7 +24,7 @@ REQUIRES_SUPERCLASSES = True     # reads opt.superclasses, the super-classes of 
 class SumOverRows(torch.autograd.Function):
     """
     The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
-    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. It has no second derivatives.
     """
 
     @staticmethod
@@ -41,7 +41,7 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # under create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
@@ -51,7 +51,7 @@ def relevances(levels, n_levels, alpha=1.0, dtype=torch.float32):
     The relevance of each sample to each query: (l / L)^α divided by the number of samples at the same level l, and 0 at
     level 0.
 
-    levels: [B, B], how many of the L labels of a query (row) each sample shares; the query itself shares all.
+    levels: [B, B], the number of the query's (row's) L labels that each sample shares; the query itself shares all.
     """
     each = torch.arange(1, n_levels + 1, device=levels.device)
     sizes = (levels[:, :, None] == each).sum(dim=1)                                                  # [B, L]
@@ -69,7 +69,7 @@ def hierarchical_ap(cosines, levels, n_levels, alpha=1.0, tau=0.01, rho=100.0, d
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     relevance = relevances(levels, n_levels, alpha, cosines.dtype)
-    tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences are rounding errors
+    tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences of cosines are rounding errors
     is_query = (levels > 0).sum(dim=1) > 1
     weight = is_query / relevance.sum(dim=1)
 
@@ -77,7 +77,7 @@ def hierarchical_ap(cosines, levels, n_levels, alpha=1.0, tau=0.01, rho=100.0, d
         level, rel = levels[rows], relevance[rows]
         gap = scores[:, None, :] - scores[:, :, None]                        # s_qk − s_qj at [q, j, k]
         lower = level[:, None, :] < level[:, :, None]
-        before = gap >= -tie                                        # the comparison of j with itself counts too
+        before = gap >= -tie                                        # j counts itself
         hrank = (torch.minimum(rel[:, None, :], rel[:, :, None]) * before).sum(dim=2)
         step = torch.sigmoid(gap / tau) + 0.5 * (gap > tie)
         above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
@@ -98,12 +98,12 @@ def happier_loss(batch, labels, weights, superclasses, alpha=1.0, tau=0.01, rho=
         weights:      [C, D], the class weights, normalised here.
         superclasses: [C, L − 1] int64, the super-class of each class at each of the other levels.
         alpha:        α, the exponent of the relevance of a level.
-        tau:          temperature of the sigmoid in H(t), the smooth step that compares two cosines, t their difference.
+        tau:          temperature of the sigmoid in H(t), the smooth step function of the difference t of two cosines.
         rho:          slope of H for t > delta.
         delta:        difference of cosines above which H is linear.
         offset:       value of H where the linear part starts; if negative, the value that makes H continuous.
-        weight:       λ, weight of the clustering loss; that of the hierarchical average precision is 1 − λ.
-        temperature:  temperature of the clustering loss, which divides the cosines by it.
+        weight:       λ, weight of the clustering loss; the hierarchical average precision has the weight 1 − λ.
+        temperature:  divides the cosines in the clustering loss.
 
     Returns: scalar, (1 − λ) times the mean of 1 − H-AP plus λ times the cross entropy of the classes.
 

@@ -11,7 +11,7 @@ factor is 0.205 at norm 1, and 0.0942 at norms above the clip 2.3, as in the rec
 gradient of the network in the authors' code. In that code, the third point of a triplet can be its anchor, and a k
 above the batch size is an error. In this code, such a k makes all samples of the batch related to each other, so that
 the batch has no triplets and only the proxies are trained. k is 20 in the authors' scripts and 30 by default in their
-code. The learning rate of their base loss, Proxy-Anchor, is 10⁴ times that of the network. They rank by the distance in
+code. The learning rate of their base loss, Proxy-Anchor, is 10⁴ times the network's. They rank by the distance in
 the ball; this code ranks by the Euclidean distance in evaluation, which gives the same order for embeddings of norm 1.
 """
 import torch
@@ -37,7 +37,7 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 def ball_distances(points, c=0.1):
     """The distances (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     room = 1 - c * points.square().sum(dim=1)
-    points = points - points.detach().mean(dim=0)  # ‖z − w‖ does not change; smaller norms have smaller rounding errors
+    points = points - points.detach().mean(dim=0)  # keeps ‖z − w‖; smaller norms have smaller rounding errors
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -63,10 +63,10 @@ def sample_columns(mask, n):
 
 def sample_triplets(similarities, k=20, n=50):
     """
-    Samples n triplets (i, j, k) for each anchor i, given the similarities [N, N]: [N n, 3]; and which of them are
-    valid, [N n]. Two points are related if each is among the `k` most similar points of the other. In a triplet, i and
-    j are related, and i and k are not. An anchor with fewer than two related points, or without an unrelated one, has
-    no valid triplet.
+    Samples n triplets (i, j, k) for each anchor i, given the similarities [N, N]: [N n, 3]; and a mask of the valid
+    triplets, [N n]. Two points are related if each is among the `k` most similar points of the other. In a triplet, i
+    and j are related, and i and k are not. An anchor with fewer than two related points, or without an unrelated one,
+    has no valid triplet.
     """
     nearest = similarities.topk(min(k, len(similarities))).indices
     related = torch.zeros_like(similarities, dtype=torch.bool).scatter_(1, nearest, True)
@@ -78,7 +78,7 @@ def sample_triplets(similarities, k=20, n=50):
 
 
 def gumbel(*shape, like):
-    """Gumbel noise, with the dtype and device of the tensor `like`. It is four times as fast as with exponential_()."""
+    """Gumbel noise with the dtype and device of the tensor `like`, four times as fast as by exponential_()."""
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device).clamp_(min=torch.finfo(like.dtype).tiny)  # not 0
     return uniform.log_().neg_().log_().neg_()
 
@@ -94,13 +94,13 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
     Args:
         distances:   [N, P] between points and proxies.
         triplets:    [T, 3] int64.
-        weights:     [T], the weight of each triplet in the sum of which the gradient is returned.
+        weights:     [T], the weights of the triplets in the sum.
         noise:       two tensors [T, P] of Gumbel noise, added to the logits of the ancestors of ij and of ijk.
         margin:      m, a hyperbolic distance.
         temperature: τ, which divides the distances in the logits.
 
-    Returns: the hinge losses [T], and the gradient [N, P] of their weighted sum, in closed form, since autograd takes
-    three times as long.
+    Returns: the hinge losses [T], and the gradient [N, P] of their weighted sum, in closed form: autograd takes three
+    times as long.
     """
     i, j, k = points = [distances.index_select(0, index) for index in triplets.T]
     of_pair = torch.maximum(i, j)
@@ -115,7 +115,7 @@ def ancestor_violations(distances, triplets, weights, noise, margin=0.1, tempera
 
     slopes = [sign * weights[:, None] * differ * (hinge > 0) for sign, hinge in zip(signs, hinges, strict=True)]
     of_choice = sum(slope * point for slope, point in zip(slopes, points, strict=True))
-    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # in place: gradients of the maxima
+    for soft, divisor in ((pair, -temperature), (triple, temperature)):        # in place: the gradients of the maxima
         soft *= (of_choice - (soft * of_choice).sum(dim=1, keepdim=True)) / divisor
     of_k = triple * (1 + (k - of_pair).sign()) / 2                             # ties share the gradient
     pair += triple - of_k
@@ -150,7 +150,7 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         batch:       [B, D] embeddings, not normalised.
         labels:      [B] int64.
         proxies:     [P, D], the possible common ancestors.
-        k:           number of nearest neighbours that decide which points are related; see sample_triplets.
+        k:           number of nearest neighbours that relate points; see sample_triplets.
         margin:      m, a hyperbolic distance.
         temperature: τ, which divides the distances in the choice of the ancestors.
         c:           the ball has curvature −c.

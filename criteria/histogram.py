@@ -36,8 +36,8 @@ def histogram_loss(batch, labels, n_nodes=65):
         is_positive = labels[first] == labels[second]
         position = (similarities + 1) * ((n_nodes - 1) / 2)
         node = position.detach().long().clamp(max=n_nodes - 2)
-        fraction = position - node                               # added to the node above, the rest to `node`
-        # float64, since a float32 sum over millions of pairs loses digits; MPS has no float64
+        fraction = position - node                               # goes to the node above; 1 − fraction to `node`
+        # float64: a float32 sum over millions of pairs loses digits; MPS has no float64
         fraction = fraction.to(batch.dtype if batch.device.type == 'mps' else torch.float64)
 
         def histogram(mask):

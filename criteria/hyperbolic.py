@@ -30,7 +30,7 @@ def to_ball(batch, c=0.1, clip_r=2.3):
 def ball_distances(points, c=0.1):
     """The distances (2/√c) artanh(√c ‖−z ⊕ w‖) of all pairs of points [B, D] of the ball: [B, B]."""
     room = 1 - c * points.square().sum(dim=1)
-    points = points - points.detach().mean(dim=0)  # ‖z − w‖ does not change; smaller norms have smaller rounding errors
+    points = points - points.detach().mean(dim=0)  # keeps ‖z − w‖; smaller norms have smaller rounding errors
     gram = points @ points.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -43,8 +43,9 @@ def ball_distances(points, c=0.1):
 
 def hyperboloid(batch, c=0.1, clip_r=2.3):
     """
-    The points on the hyperboloid that embeddings [B, D] are mapped to, twice: [B, D + 1] with the first coordinate
-    negated, and [B, D + 1]. The inner product of a row of each is −cosh(√c D), D the distance of the two points.
+    Maps embeddings [B, D] to points on the hyperboloid; returns them twice: [B, D + 1] with the first coordinate
+    negated, and [B, D + 1]. A row of one and a row of the other have the inner product −cosh(√c D), where D is the
+    points' distance.
     """
     points = to_ball(batch, c, clip_r)
     norms = c * points.square().sum(dim=1, keepdim=True)
@@ -53,7 +54,7 @@ def hyperboloid(batch, c=0.1, clip_r=2.3):
 
 
 def hyperbolic_logits(batch, c=0.1, temperature=0.2, clip_r=2.3):
-    """−D / temperature of all pairs [B, B]; for c = 0 cosines / temperature."""
+    """[B, B]: −D / temperature of all pairs, where D is the distance in the ball; for c = 0 cosines / temperature."""
     if c == 0:
         batch = F.normalize(batch, dim=1)
         return batch @ batch.T / temperature
@@ -83,7 +84,7 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     anchor 0 with positive 1 and the rivals 2 and 3, and anchor 2 with positive 3 and the rivals 0 and 1. The pair
     (1, 0) has the terms of anchors 1 and 3.
 
-    Returns: scalar, the mean over the pairs of slots of the mean of their terms; a differentiable zero where all
+    Returns: scalar, the mean term of each pair of slots, averaged over the pairs of slots; a differentiable zero if all
     classes have one sample.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.], [-1., 0.]])
@@ -96,11 +97,11 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
         n_slots, same = int(size.max()), labels[:, None] == labels
         logits, least = hyperbolic_logits(batch, c, temperature, clip_r), torch.finfo(batch.dtype).min / 2
         total, n_pairs = batch.sum() * 0, 0
-        for other in range(n_slots):                           # of the positives; the anchors are in the other slots
+        for other in range(n_slots):                           # the positives' slot; the anchors have the others
             both = size > slot[:, None].clamp(min=other)           # [B, B], whether a column's class has both slots
             in_slots = ((slot == slot[:, None]) | (slot == other)) & both
             positive = same & (slot == other)
-            # finite, since −inf would make the gradient of a row without a positive nan
+            # finite: −inf would make the gradient of a row without a positive nan
             candidates = logits.masked_fill(~(in_slots & ~same | positive), least)
             terms = F.cross_entropy(candidates, positive.int().argmax(dim=1), reduction='none')
             valid = (size > other) & (slot != other)
@@ -123,8 +124,8 @@ class Criterion(torch.nn.Module):
 
     def ranking_embeddings(self, embeddings):
         """
-        Embeddings [N, D] as queries and as gallery, float64, two [N, D + 1]: evaluation ranks by their inner products,
-        which grow as the distance of the loss falls.
+        Embeddings [N, D] -> (queries, gallery), two float64 [N, D + 1]. Evaluation ranks by their inner products, which
+        fall as the distance of the loss grows.
         """
         c, _, clip_r = self.arguments
         return hyperboloid(embeddings.double(), c, clip_r) if c else (F.normalize(embeddings, dim=1),) * 2

@@ -16,8 +16,8 @@ MARGIN_UNIT = 'distance'
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -44,8 +44,8 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
         neg_margin: the distance that negatives should at least have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar, the mean over anchors with positives and negatives of [ log Σ_p e^{d_ap} + log Σ_n e^{neg_margin −
-    d_an} ]₊, plus l2 times the mean norm.
+    Returns: scalar, the mean of [ log Σ_p e^{d_ap} + log Σ_n e^{neg_margin − d_an} ]₊ over the anchors with positives
+    and negatives, plus l2 times the mean norm.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> positives = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()

@@ -10,8 +10,8 @@ MARGIN_UNIT = 'distance'
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -31,8 +31,9 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
         neg_margin: the distance that negatives should at least have.
         l2:         weight of the mean norm of the embeddings.
 
-    Returns: scalar, with J_ij = d_ij + log(Σ_{k∈N(i)} e^{m − d_ik} + Σ_{k∈N(j)} e^{m − d_jk}), m being neg_margin, half
-    the mean of [J]₊² over positive pairs, 0 without a negative; plus l2 times the mean norm.
+    Returns: scalar, half the mean of [J_ij]₊² over the positive pairs, plus l2 times the mean norm, where
+    J_ij = d_ij + log(Σ_{k∈N(i)} e^{m − d_ik} + Σ_{k∈N(j)} e^{m − d_jk}) and m is neg_margin; a pair without negatives
+    adds 0.
 
     >>> batch = torch.tensor([[0., 0.], [1., 0.], [0., 2.]])
     >>> liftedstructure_loss(batch, torch.tensor([0, 0, 1]), neg_margin=2.0)
@@ -42,7 +43,7 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     with torch.autocast(batch.device.type, enabled=False):
         distances = root(*squared_distances(batch))
         same = labels[:, None] == labels
-        # finite, since −inf would make the gradient of a batch of one class nan; relu turns it into 0
+        # finite: −inf would make the gradient of a batch of one class nan; relu makes the term 0
         push = (neg_margin - distances).masked_fill(same, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         structured = F.relu(distances + torch.logaddexp(push[:, None], push))
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)

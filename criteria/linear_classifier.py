@@ -17,7 +17,7 @@ REQUIRES_OPTIM = True
 def linear_classifier_loss(batch, labels, weights, biases):
     """
     Args:
-        batch:   [B, D] embeddings, as they are: nothing is normalised.
+        batch:   [B, D] embeddings, not normalised.
         labels:  [B] int64 below C.
         weights: [C, D], the class weights.
         biases:  [C].

@@ -3,7 +3,7 @@
 Margin loss with a learned beta for each class: the distance that separates its positives from its negatives. Wu et al.,
 Sampling Matters in Deep Embedding Learning, ICCV 2017, https://arxiv.org/abs/1706.07567, section 4.2.
 
-Differs: The divisor is the number of violated positive pairs plus that of violated negative pairs. With newer versions
+Differs: The divisor counts the violated positive pairs and the violated negative pairs. With newer versions
 of torch, the code of Roth et al. counts a triplet in which both are violated once.
 """
 import torch
@@ -12,13 +12,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
-ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
+ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
 MARGIN_UNIT = 'distance'
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -49,15 +49,16 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
         batch:    [B, D] embeddings, of norm 1.
         triplets: [T, 3] int64 indices (anchor, positive, negative); or two bool masks [B, B], the positives and the
                   negatives of each anchor (row), for every triplet that they make.
-        beta:     β, a distance: scalar, or [T], of each triplet's anchor; with masks scalar or [B], of each sample.
+        beta:     β, a distance: scalar, or [T], one per triplet (its anchor's); with masks scalar or [B], one per
+                  sample.
         margin:   in units of distance, half the width of the band around β: positives should be nearer than β − margin,
                   negatives farther than β + margin.
         nu:       weight of the sum of the betas, which keeps them from growing.
-        log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, that of violating ones;
-                  with masks it receives nothing.
+        log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
+                  that violate the margin; with masks it receives nothing.
 
-    Returns: scalar, the sum of [ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ over the number of those that are not
-    0; a differentiable zero where there are none.
+    Returns: scalar, the mean of the non-zero terms among [ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ of all
+    triplets; a differentiable zero if all terms are 0.
 
     >>> batch = torch.tensor([[1., 0.], [0., 1.], [0., -1.]])
     >>> margin_loss(batch, torch.tensor([[0, 1, 2]]), beta=torch.tensor(1.2), margin=0.2)

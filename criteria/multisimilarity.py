@@ -53,8 +53,8 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         neg_weight: β, the sharpness of the push on negative pairs.
         margin:     ε of the mining, a cosine; 2 or more: no mining.
         thresh:     λ, the cosine that separates positives from negatives.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                    the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                    the index [B] of each sample among them; by default the batch.
         log:        a dict that receives `tuples`, the number of pairs that the mining keeps.
 
     Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /

@@ -7,10 +7,10 @@ Differs: This code agrees with the authors' code (https://github.com/Explainable
 as far as this could be confirmed, the loss is the proxy loss plus ω times the mean of the negative log-likelihood n.
 The code weights the proxy loss instead, and takes the mean of e^n, so that badly fitted samples dominate. Above n = 20,
 this code replaces e^n by its tangent, since e^n would soon overflow. The permutations of the flow come from torch's
-random generator; those of the authors come from NumPy's. The authors' commands for Stanford Online Products name the
+random generator; the authors' come from NumPy's. The authors' commands for Stanford Online Products name the
 loss `normflow` and have flags that their parser does not accept; here they are `--loss nir --loss_nir_w_align 0.3
 --loss_nir_lrmulti 1`. In issue 6 (https://github.com/ExplainableML/NonIsotropicProxyDML/issues/6) of their repository,
-a user reports lower results than those of the paper, with a batch size of 90, and asks for the settings.
+a user reports lower results than the paper, with a batch size of 90, and asks for the settings.
 """
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,9 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'cosine'          # of loss_nir_margin, which has no effect
+MARGIN_UNIT = 'cosine'          # unit of --loss_nir_margin, which has no effect
 
-LARGEST = 20.0                  # negative log-likelihood above which its exponential is replaced by the tangent
+LARGEST = 20.0                  # negative log-likelihood above which the tangent replaces its exponential
 
 
 def log_one_plus_sum_exp(exponents, mask):
@@ -31,9 +31,9 @@ def log_one_plus_sum_exp(exponents, mask):
 
 def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1, neg_delta=-0.1):
     """
-    Of the cosines [C, B] of proxies and samples: the mean, over the samples, of log(1 + Σ e^{−α⁺ (s − δ⁺)}) over the
-    samples of the own class with the own proxy, plus the mean, over all classes, of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the
-    samples of other classes.
+    Loss of the cosines s [C, B] of proxies and samples, the sum of two means. Pull, averaged over the samples:
+    log(1 + Σ e^{−α⁺ (s − δ⁺)}), summed over all samples of the sample's class, with its proxy. Push, averaged over all
+    classes: log(1 + Σ e^{α⁻ (s − δ⁻)}), summed over the samples of other classes, with the proxy of the class.
     """
     own = torch.arange(len(cosines), device=labels.device)[:, None] == labels
     pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
@@ -49,14 +49,14 @@ def mlp(n_in, n_out, width, depth):
 
 class Flow(torch.nn.Module):
     """
-    An invertible map of points [B, D], given conditions [B, D]. Returns the latent points [B, D] and the logarithm of
-    the determinant of the Jacobian, [B]. Each block permutes the coordinates, splits them into two halves, and scales
+    An invertible map of points [B, D], given conditions [B, D]. Returns the latent points [B, D] and the
+    log-determinants of the Jacobian, [B]. Each block permutes the coordinates, splits them into two halves, and scales
     and shifts each half by functions of the other half and of the block's condition.
 
     cond_mode: which blocks get the condition. dense: all; dense_embed: all, after one MLP; dense_embed_multi: all,
                each after its own MLP; dense_embed_multi_stacked: all, each after the MLPs of all blocks up to it;
                start, mid, end: only the first, the middle or the last block.
-    init:      initial weights of the MLPs. none: those of torch; xavier: Xavier initialisation with biases 0, except
+    init:      initial weights of the MLPs. none: torch's default; xavier: Xavier initialisation with biases 0, except
                in the first layer of each MLP.
     """
 
@@ -81,7 +81,7 @@ class Flow(torch.nn.Module):
 
     def conditions(self, condition):
         """The condition of each block, including blocks that do not use one."""
-        if len(self.embedders) < len(self.nets):                                # none, or one for all blocks
+        if len(self.embedders) < len(self.nets):                                # no embedder, or one for all blocks
             for embedder in self.embedders:
                 condition = embedder(condition)
             return [condition] * len(self.nets)
@@ -111,7 +111,7 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
              neg_delta=-0.1):
     """
     Args:
-        batch:   [B, D] embeddings, as the network gives them.
+        batch:   [B, D] embeddings, used as they are.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
         flow:    (points [B, D], conditions [B, D]) -> latent points [B, D], log-determinants of the Jacobian [B].
@@ -120,9 +120,9 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
                  the sums are normalised.
         pos_alpha, neg_alpha, pos_delta, neg_delta: parameters of the proxy loss; see proxy_alignment.
 
-    Returns: scalar, the mean over the samples of e^n plus ω times the proxy loss, where n = ‖z‖² / 2 − log |det J|, z
-    is the latent point of the sample, and the flow is conditioned on the proxy of its class. Above n = 20, e^n is
-    replaced by its tangent.
+    Returns: scalar, the mean of e^n over the samples plus ω times the proxy loss. n = ‖z‖² / 2 − log |det J|, where z
+    is the latent point of a sample, and the flow is conditioned on the proxy of its class. Above n = 20, the tangent
+    replaces e^n.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> nir_loss(batch, torch.tensor([0, 1]), proxies, lambda points, conditions: (points - conditions, 0.), w_align=0.)

@@ -4,7 +4,7 @@ N-pair loss. Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Ob
 default with all samples of other classes as negatives, as Roth et al., ICML 2020, use it.
 
 Differs: By default all samples of other classes are negatives, as in Roth et al.; `--loss_npair_negatives pairs` takes
-those of the paper. The regulariser is the mean norm; in the paper it is the mean squared norm.
+the paper's. The regulariser is the mean norm; in the paper it is the mean squared norm.
 """
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     Args:
         batch:     [B, D] embeddings, not normalised.
-        positives: [B, B] bool, one positive of each anchor (row), none in rows of samples that are no anchor.
+        positives: [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
         negatives: [B, B] bool, the negatives of each anchor.
         l2:        weight of the mean norm of the embeddings.
 
@@ -32,8 +32,8 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        # the term of an anchor is the cross entropy of its products with its pairs, the positive being the target;
-        # finite, since −inf would make the gradient of a row without pairs nan
+        # an anchor's term is the cross entropy of its inner products with its pairs; the target is the positive
+        # finite: −inf would make the gradient of a row without pairs nan
         logits = (batch @ batch.T).masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
         is_anchor, target = positives.int().max(dim=1)
         terms = F.cross_entropy(logits, target, reduction='none')

@@ -21,11 +21,11 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
         temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                     the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                     the index [B] of each sample among them; by default the batch.
 
-    Returns: scalar, the mean over ordered positive pairs (i, j) of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})); a
-    differentiable zero where there are none.
+    Returns: scalar, the mean of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})) over the ordered positive pairs (i, j),
+    where n are the negatives of i; a differentiable zero without a positive pair.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> ntxent_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
@@ -41,9 +41,9 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
         similarities = batch @ references.T / temperature
         same = labels[:, None] == reference_labels
         positives = same.scatter(1, own[:, None], False)
-        # finite, since −inf would make the gradient of an anchor without negatives nan
+        # finite: −inf would make the gradient of an anchor without negatives nan
         all_negatives = similarities.masked_fill(same, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
-        # above the default threshold, 20, softplus is the identity, which float64 and sums over pairs would show
+        # above the default threshold, 20, softplus is the identity: an error that float64 and sums over pairs show
         terms = F.softplus(all_negatives[:, None] - similarities, threshold=40)
         return terms.where(positives, 0).sum() / positives.count_nonzero().clamp(min=1)
 

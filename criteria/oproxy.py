@@ -22,9 +22,9 @@ def log_one_plus_sum_exp(exponents, mask):
 
 def proxy_alignment(cosines, labels, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1, neg_delta=-0.1):
     """
-    Of the cosines [C, B] of proxies and samples: the mean, over the samples, of log(1 + Σ e^{−α⁺ (s − δ⁺)}) over the
-    samples of the own class with the own proxy, plus the mean, over all classes, of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the
-    samples of other classes.
+    Loss of the cosines s [C, B] of proxies and samples, the sum of two means. Pull, averaged over the samples:
+    log(1 + Σ e^{−α⁺ (s − δ⁺)}), summed over all samples of the sample's class, with its proxy. Push, averaged over all
+    classes: log(1 + Σ e^{α⁻ (s − δ⁻)}), summed over the samples of other classes, with the proxy of the class.
     """
     own = torch.arange(len(cosines), device=labels.device)[:, None] == labels
     pull = log_one_plus_sum_exp(-pos_alpha * (cosines - pos_delta), own)[labels].mean()
@@ -38,11 +38,12 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
         labels:    [B] int64 below C.
         proxies:   [C, D], one per class, normalised here.
         mode:      anchor: sums over samples, see proxy_alignment; nca: sums over proxies.
-        pos_alpha, neg_alpha: α⁺, α⁻, the scales of the cosines of positives and of negatives.
-        pos_delta, neg_delta: δ⁺, δ⁻, the cosines that positives should have at least and negatives at most.
+        pos_alpha, neg_alpha: α⁺, α⁻, the scales of the cosines of positives and negatives.
+        pos_delta, neg_delta: δ⁺, δ⁻, the lowest cosine that positives should have, and the highest of negatives.
 
-    Returns: scalar; in mode nca the mean over the samples of log(1 + m e^{−α⁺ (s_own − δ⁺)}), with m samples of the own
-    class in the batch, plus that of log(1 + Σ e^{α⁻ (s − δ⁻)}) over the proxies of other classes.
+    Returns: scalar; in mode nca, the mean over the samples of
+    log(1 + m e^{−α⁺ (s_own − δ⁺)}) + log(1 + Σ e^{α⁻ (s − δ⁻)}), where m samples of the batch have the same class, and
+    the sum is over the proxies of other classes.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> oproxy_loss(batch, torch.tensor([0, 1]), proxies, pos_alpha=2., neg_alpha=2.)
@@ -57,7 +58,7 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
         n_own = (labels[:, None] == labels).sum(dim=1).to(batch.dtype)
         exponents = n_own.log() - pos_alpha * (cosines.gather(0, labels[None])[0] - pos_delta)
         push = log_one_plus_sum_exp(neg_alpha * (cosines.T - neg_delta), ~own)
-        # above the default threshold, 20, softplus is the identity, which float64 would show
+        # above the default threshold, 20, softplus is the identity: an error that float64 shows
         return (F.softplus(exponents, threshold=40) + push).mean()
 
 

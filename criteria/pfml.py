@@ -3,7 +3,7 @@
 Potential field of samples and proxies. Bhatnagar & Ahuja, Potential Field Based Deep Metric Learning, CVPR 2025,
 https://arxiv.org/abs/2405.18560.
 
-Differs: The authors' code is not public; the formula and the settings are those of public reproductions. These average
+Differs: The authors' code is not public; the formula and the settings follow public reproductions. These average
 over pairs, or leave out the potentials of the proxies; this code sums over all ordered pairs of samples and proxies, as
 the paper does. Every pair of different classes with a distance above δ adds the constant δ^−α (625 with the defaults),
 so that the value of the loss hardly changes during training. Distances below 0.001 count as 0.001, since float32 cannot
@@ -19,13 +19,13 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 
-NEAREST = 1e-3                  # distance below which the potential is constant, since float32 cannot tell it from 0
+NEAREST = 1e-3                  # distance below which the potential is constant: float32 cannot tell it from 0
 
 
 class SumOverRows(torch.autograd.Function):
     """
     The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
-    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. It has no second derivatives.
     """
 
     @staticmethod
@@ -42,17 +42,17 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # under create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def potential_energy(points, labels, alpha=4.0, delta=0.2):
     """
-    The sum, over ordered pairs of different points [N, D] with labels [N], of −1 / max(d, δ)^α for two points of a
-    class and of 1 / min(d, δ)^α for two points of different classes, where d is their Euclidean distance.
+    The sum of the potentials of all ordered pairs of different points [N, D] with labels [N]: −1 / max(d, δ)^α for two
+    points of one class, 1 / min(d, δ)^α for points of different classes, where d is their Euclidean distance.
     """
-    centre = points.detach().mean(dim=0)       # distances do not change; smaller norms have smaller rounding errors
+    centre = points.detach().mean(dim=0)       # keeps distances; smaller norms have smaller rounding errors
     points = points - centre
     others = points.detach()
     norms = others.square().sum(dim=1)
@@ -65,8 +65,8 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
         pull, push = -(-alpha * halves.clamp(min=limit)).exp(), (-alpha * halves.clamp(max=limit)).exp()
         return 2 * torch.where(same, pull, push).scatter(1, rows[:, None], 0).sum()
 
-    # A chunk gives the gradient with respect to its own points only. The sum is symmetric, so that the gradient with
-    # respect to the other points of its pairs is as large: twice the terms give the whole gradient.
+    # A chunk gives the gradient with respect to its own points only. The sum is symmetric, so the gradient with respect
+    # to the other points of the pairs is as large: twice the terms give the whole gradient.
     total = SumOverRows.apply(points, twice, max(1, 2 ** 24 // len(points)))
     return total - total.detach() / 2
 

@@ -2,7 +2,7 @@
 """
 Proxy anchor loss. Kim et al., CVPR 2020, https://arxiv.org/abs/2003.13911, Eq. 4.
 
-Differs: The terms of the positive samples are averaged over the classes in the batch, those of the negative samples
+Differs: The terms of the positive samples are averaged over the classes in the batch, the negative ones
 over all classes. The authors' exponentials overflow in half precision. Their recipe is AdamW, with head and proxies
 only in the first epochs (`--warmup`).
 """
@@ -31,7 +31,7 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
         alpha:   α, the sharpness of pull and push.
 
     Returns: scalar, the mean of log(1 + Σ_own e^{−α (s − δ)}) over the classes in the batch plus the mean of
-    log(1 + Σ_other e^{α (s + δ)}) over all classes: sums over the samples of the class and over those of other classes.
+    log(1 + Σ_other e^{α (s + δ)}) over all classes. Σ_own is over the samples of the class, Σ_other over the rest.
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> proxyanchor_loss(batch, torch.tensor([0, 1]), proxies, margin=0.1, alpha=2.)

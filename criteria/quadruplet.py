@@ -16,8 +16,8 @@ MARGIN_UNIT = 'distance'
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -25,7 +25,7 @@ def squared_distances(batch):
 
 
 def squared_of_pairs(batch, first, second):
-    """‖x_i − x_j‖² of the pairs (i, j) = (first, second): [T]. A value within the rounding error of 0 is set to 0."""
+    """‖x_i − x_j‖² of the pairs (i, j) = (first, second): [T]; 0 if it is within the rounding error of 0."""
     if len(first) <= 4 * len(batch):
         return (batch[first] - batch[second]).pow(2).sum(dim=1)
     squared, apart = squared_distances(batch)                      # 7 times as fast for all triplets of 112 samples
@@ -46,8 +46,8 @@ def distances_of_pairs(batch, first, second):
 @torch.no_grad()
 def sample_fourths(labels, triplets):
     """
-    For each triplet a random sample whose class is neither that of the anchor nor that of the negative: [T]; −1 where
-    the batch has no other class.
+    [T]: for each triplet, a random sample that is neither of the anchor's class nor of the negative's class; −1 if the
+    batch has no third class.
     """
     # no mask [T, B], with which the loss takes 1.8 times as long for all triplets of 112 samples
     order = labels.argsort()                                       # a class is order[start:start + size]
@@ -56,7 +56,7 @@ def sample_fourths(labels, triplets):
     anchor, negative = triplets[:, 0], triplets[:, 2]
     lower, upper = torch.where(start[anchor] < start[negative], torch.stack([anchor, negative]),
                                torch.stack([negative, anchor]))
-    of_lower, of_upper = size[lower], size[upper].where(start[lower] < start[upper], 0)      # 0 for one class
+    of_lower, of_upper = size[lower], size[upper].where(start[lower] < start[upper], 0)      # 0 if both are one class
     n_choices = len(labels) - of_lower - of_upper
     index = (torch.rand(len(triplets), device=labels.device, dtype=torch.float32) * n_choices).long()
     index = index.minimum((n_choices - 1).clamp(min=0))            # float32 may round up

@@ -17,7 +17,7 @@ REQUIRES_OPTIM = False
 class SumOverRows(torch.autograd.Function):
     """
     The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
-    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. It has no second derivatives.
     """
 
     @staticmethod
@@ -34,15 +34,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # under create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
-    than M samples; and the mask [B, M] of the entries that are no padding.
+    [B, M] indices of all samples of each sample's class, itself included, padded if the class has fewer than M samples;
+    and a mask [B, M], False for padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -65,14 +65,14 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                the numbers of retrieved samples, a sequence or a tensor, each replaced by B if it is larger.
-        k_temperature:    of the sigmoid that compares a rank with k.
-        rank_temperature: of the sigmoids that compare cosines.
+        k:                the numbers of retrieved samples, a sequence or a tensor; numbers above B become B.
+        k_temperature:    temperature of the sigmoid that compares a rank with k.
+        rank_temperature: temperature of the sigmoids that compare cosines.
         simix:            whether random points between the samples of a class are added to queries and gallery.
 
-    Returns: scalar, the mean over queries with a positive of 1 − R, where R is the mean over k of
-    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|) and r_p the soft rank of the positive p among all samples but
-    the query; a differentiable zero where no query has a positive.
+    Returns: scalar, the mean of 1 − R over the queries with a positive. R is the mean over k of
+    min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), where r_p is the soft rank of the positive p among all
+    samples except the query. A differentiable zero if no query has a positive.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> recallatk_loss(batch, torch.tensor([0, 0, 1]), k=(1, 2), rank_temperature=0.1)

@@ -20,7 +20,7 @@ MARGIN_UNIT = 'cosine'
 class SumOverRows(torch.autograd.Function):
     """
     The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
-    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. It has no second derivatives.
     """
 
     @staticmethod
@@ -37,15 +37,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # under create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
-    than M samples; and the mask [B, M] of the entries that are no padding.
+    [B, M] indices of all samples of each sample's class, itself included, padded if the class has fewer than M samples;
+    and a mask [B, M], False for padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -58,20 +58,20 @@ def class_members(labels):
 def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     """
     SupAP of cosines [B, B]: the mean of 1 − AP over queries q with a positive. AP is the mean of ρ⁺ / (ρ⁺ + ρ⁻) over
-    the positives j, the query itself among them: ρ⁺ is the exact rank of j among the positives, without gradient, and
-    ρ⁻ = Σ_n H(s_qn − s_qj) an upper bound of the number of negatives that are more similar.
+    the positives j, including the query itself: ρ⁺ is the exact rank of j among the positives, without gradient, and
+    ρ⁻ = Σ_n H(s_qn − s_qj) is an upper bound of the number of negatives that are more similar than j.
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
     # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
-    tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences are rounding errors
-    weight = (size > 1).to(cosines.dtype) / size            # of a query's precisions: 0 where it has no positive
+    tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences of cosines are rounding errors
+    weight = (size > 1).to(cosines.dtype) / size            # weight per precision; 0 without positives
 
     def average_precisions(scores, rows):
         own = scores.gather(1, members[rows])
         before = (own[:, None, :] >= own[:, :, None] - tie) & is_member[rows, None, :]
-        rank = before.sum(dim=2)                                    # the comparison with itself counts 1
+        rank = before.sum(dim=2)                                    # each counts itself
         gap = scores[:, None, :] - own[:, :, None]
         step = torch.sigmoid(gap / tau) + 0.5 * (gap > tie)
         above = torch.where(gap > delta, rho * (gap - delta) + offset, step)
@@ -86,7 +86,7 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
 
 
 def calibration(cosines, labels, pos_margin=0.9, neg_margin=0.6):
-    """The mean of the non-zero [ pos_margin − s ]₊ of positive pairs plus that of [ s − neg_margin ]₊ of negatives."""
+    """Mean non-zero [ pos_margin − s ]₊ of positive pairs plus mean non-zero [ s − neg_margin ]₊ of negative pairs."""
     same = labels[:, None] == labels
     positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     pull, push = F.relu(pos_margin - cosines).where(positives, 0), F.relu(cosines - neg_margin).where(~same, 0)
@@ -99,13 +99,13 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
     Args:
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
-        tau:        temperature of the sigmoid in H(t), the smooth step that compares two cosines, t their difference.
+        tau:        temperature of the sigmoid in H(t), the smooth step function of the difference t of two cosines.
         rho:        slope of H for t > delta.
         delta:      difference of cosines from which on H is linear.
         offset:     value of H where the linear part starts; negative: the value that makes H continuous.
-        weight:     λ, weight of the calibration; that of SupAP is 1 − λ.
-        pos_margin: the cosine that positives should at least have.
-        neg_margin: the cosine that negatives should at most have.
+        weight:     λ, weight of the calibration; SupAP has the weight 1 − λ.
+        pos_margin: the lowest cosine that positives should have.
+        neg_margin: the highest cosine that negatives should have.
 
     Returns: scalar, (1 − λ) SupAP + λ calibration.
 

@@ -4,8 +4,8 @@ S2SD: similarity-based self-distillation from larger embeddings of the same feat
 S2SD: Simultaneous Similarity-based Self-Distillation for Deep Metric Learning, ICML 2021,
 https://arxiv.org/abs/2009.08348.
 
-Differs: As in the authors' code, the distillation is KL(larger ‖ embeddings), the divergence between the softmax of the
-similarities of the larger embeddings and that of the embeddings, averaged over the anchors and multiplied by the
+Differs: As in the authors' code, the distillation is KL(larger ‖ embeddings), the divergence between the softmaxes of
+the larger embeddings' similarities and of the embeddings' own, averaged over the anchors and multiplied by the
 squared temperature. In the paper, as far as this could be confirmed, it is KL(embeddings ‖ larger), summed over the
 anchors. The README of the authors' code has flags that its parser does not accept.
 """
@@ -18,11 +18,11 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 REQUIRES_CRITERIA = ('loss_s2sd_source', 'loss_s2sd_target')    # Criterion(opt, build) builds the losses of these flags
-REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # with this flag
+REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # needed with this flag
 
 
 def distillation(cosines, targets, temperature=1.0):
-    """T² times the mean over the rows of KL(softmax(targets / T) ‖ softmax(cosines / T)), both [B, B]."""
+    """T² times the mean over rows of KL(softmax(targets / T) ‖ softmax(cosines / T)). cosines, targets: [B, B]."""
     logarithms, wanted = ((similarities / temperature).log_softmax(dim=1) for similarities in (cosines, targets))
     return temperature ** 2 * F.kl_div(logarithms, wanted, reduction='batchmean', log_target=True)
 
@@ -31,8 +31,8 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
     """
     Args:
         batch:          [B, D] embeddings, normalised here.
-        features:       [B, F] pooled features, which the embeddings are computed from.
-        heads:          m functions from the features to larger embeddings [B, D_b], which are normalised here.
+        features:       [B, F] pooled features, from which the embeddings were computed.
+        heads:          m functions from the features to larger embeddings [B, D_b], normalised here.
         source:         the loss of the embeddings, a function from [B, D] to a scalar.
         targets:        the losses of the larger embeddings, m functions from [B, D_b] to a scalar.
         temperature:    T, which divides the cosines.
@@ -40,8 +40,8 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
         feature_weight: w_f, weight of the distillation from the features; 0 means no such distillation.
 
     Returns: scalar, half the sum of the source's loss and the mean of the targets' losses, plus w times the mean of the
-    distillations from the cosines of the larger embeddings, plus w_f times that from the cosines of the features. No
-    gradient goes through the cosines of the larger embeddings and of the features in the distillation.
+    distillations from the cosines of the larger embeddings, plus w_f times the distillation from the cosines of the
+    features. In the distillations, larger embeddings and features get no gradient.
 
     >>> batch, features = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0., 1.], [0., 1., 1.]])
     >>> s2sd_loss(batch, features, [lambda features: features.flip(1)], lambda batch: batch.sum(), [torch.max])
@@ -64,7 +64,7 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
 class Criterion(torch.nn.Module):
     """
     opt:   loss_s2sd_source, _target, _T, _w, _pool_aggr, _target_dims, _feat_distill, _feat_w, _feat_distill_delay, lr,
-           embed_dim, n_features (the number of pooled features) and, with _pool_aggr, n_maps (that of feature maps).
+           embed_dim, n_features (number of pooled features) and, with _pool_aggr, n_maps (number of feature maps).
     build: (name of a loss, dimension of its embeddings) -> the loss.
     """
 
@@ -81,7 +81,7 @@ class Criterion(torch.nn.Module):
         self.targets = torch.nn.ModuleList([build(opt.loss_s2sd_target, dim) for dim in dims])
         if hasattr(self.source, 'ranking_embeddings'):
             self.ranking_embeddings = lambda batch: self.source.ranking_embeddings(F.normalize(batch, dim=1))
-        self.n_batches = 0                               # on the host, so that no step waits for the device
+        self.n_batches = 0                               # kept on the host: no step waits for the device
 
     def get_extra_state(self):
         return {'n_batches': self.n_batches}

@@ -3,7 +3,7 @@
 Smooth-AP: average precision with sigmoids for comparisons. Brown et al., ECCV 2020, https://arxiv.org/abs/2007.12163.
 
 Differs: The query itself counts among the retrieved samples and the positives, as in the authors' code but not in their
-text. pytorch-metric-learning 2.9 swaps the number of classes and that of images per class, and agrees only where both
+text. pytorch-metric-learning 2.9 swaps the number of classes and the images per class, and agrees only where both
 are equal.
 """
 import torch
@@ -17,7 +17,7 @@ REQUIRES_OPTIM = False
 class SumOverRows(torch.autograd.Function):
     """
     The sum of term(rows of a matrix, their indices) over chunks of n_rows rows. The forward pass also computes the
-    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. There are no second derivatives.
+    gradient, chunk by chunk, so that no tensor larger than the matrix is kept. It has no second derivatives.
     """
 
     @staticmethod
@@ -34,15 +34,15 @@ class SumOverRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_output):
-        if torch.is_grad_enabled():                                # under create_graph=True
+        if torch.is_grad_enabled():                                # called with create_graph=True
             raise RuntimeError('this loss has no second derivatives: call backward without create_graph=True')
         return grad_output * ctx.saved_tensors[0], None, None
 
 
 def class_members(labels):
     """
-    The indices of all samples of each sample's class, itself among them: [B, M], with padding where a class has fewer
-    than M samples; and the mask [B, M] of the entries that are no padding.
+    [B, M] indices of all samples of each sample's class, itself included, padded if the class has fewer than M samples;
+    and a mask [B, M], False for padding.
     """
     order = labels.argsort()
     same = labels[:, None] == labels
@@ -72,10 +72,10 @@ def smoothap_loss(batch, labels, temperature=0.01):
         # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
-        weight = (size > 1).to(batch.dtype) / size            # of a query's precisions: 0 where it has no positive
+        weight = (size > 1).to(batch.dtype) / size            # weight per precision; 0 without positives
 
         def rank(scores, own):
-            """Soft ranks of `own` [q, M] among `scores` [q, N]: ½ plus all comparisons, that with itself being ½."""
+            """Soft ranks of `own` [q, M] among `scores` [q, N]: ½ plus all comparisons; a score's with itself is ½."""
             return 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / temperature).sum(dim=2)
 
         def average_precisions(scores, rows):

@@ -15,9 +15,9 @@ MARGIN_UNIT = 'variance ratio'
 
 
 def snr_distances(batch, first, second):
-    """var(x_i − x_j) / var(x_i), the variances over the components, of the pairs (i, j) = (first, second): [T]."""
+    """[T]: var(x_i − x_j) / var(x_i) of the pairs (i, j) = (first, second); var is over the components."""
     centred = batch - batch.mean(dim=1, keepdim=True)
-    signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)     # so that the ratio is finite
+    signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)     # keeps the ratio finite
     return (centred[first] - centred[second]).square().sum(dim=1) / signal[first]
 
 
@@ -29,8 +29,8 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
         margin:     in units of the variance ratio.
         reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
 
-    Returns: scalar, with S_ij = var(x_i − x_j) / var(x_i) the mean of [ S_ap − S_an + margin ]₊ over the triplets that
-    violate the margin, plus the regulariser.
+    Returns: scalar, the mean of [ S_ap − S_an + margin ]₊ over the triplets that violate the margin, plus the
+    regulariser, where S_ij = var(x_i − x_j) / var(x_i).
 
     >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
     >>> snr_loss(batch, torch.tensor([[0, 1, 2]]), margin=0.2, reg_lambda=0.3)

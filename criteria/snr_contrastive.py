@@ -23,8 +23,8 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
         neg_margin: m⁻, in units of the variance ratio S: negative pairs with a larger ratio have no loss.
         reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
 
-    Returns: scalar, with S_ij = var(x_i − x_j) / var(x_i) the mean of [ S − m⁺ ]₊ over the ordered positive pairs where
-    it is not 0, plus that of [ m⁻ − S ]₊ over the ordered negative pairs where it is not 0, plus the regulariser.
+    Returns: scalar, the mean non-zero [ S − m⁺ ]₊ of the ordered positive pairs, plus the mean non-zero [ m⁻ − S ]₊ of
+    the ordered negative pairs, plus the regulariser, where S_ij = var(x_i − x_j) / var(x_i).
 
     >>> batch = torch.tensor([[1., -1.], [0.5, -0.5], [1., 0.]])
     >>> snr_contrastive_loss(batch, torch.tensor([0, 0, 1]), reg_lambda=0.3)
@@ -34,11 +34,11 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     with torch.autocast(batch.device.type, enabled=False):
         centred = batch - batch.mean(dim=1, keepdim=True)
         signal, eps = centred.square().sum(dim=1), torch.finfo(batch.dtype).eps
-        centred = centred - centred.detach().mean(dim=0)       # noise stays; smaller norms have smaller rounding errors
+        centred = centred - centred.detach().mean(dim=0)       # keeps noise; smaller norms have smaller rounding errors
         gram = centred @ centred.T
         norms = gram.diagonal()
         noise = norms[:, None] + norms - 2 * gram
-        noise = noise.where(noise > 8 * eps * norms, 0)                # the rounding error of duplicates
+        noise = noise.where(noise > 8 * eps * norms, 0)                # duplicates: a rounding error
         ratios = noise / signal.clamp(min=eps ** 2)[:, None]           # finite also where the signal is 0
         same = labels[:, None] == labels
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)

@@ -32,8 +32,8 @@ class SampledRows(torch.autograd.Function):
 def sample_classes(weights, labels, rate=1.0):
     """
     Partial softmax (An et al., 2020, https://arxiv.org/abs/2010.05222): the weights of the classes in the batch and of
-    others, which are sampled uniformly until the fraction `rate` of the C classes is reached, and the labels [B] as
-    indices of these weights. With rate 1, the weights [C, ...] and labels themselves.
+    further classes, sampled uniformly, up to the fraction `rate` of the C classes; and the labels [B] as indices of
+    these weights. With rate 1, the weights [C, ...] and labels themselves.
     """
     if rate == 1:
         return weights, labels

@@ -36,8 +36,8 @@ class SampledRows(torch.autograd.Function):
 def sample_classes(weights, labels, rate=1.0):
     """
     Partial softmax (An et al., 2020, https://arxiv.org/abs/2010.05222): the weights of the classes in the batch and of
-    others, which are sampled uniformly until the fraction `rate` of the C classes is reached, and the labels [B] as
-    indices of these weights. With rate 1, the weights [C, ...] and labels themselves.
+    further classes, sampled uniformly, up to the fraction `rate` of the C classes; and the labels [B] as indices of
+    these weights. With rate 1, the weights [C, ...] and labels themselves.
     """
     if rate == 1:
         return weights, labels
@@ -54,7 +54,7 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
     Args:
         batch:          [B, D] embeddings, normalised here.
         labels:         [B] int64 below C.
-        centers:        [C, K, D], K per class, normalised here; the cosine of a class is that of its nearest centre.
+        centers:        [C, K, D], K per class, normalised here; only the nearest centre of a class counts.
         angular_margin: m, in radians, added to the angle θ between a sample and its own class.
         feature_scale:  s, multiplies the cosines.
 

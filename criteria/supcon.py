@@ -21,11 +21,11 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
         temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D] embeddings that each sample is compared with, their labels [R], and
-                     the index [B] of each sample itself among them; by default the batch.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
+                     the index [B] of each sample among them; by default the batch.
 
-    Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} minus the mean of s_ip over the
-    positives p, where k is any sample but i; a differentiable zero where there are none.
+    Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
+    except i, and p are the positives of i; a differentiable zero without such an anchor.
 
     >>> batch = torch.tensor([[1., 0.], [0.6, 0.8], [0., 1.]])
     >>> supcon_loss(batch, torch.tensor([0, 0, 1]), temperature=1.0)
@@ -40,7 +40,7 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
             references = F.normalize(references.to(batch.dtype), dim=1)
         similarities = batch @ references.T / temperature
         positives = (labels[:, None] == reference_labels).scatter(1, own[:, None], False)
-        # finite, since −inf would make the gradient of an anchor that is alone nan
+        # finite: −inf would make the gradient of a lone anchor nan
         others = similarities.scatter(1, own[:, None], torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = others - similarities.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
-ACCEPTS_MASKS = True            # takes masks of pairs from its miner, as `all` returns them
-MARGIN_UNIT = 'distance^power'  # of --loss_triplet_power
+ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
+MARGIN_UNIT = 'distance^power'  # power: --loss_triplet_power
 
 
 def squared_distances(batch):
-    """‖x_i − x_j‖² of all pairs, [B, B], and the mask [B, B] of those above the rounding error of 0."""
-    batch = batch - batch.detach().mean(dim=0)           # distances stay; smaller norms have smaller rounding errors
+    """‖x_i − x_j‖² of all pairs, [B, B], and a mask [B, B]: whether it is above the rounding error of 0."""
+    batch = batch - batch.detach().mean(dim=0)           # keeps distances; smaller norms have smaller rounding errors
     gram = batch @ batch.T
     norms = gram.diagonal()
     squared = norms[:, None] + norms - 2 * gram
@@ -27,7 +27,7 @@ def squared_distances(batch):
 
 
 def to_power(squared, apart, power):
-    """squared^(power / 2), which is the distances' power; where not `apart` it is 0 and has gradient 0."""
+    """squared^(power / 2), the power of the distances; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
@@ -46,9 +46,9 @@ def triplet_violations(batch, triplets, margin=0.2, power=2):
 
 def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
     """
-    triplet_violations of every triplet that the masks [B, B] make, without listing them: [P, B], with a row for each of
-    the P positive pairs (a, p) and a column for each sample n, 0 where (a, n) is no negative pair; and the number of
-    triplets.
+    triplet_violations of every triplet that the masks [B, B] make, without listing the triplets: [P, B], with a row for
+    each of the P positive pairs (a, p) and a column for each sample n, 0 where (a, n) is no negative pair; and the
+    number of triplets.
     """
     distances = to_power(*squared_distances(batch), power)
     anchors, partners = positives.nonzero().T
@@ -66,8 +66,9 @@ def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False, log=No
                      negatives of each anchor (row), for every triplet that they make.
         margin:      in units of distance^power.
         power:       2: squared distances (FaceNet, Roth et al.); 1: plain distances (Musgrave et al.).
-        active_only: mean over the triplets that violate the margin instead of over all.
-        log:         a dict that receives `tuples`, the number of triplets, and `active_tuples`, that of violating ones.
+        active_only: average over the triplets that violate the margin, instead of over all triplets.
+        log:         a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
+                     that violate the margin.
 
     Returns: scalar, the mean of [ d_ap^power − d_an^power + margin ]₊; a differentiable zero without triplets.
 

@@ -22,7 +22,7 @@ class WeightedSum(torch.nn.Module):
         self.names, self.criteria, self.weights = names, torch.nn.ModuleList(criteria), weights
         own = [criterion.ranking_embeddings for criterion in criteria if hasattr(criterion, 'ranking_embeddings')]
         if len(own) == 1:
-            self.ranking_embeddings, = own          # of the only loss with its own distance
+            self.ranking_embeddings, = own          # the only loss with its own distance
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

@@ -26,7 +26,7 @@ SAMPLERS = {
     'fid_batchmatch': fid_batchmatch_sampler,
     'disthist_batchmatch': disthist_batchmatch_sampler,
 }
-BATCH = ('bs', 'samples_per_class')          # the flags that say how large a batch is
+BATCH = ('bs', 'samples_per_class')          # the flags of the batch size
 
 
 def is_default(opt):
@@ -40,18 +40,18 @@ def chosen_later(opt):
 
 
 def distinct(opt):
-    """What never repeats in a batch of --data_sampler: 'classes' (one group of images each), 'images', or None."""
+    """What never repeats in a batch of --data_sampler: 'classes' (one group of images per class), 'images', or None."""
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
 
 
 def choose_batch(opt, images):
     """
-    Where --bs and --samples_per_class are the defaults, and there are too few training classes or images for these:
-    sets opt.bs and opt.samples_per_class to what the training images allow, and says so.
+    Shrinks the default --bs and --samples_per_class if there are too few training classes or images for them: sets
+    opt.bs and opt.samples_per_class to what the training images allow, and prints it.
 
     A sampler that does not repeat classes gets the largest batch up to the default --bs, with as few images per class
-    as this allows, and no more than half of the classes have. One that does not repeat images gets at most all images,
-    and with --unsupervised this is true of both. Each image counts --views times.
+    as this allows, and at most as many as half of the classes have. A sampler that does not repeat images gets at most
+    all images, and so does either with --unsupervised. Each image counts --views times.
     """
     n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
     before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
@@ -70,7 +70,7 @@ def choose_batch(opt, images):
 
 def select(opt, images):
     """
-    The sampler --data_sampler over the training images; with --views, of batches of --bs / --views different images.
+    The sampler --data_sampler over the training images; with --views, its batches have --bs / --views different images.
     Raises UserError if the flags and the images do not fit.
     """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
@@ -98,12 +98,12 @@ def select(opt, images):
 
 
 def fill_storage(sampler, embed):
-    """Before an epoch, for a sampler with a memory bank; embed() -> embeddings [N, D] of the training images."""
+    """Before an epoch: fills the memory bank of a sampler that has one; embed() -> training embeddings [N, D]."""
     if hasattr(sampler, 'storage'):
         sampler.storage.fill(embed)
 
 
 def update_storage(sampler, embeddings, indices):
-    """After a step, for a sampler with a memory bank: the batch's embeddings [B, D] and image indices [B]."""
+    """After a step: updates a sampler's memory bank with the batch's embeddings [B, D] and image indices [B]."""
     if hasattr(sampler, 'storage'):
         sampler.storage.update(embeddings, indices)

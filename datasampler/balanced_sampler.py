@@ -12,10 +12,10 @@ class Sampler(torch.utils.data.Sampler):
     The shuffled images of each class are split into groups of samples_per_class; if the last group is too small, it is
     filled with earlier images of the class. A batch is bs / samples_per_class groups. The groups of a class are spread
     evenly over the batches, so that a class repeats in a batch only if it has more groups than the epoch has batches.
-    If the groups do not fill the last batches, further groups of random classes do.
+    If the groups do not fill the last batches, further groups of random classes are added.
 
-    An epoch is one pass over all images. With --iterations_per_epoch it has that many batches, from consecutive passes.
-    It is a function of the seed and the epoch.
+    An epoch is one pass over all images, or --iterations_per_epoch batches from consecutive passes. It is a function of
+    the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
     """
@@ -23,7 +23,7 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         self.groups_per_batch, self.per_class = classes_per_batch(opt), opt.samples_per_class
         self.seed, self.epoch, self.of_class = opt.seed, 0, ClassImages(image_dict)
-        self.n_groups = -(-self.of_class.sizes // self.per_class)                      # of each class
+        self.n_groups = -(-self.of_class.sizes // self.per_class)                      # groups per class
         self.n_batches = -(-int(self.n_groups.sum()) // self.groups_per_batch)
         self.sampler_length = opt.iterations_per_epoch or self.n_batches
 
@@ -46,9 +46,9 @@ class Sampler(torch.utils.data.Sampler):
 
         n_groups = self.n_groups + self.extra_groups(generator).bincount(minlength=len(sizes))
         order = torch.randperm(len(sizes), generator=generator)
-        classes = order.repeat_interleave(n_groups[order])                             # of each group
+        classes = order.repeat_interleave(n_groups[order])                             # the class of each group
         numbers = torch.arange(len(classes)) - (n_groups[order].cumsum(0) - n_groups[order]).repeat_interleave(
-            n_groups[order])                                                           # of the group within its class
+            n_groups[order])                                                           # the group's number in its class
         members = numbers[:, None] * self.per_class + torch.arange(self.per_class)
         groups = shuffled[starts[classes, None] + members % sizes[classes, None]]
         # Group i goes to batch i modulo n_batches, so that consecutive groups of a class go to different batches.
@@ -56,7 +56,7 @@ class Sampler(torch.utils.data.Sampler):
         return batches[torch.randperm(self.n_batches, generator=generator)].tolist()
 
     def extra_groups(self, generator):
-        """The classes of the groups that fill the last batches; if possible, none that is in every batch already."""
+        """The classes of the groups that fill the last batches; if possible, no class that all batches have."""
         n_missing = self.groups_per_batch * self.n_batches - int(self.n_groups.sum())
         n_free = (self.n_batches - self.n_groups).clamp(0, n_missing)
         room = torch.arange(len(self.n_groups)).repeat_interleave(n_free)

@@ -7,11 +7,11 @@ from utilities.errors import UserError
 
 class Matching:
     """
-    Each batch is the one of --data_batchmatch_ncomps candidates that is most similar to a big batch of
-    --data_batchmatch_bigbs images. There is a new big batch for each batch.
+    Each batch is the candidate, out of --data_batchmatch_ncomps, that is most similar to a big batch of
+    --data_batchmatch_bigbs images. Each batch has a new big batch.
 
     The big batch consists of groups of samples_per_class images, spread evenly over as many classes as possible. A
-    candidate is bs / samples_per_class of its groups, all of different classes, so that a batch is composed as by
+    candidate is bs / samples_per_class of its groups, all of different classes, so that a batch is composed as in
     class_random.
     """
 
@@ -29,7 +29,7 @@ class Matching:
     @torch.no_grad()
     def batches(self, n_batches, storage, cost, generator):
         """
-        cost(points [n, D], candidates [m, B] of indices into points) -> [m].
+        cost: (points [n, D], candidates [m, B], indices into points) -> costs [m].
 
         Returns: a list of n_batches lists of image indices.
         """
@@ -38,7 +38,7 @@ class Matching:
             images, candidates = self.big_batch(generator), self.candidates(generator)
             costs = cost(storage.points(images), candidates.to(storage.device))
             choices.append((images, candidates, costs.argmin()))
-        best = torch.stack([i for _, _, i in choices]).tolist()                 # the only wait for the device
+        best = torch.stack([i for _, _, i in choices]).tolist()                # the host waits for the device here only
         return [images[candidates[i]].tolist() for (images, candidates, _), i in zip(choices, best, strict=True)]
 
     def big_batch(self, generator):
@@ -50,7 +50,7 @@ class Matching:
         return groups[:self.n_groups].flatten()
 
     def candidates(self, generator):
-        """Indices into the big batch, [m, B]."""
+        """[m, B] candidates: indices into the big batch."""
         classes = torch.rand(self.n_candidates, self.n_classes, generator=generator)
         classes = classes.topk(self.n_per_batch, dim=1).indices
         n_rounds = self.n_groups // self.n_classes + (classes < self.n_groups % self.n_classes)
@@ -78,7 +78,7 @@ class Coreset:
     @torch.no_grad()
     def batches(self, n_batches, storage, choose, generator):
         """
-        choose(points [n, D], k, generator) -> k indices into points, int64 [k].
+        choose: (points [n, D], k, generator) -> k indices into points, int64 [k].
 
         Returns: a list of n_batches lists of image indices.
         """
@@ -86,7 +86,7 @@ class Coreset:
         for _ in range(n_batches):
             images = torch.randperm(self.n_images, generator=generator)[:self.size]
             choices.append((images, choose(storage.points(images), self.n_anchors, generator)))
-        chosen = torch.stack([indices for _, indices in choices]).cpu()         # the only wait for the device
+        chosen = torch.stack([indices for _, indices in choices]).cpu()        # the host waits for the device here only
         anchors = [images[indices] for (images, _), indices in zip(choices, chosen, strict=True)]
         return [torch.cat([a[:, None], self.of_class.partners(a, self.n_partners, generator)], dim=1).flatten().tolist()
                 for a in anchors]

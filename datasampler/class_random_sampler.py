@@ -11,7 +11,7 @@ import torch
 from datasampler.sampling import chunks_of_permutations, classes_per_batch
 from utilities.randomness import derive
 
-DISTINCT = 'classes'            # the groups of a batch are of different classes
+DISTINCT = 'classes'            # no class repeats in a batch
 
 
 class Sampler(torch.utils.data.Sampler):

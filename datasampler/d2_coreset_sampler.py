@@ -33,15 +33,15 @@ def d2_coreset(points, k, generator, power=1.0):
     n, dim = points.shape
     mean = points.mean(dim=0)
     values, vectors = torch.linalg.eigh(points.T.cov().view(dim, dim))
-    # The floor avoids division by 0 in directions in which the points do not vary; whitened, they stay near 0 there.
+    # The floor avoids division by 0 in directions without variance, in which the whitened points stay near 0.
     deviations = values.clamp(min=1e-6 * values[-1] + torch.finfo(values.dtype).tiny).sqrt()
     whitened = (points - mean) @ vectors / deviations
-    # The argmax of log p plus Gumbel noise is a sample of p.
+    # The argmax of log p plus Gumbel noise is a sample from p.
     noise = -torch.empty(k, n).exponential_(generator=generator).log()
     scores = noise.to(points.device) - whitened.pow(2).sum(dim=1) / 2
     sample = mean + vectors @ (deviations * torch.randn(dim, generator=generator).to(points.device))
     chosen = [(points - sample).norm(dim=1).argmin()[None]]
-    total = torch.zeros(n, device=points.device)                                    # D
+    total = torch.zeros(n, device=points.device)                                    # D of the docstring
     for step in range(1, k):
         total = total + (points - points[chosen[-1]]).pow(2).sum(dim=1)
         scores.index_fill_(1, chosen[-1], -torch.inf)
@@ -55,7 +55,7 @@ class Sampler(torch.utils.data.Sampler):
     The batches of big_batch.Coreset, with --data_d2_coreset_lambda. An epoch has n_images // bs batches, or
     --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, a Storage.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

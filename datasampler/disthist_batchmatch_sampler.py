@@ -10,7 +10,7 @@ import torch
 from datasampler.big_batch import Matching
 from utilities.randomness import derive
 
-DISTINCT = 'classes'            # the groups of a batch are of different classes
+DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 
@@ -31,10 +31,10 @@ def distance_histogram_costs(points, candidates, n_bins=50, weight=75):
     low, high = distances.masked_fill(own, torch.inf).min(), distances.max()
     width = (high - low) / n_bins
     bins = ((distances - low) / width.clamp(min=torch.finfo(width.dtype).tiny)).long().clamp(max=n_bins - 1)
-    bins = bins.masked_fill(own, n_bins)                                # an extra bin, which is not counted
+    bins = bins.masked_fill(own, n_bins)                                # an extra bin that is not counted
 
     def cumulative(bins):
-        """[m, ...] bins -> [m, n_bins], the fraction of the pairs up to and including each bin."""
+        """[m, ...] bins of pairs -> [m, n_bins], the fraction of the pairs up to and including each bin."""
         rows = torch.arange(len(bins), device=bins.device)[:, None] * (n_bins + 1)
         counts = (bins.flatten(1) + rows).flatten().bincount(minlength=len(bins) * (n_bins + 1))
         counts = counts.view(len(bins), n_bins + 1)[:, :n_bins].cumsum(dim=1)
@@ -53,7 +53,7 @@ class Sampler(torch.utils.data.Sampler):
     The batches of big_batch.Matching with the least cost. An epoch has n_images // bs batches, or
     --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, a Storage.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

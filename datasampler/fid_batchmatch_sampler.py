@@ -9,18 +9,18 @@ import torch
 from datasampler.big_batch import Matching
 from utilities.randomness import derive
 
-DISTINCT = 'classes'            # the groups of a batch are of different classes
+DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 
 
 def frechet_distances(points, candidates):
     """
-    Frechet distance between two Gaussians, one with the mean and (unbiased) covariance of all points, one with those of
-    a candidate: |m - m'|^2 + tr(S + S' - 2 (S S')^1/2). Heusel et al., NeurIPS 2017, https://arxiv.org/abs/1706.08500,
+    Frechet distance between two Gaussians, which have the means and (unbiased) covariances of all points and of a
+    candidate: |m - m'|^2 + tr(S + S' - 2 (S S')^1/2). Heusel et al., NeurIPS 2017, https://arxiv.org/abs/1706.08500,
     Eq. 6.
 
-    With S' = Y^T Y, the eigenvalues of S S' are those of the symmetric [B, B] matrix Y S Y^T. If D is smaller than B,
-    the [D, D] matrix R S' R with R = S^1/2 gives them instead.
+    With S' = Y^T Y, S S' has the same eigenvalues as the symmetric [B, B] matrix Y S Y^T apart from zeros. If D is
+    smaller than B, the [D, D] matrix R S' R with R = S^1/2 gives them instead.
 
     Args:
         points:     [n, D].
@@ -28,7 +28,7 @@ def frechet_distances(points, candidates):
 
     Returns: float64 [m], in units of squared distance.
     """
-    points = points.double()           # the root of an eigenvalue that should be 0 would be large in float32
+    points = points.double()           # in float32, roots of eigenvalues that should be 0 would be large
     covariance = points.T.cov().view(points.shape[1], -1)
     subsets = points[candidates]                                                    # [m, B, D]
     means, size = subsets.mean(dim=1), candidates.shape[1]
@@ -49,7 +49,7 @@ class Sampler(torch.utils.data.Sampler):
     The batches of big_batch.Matching with the smallest Frechet distance. An epoch has n_images // bs batches, or
     --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, a Storage.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

@@ -8,9 +8,9 @@ from utilities.randomness import derive
 
 class Sampler(torch.utils.data.Sampler):
     """
-    The first bs - 1 images are each a random image of a random class, both uniform and with replacement. The last image
-    is of the class of a random one of these, and a different image if the class has more than one. An epoch has
-    n_images // bs batches, or --iterations_per_epoch, and is a function of the seed and the epoch.
+    Each of the first bs - 1 images is a random image of a random class, both uniform and with replacement. The last
+    image is another image of the class of a random one of them, or the same image if the class has no other. An epoch
+    has n_images // bs batches, or --iterations_per_epoch, and is a function of the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
     """
@@ -36,7 +36,7 @@ class Sampler(torch.utils.data.Sampler):
             members = random_integers(sizes[classes], generator)
             anchor = random_integers(torch.tensor(self.bs - 1), generator)
             size = sizes[classes[anchor]]
-            # Any member of the class but the anchor itself.
+            # Any image of the class except the anchor itself.
             positive = (members[anchor] + 1 + random_integers(size - 1, generator)) % size
             classes, members = torch.cat([classes, classes[anchor, None]]), torch.cat([members, positive[None]])
             yield images[starts[classes] + members].tolist()

@@ -26,7 +26,7 @@ def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):
         points:    [n, D], n >= k.
         k:         number of points to choose.
         generator: a torch.Generator on the CPU.
-        softened:  choose a random one of the farthest 3 percent of the points instead of the farthest.
+        softened:  choose a random point out of the farthest 3 percent instead of the farthest point.
         limit:     a distance. Points within this distance of a chosen point count as covered: they are chosen last,
                    in random order.
 
@@ -53,7 +53,7 @@ class Sampler(torch.utils.data.Sampler):
     batches, or --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the
     epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank of their embeddings.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, a Storage.
     """
 
     def __init__(self, opt, image_dict, image_list, storage):

@@ -5,7 +5,7 @@ from datasampler.sampling import ClassImages, classes_per_batch
 from utilities.errors import UserError
 from utilities.randomness import derive
 
-DISTINCT = 'classes'            # the groups of a batch are of different classes
+DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_HIERARCHY = True       # Sampler(opt, image_dict, image_list, superclasses)
 
 

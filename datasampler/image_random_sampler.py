@@ -7,13 +7,13 @@ from datasampler.sampling import chunks_of_permutations
 from utilities.errors import UserError
 from utilities.randomness import derive
 
-DISTINCT = 'images'             # no two of a batch are the same
+DISTINCT = 'images'             # no image repeats in a batch
 
 
 class Sampler(torch.utils.data.Sampler):
     """
     The batches are consecutive chunks of the shuffled images, so no image repeats within a batch or within
-    n_images // bs batches. That is the length of an epoch, unless --iterations_per_epoch sets another. A batch need not
+    n_images // bs batches, the length of an epoch unless --iterations_per_epoch is given. A batch need not
     contain a positive pair. An epoch is a function of the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].

@@ -5,7 +5,7 @@ from utilities.errors import UserError
 
 
 def classes_per_batch(opt, n_classes=None):
-    """--bs / --samples_per_class. Raises UserError if that is no whole number, or more than `n_classes`."""
+    """--bs / --samples_per_class. Raises UserError if it is not a whole number, or more than `n_classes`."""
     if opt.bs % opt.samples_per_class:
         raise UserError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
     n_per_batch = opt.bs // opt.samples_per_class
@@ -19,8 +19,8 @@ def classes_per_batch(opt, n_classes=None):
 def chunks_of_permutations(n, k, generator):
     """
     Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k]: consecutive chunks of one random
-    permutation after another. A chunk that spans two permutations takes from the second only numbers that it does not
-    contain yet.
+    permutation after another. A chunk that spans two permutations skips numbers of the second that it
+    already contains.
     """
     remaining = torch.empty(0, dtype=torch.int64)
     while True:
@@ -41,7 +41,7 @@ class ClassImages:
     The images of all classes in one flat tensor, to sample from many classes at once.
 
     images: int64 [N], image indices sorted by class.
-    sizes, starts: int64 [C], each class's number of images and the index of its first one in `images`.
+    sizes, starts: int64 [C], each class's number of images and the index of its first image in `images`.
     class_of: int64 [N], the class of each image, numbered in the order of image_dict.
     """
 
@@ -53,14 +53,14 @@ class ClassImages:
         self.class_of[self.images] = torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
 
     def sample(self, classes, n, generator):
-        """classes int64 [K] -> n random images of each, [K, n]; a class repeats an image only after using all."""
+        """classes int64 [K] -> n random images of each, [K, n]; no image of a class repeats before all are used."""
         keys = torch.rand(len(classes), int(self.sizes[classes].max()), generator=generator)
         return self.images_by_key(classes, keys, torch.arange(n).expand(len(classes), n))
 
     def partners(self, anchors, n, generator):
         """
-        anchors int64 [K] -> n images of each anchor's class, [K, n]: distinct and not anchors, if the class is large
-        enough.
+        anchors int64 [K] -> n images of each anchor's class, [K, n]; if the class is large enough, they are distinct
+        and none is an anchor.
 
         Anchors of one class share its images evenly; anchors themselves are used only when the others run out.
         """
@@ -75,8 +75,8 @@ class ClassImages:
 
     def images_by_key(self, classes, keys, ranks):
         """
-        Sorts the images of each of `classes` [K] by descending keys [K, largest size] and returns those at `ranks`
-        [K, n]; a rank beyond the size of the class wraps around.
+        Sorts the images of each of `classes` [K] by descending keys [K, largest size] and returns the images at the
+        `ranks` [K, n]; a rank beyond the size of the class wraps around.
         """
         sizes = self.sizes[classes, None]
         if not ranks.numel():

@@ -8,9 +8,9 @@ from utilities.randomness import derive
 
 class Storage:
     """
-    float32 [N, D] on opt.device (but on the CPU instead of an Apple GPU, where PyTorch cannot compute eigenvalues), in
-    the order of the training images. D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the
-    seed fixes. The memory bank is filled from the images without augmentation before the first epoch (with
+    float32 [N, D] in the order of the training images, on opt.device (on the CPU instead of an Apple GPU, where PyTorch
+    cannot compute eigenvalues). D is --embed_dim, or --data_sampler_lowproj_dim after a random projection that the seed
+    fixes. The memory bank is filled from the images without augmentation before the first epoch (with
     --data_idx_full_prec, before each epoch) and updated with the embeddings of each training batch, unless
     --data_storage_no_update.
 
@@ -37,7 +37,7 @@ class Storage:
         self.embeddings = self.change = None
 
     def fill(self, embed):
-        """Before an epoch. embed() -> [N, --embed_dim] embeddings of all training images; only called if needed."""
+        """Before an epoch. embed: () -> [N, --embed_dim] embeddings of all training images; called only if needed."""
         if self.embeddings is None:
             self.embeddings = self.projected(embed()).clone()
             self.change = torch.zeros_like(self.embeddings) if self.momentum else None
@@ -47,13 +47,13 @@ class Storage:
     def update(self, embeddings, indices):
         """After a step: the batch's embeddings [B, --embed_dim] and image indices [B], on the CPU."""
         if not self.no_update:
-            last = {index: row for row, index in enumerate(indices.tolist())}       # if an image repeats in the batch
-            # one copy that the host does not wait for
+            last = {index: row for row, index in enumerate(indices.tolist())}       # the last row of each image
+            # a single copy, for which the host does not wait
             pairs = torch.tensor([*last.items()]).T.to(self.device, non_blocking=True)
             self.write(pairs[0], self.projected(embeddings)[pairs[1]])
 
     def write(self, rows, embeddings):
-        """embeddings: projected, of the images with these indices, of which each occurs once."""
+        """rows: image indices, each once; embeddings: of these images, projected."""
         if self.momentum:
             self.change[rows] = (self.momentum * self.change[rows]
                                  + (1 - self.momentum) * (embeddings - self.embeddings[rows]))

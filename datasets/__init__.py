@@ -26,9 +26,9 @@ DATASETS = {
 @dataclass
 class Data:
     """
-    train:       the training images, with augmentation; none in the evaluation of a set without a training split. With
-                 --unsupervised, each of them is a class of its own.
-    evaluation:  {split: ImageSet} of those of 'train', 'val' and 'test' that there are, without augmentation.
+    train:       the training images, with augmentation; empty where a data set without a training split is
+                 evaluated. With --unsupervised, each image is a class of its own.
+    evaluation:  {split: ImageSet} without augmentation, for each of 'train', 'val' and 'test' that exists.
     description: the classes and hashes of the splits, from splits.describe.
     """
     train: ImageSet
@@ -37,7 +37,7 @@ class Data:
 
 
 def select(opt, input_size):
-    """The data set --dataset, split, with images of `input_size` pixels. Raises UserError if images are missing."""
+    """The splits of --dataset, with images of `input_size` pixels. Raises UserError if images are missing."""
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     check_names(table)
     note_ignored(table.ignored)
@@ -52,7 +52,7 @@ def select(opt, input_size):
         suspects = read.unreadable() if opt.image_cache else table.paths
         table = without_bad_images(table, suspects, opt.max_megapixels)
     if splits.scheme(opt, table) != 'predefined':
-        table = replace(table, parts=None)                   # else the queries would be compared with the gallery only
+        table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
     if opt.augment_on_gpu:
@@ -77,12 +77,12 @@ def pipelines(opt, input_size):
 def is_file(path):
     try:
         return path.is_file()
-    except OSError:                                        # such as a name that is too long for the file system
+    except OSError:                                        # for example, the name is too long for the file system
         return False
 
 
 def without_bad_images(table, suspects, limit=None):
-    """The table without those of the images `suspects` that cannot be read; prints their number and the first three."""
+    """The table without the unreadable images among `suspects`; prints their number and the first three."""
     with ThreadPoolExecutor() as pool:
         readable = list(tqdm(pool.map(lambda path: is_readable(path, limit), suspects), total=len(suspects),
                              desc='checking images', disable=None))

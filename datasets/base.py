@@ -11,7 +11,7 @@ from datasets import decoding
 from utilities.command_line import is_text
 from utilities.errors import UserError
 
-AHEAD = 8          # images that are opened before the first of them is decoded; only those that are no JPEG take memory
+AHEAD = 8          # images to open before the first one is decoded; they take memory unless they are JPEG files
 
 
 @dataclass
@@ -23,8 +23,8 @@ class ImageTable:
     classes: the class name of each image.
     parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
-    coarser: such mappings of the levels above the super-classes, from the nearest level up.
-    ignored: the files and folders beside the images that are no images.
+    coarser: such mappings for the levels above the super-classes, from the nearest level up.
+    ignored: files and folders among the images that are not images.
     """
     paths: list
     classes: list
@@ -48,21 +48,20 @@ def read_image(path, limit=None):
 class ImageSet(torch.utils.data.Dataset):
     """
     The images of one split. The item at `index`, or at `(index, seed)`, is (image [3, H, W] float32 RGB in [0, 1],
-    label int, index int). With a seed, the augmentation is a function of it, and torch's global generator stays as it
-    was. Without one, the augmentation samples from that generator, as torchvision's data sets do: it differs from item
-    to item and from epoch to epoch, and a DataLoader seeds it in each of its workers.
+    label int, index int). With a seed, the augmentation is a function of the seed, and torch's global generator does
+    not change. Without a seed, the augmentation samples from that generator, as torchvision's data sets do: it differs
+    from item to item and from epoch to epoch, and a DataLoader seeds the generator in each of its workers.
 
     paths:       list of N paths.
     labels:      int64 array [N], numbered from 0 in the order of class_names.
     class_names: the classes, sorted.
-    superclasses: the super-class of each class, or None; levels: such lists, first this one, then those of coarser
-                 super-classes.
+    superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline, or an on_device.DevicePipeline.
     read:        path -> decoding.Photo: decoding.open_photo, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
-    features:    None, or these features, float32 [N, F], which loaders give in place of the images.
+    features:    None, or the kept features, float32 [N, F], which loaders return in place of the images.
     """
 
     def __init__(self, table, chosen, transform, read=decoding.open_photo):
@@ -120,10 +119,10 @@ class ImageSet(torch.utils.data.Dataset):
 
     def loaded(self, items):
         """
-        The items as data workers hand them over: their images are what transform.load gives.
+        The items as data workers send them: their images are the results of transform.load.
 
         Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
-        Decoding replaces what is in the processor's caches, so that alternating with it would take much longer.
+        Decoding empties the processor's caches, so that reading and decoding in turn would take much longer.
         """
         items, loaded = [as_pair(item) for item in items], []
         for start in range(0, len(items), AHEAD):
@@ -144,13 +143,13 @@ def as_pair(item):
 
 def seeded(seed, function, *arguments):
     """
-    The result of the function, with torch's generator of the CPU seeded, and restored afterwards; as it is with None.
+    function(*arguments), with torch's CPU generator seeded and restored afterwards. seed: None: neither of these.
     """
     if seed is None:
         return function(*arguments)
     generator = torch.default_generator
     state = generator.get_state()
-    generator.manual_seed(seed)                                 # torch.manual_seed also seeds GPUs, which is slow
+    generator.manual_seed(seed)                                 # torch.manual_seed would also seed GPUs, which is slow
     try:
         return function(*arguments)
     finally:
@@ -159,8 +158,8 @@ def seeded(seed, function, *arguments):
 
 def image_files(folder, others=None):
     """
-    The image files directly in `folder`, sorted, without hidden files such as macOS's ._ files. What else is in it is
-    added to the list `others`.
+    The image files directly in `folder`, sorted, without hidden files such as macOS's ._ files. Other files and folders
+    are added to the list `others`.
     """
     shown = sorted(path for path in Path(folder).iterdir() if not path.name.startswith('.'))
     images = [path for path in shown if path.suffix.lower() in decoding.suffixes()]
@@ -190,7 +189,7 @@ def files_in(folder):
 
 
 def note_ignored(ignored, file=None):
-    """Prints, to sys.stdout or `file`, how many files and folders are no images, by extension, and the first three."""
+    """Prints how many files and folders are not images, by extension, and the first three. file: None: sys.stdout."""
     if not ignored:
         return
     counts = Counter('folder' if os.path.isdir(path) else Path(path).suffix.lower() or 'no extension'
@@ -217,7 +216,7 @@ def listed_rows(file, n_header, n_columns):
 
 
 def check_names(table):
-    """Raises UserError where a path or class cannot be written to the records of a run."""
+    """Raises UserError if a path or class cannot be written to the records of a run."""
     for path, name in zip(table.paths, table.classes, strict=True):
         for text in (str(path), name):
             if not is_text(text):

@@ -14,16 +14,16 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 
 from utilities.errors import UserError
 
-# The raster formats that are read, by Pillow's names, and the file name extensions under which folders are searched for
-# them. Decoders of others start a program (EPS: Ghostscript) or a handler of the system (WMF), also for a file whose
-# name says otherwise.
+# The raster formats to read, by Pillow's names, and their file name extensions, for which folders are searched.
+# Decoders of other formats start a program (EPS: Ghostscript) or a system handler (WMF), whatever the extension of the
+# file.
 FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',), 'GIF': ('.gif',),
            'TIFF': ('.tif', '.tiff'), 'WEBP': ('.webp',), 'PPM': ('.ppm', '.pgm'), 'AVIF': ('.avif',),
            'JPEG2000': ('.jp2',), 'HEIF': ('.heic', '.heif')}
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
 SIXTEEN_BIT = ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N')
 TRANSPARENT = ('RGBA', 'LA', 'PA')
-CHANNELS = (1, 3)            # of grey and RGB images
+CHANNELS = (1, 3)            # channels of grey and RGB images
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Photo:
 
 @contextlib.contextmanager
 def named(path):
-    """In the block, which reads the image at `path`, turns any exception into a UserError with the file's name."""
+    """In the block, which reads the image at `path`, any exception becomes a UserError with the file's name."""
     try:
         yield
     except Exception as error:  # decoders raise all kinds of exceptions on broken files
@@ -64,7 +64,7 @@ class TooLarge(ValueError):
 
 @functools.cache
 def formats():
-    """Those of FORMATS that can be read here: HEIF with pillow-heif, AVIF and others as Pillow was built."""
+    """The FORMATS that this installation reads: HEIF needs pillow-heif, AVIF and others a Pillow built with them."""
     if importlib.util.find_spec('pillow_heif'):
         import pillow_heif
         pillow_heif.register_heif_opener()
@@ -73,7 +73,7 @@ def formats():
 
 
 def suffixes():
-    """The file name extensions of images that can be read here."""
+    """The file name extensions of the formats that this installation reads."""
     return {suffix for name in formats() for suffix in FORMATS[name]}
 
 
@@ -120,8 +120,8 @@ def read_upright(path, limit=None, side=None):
     The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
     replaced by white, 16-bit grey scaled to 8 bits.
 
-    side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has as many, which
-          then counts for the limit.
+    side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
+          many; the limit then applies to that size.
 
     Raises UserError with the file's name if it is missing, truncated, not an image, or larger than opened() allows.
     """
@@ -168,8 +168,8 @@ def channels_last(image):
 
 def jpeg_header(data):
     """
-    The (height, width) of a JPEG file. None if only Pillow gives the pixels of read_upright: if the file is truncated,
-    has an EXIF orientation, is neither RGB nor grey with 8 bits, or is not a JPEG file.
+    The (height, width) of a JPEG file. None if the pixels of read_upright need Pillow: the file is truncated, has an
+    EXIF orientation, is neither RGB nor grey with 8 bits, or is not a JPEG file.
 
     ITU-T Recommendation T.81, 1992, Annex B.
     """

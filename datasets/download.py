@@ -21,8 +21,8 @@ def no_address(name, where):
 
 def fetch(url, checksum, folder):
     """
-    Downloads the archive at `url` into `folder`, unless it is there, and unpacks it, unless this has been done before.
-    Of several processes, the first does so, and the others wait for it.
+    Downloads the archive at `url` into `folder` and unpacks it, each unless it has been done before. Of several
+    processes, the first does so, and the others wait for it.
 
     checksum: '<algorithm>:<hexadecimal digest>', as in 'md5:97ec...'.
     Raises UserError if the server does not answer, the checksum of the archive differs, it cannot be unpacked, or the
@@ -41,7 +41,7 @@ def fetch(url, checksum, folder):
                 obtain(url, checksum, archive)
                 done.touch()
                 archive.unlink()
-            lock.unlink(missing_ok=True)                 # others that wait for it, and those to come, will see `done`
+            lock.unlink(missing_ok=True)                 # processes that wait, and later ones, see `done`
     except OSError as error:
         raise UserError(f'--download: {error.filename or folder}: {error.strerror or error}') from None
 
@@ -79,14 +79,14 @@ def download(url, partial):
         if total and partial.stat().st_size < total:
             raise ConnectionError(f'the connection ended after {partial.stat().st_size} of {total} bytes')
     except urllib.error.HTTPError as error:
-        if error.code != 416:                     # 416: an earlier attempt has downloaded all of it
+        if error.code != 416:                     # 416: an earlier attempt downloaded everything
             raise UserError(f'--download: {url}: {error}') from None
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f'--download: {url}: {error}. Start again to continue from {partial}.') from None
 
 
 def other_than(checksum, path):
-    """'' for a file that has this checksum; else what it has instead."""
+    """'' if the file has this checksum; otherwise the difference, as text."""
     algorithm, expected = checksum.split(':')
     with open(path, 'rb') as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()

@@ -1,6 +1,6 @@
 """
-Images of your own: <source_path>/images/<class>/*, <source_path>/images/<super-class>/.../<class>/*, or those that
---csv FILE lists.
+Images of your own: <source_path>/images/<class>/*, <source_path>/images/<super-class>/.../<class>/*, or the images
+that --csv FILE lists.
 """
 import csv
 import os
@@ -23,15 +23,15 @@ def load(opt):
 
 
 def in_folders(folder):
-    """The table of a folder that contains one folder of images per class, or such folders in those of super-classes."""
+    """The table of a folder of class folders, or of super-class folders that contain class folders."""
     return class_folders(folder) if any(map(image_files, subfolders(folder))) else nested(folder)
 
 
 def nested(folder):
     """
-    The table of folders of super-classes, of one level or more, that contain the folders of classes. The name of a
-    class or super-class is its path below `folder`. Hidden folders are left out. Raises UserError where classes are at
-    different depths.
+    The table of a folder of super-class folders, on one level or more, that contain class folders. The name of a class
+    or super-class is its path below `folder`. Hidden folders are left out. Raises UserError if classes are at different
+    depths.
     """
     walked, paths, classes, beside = [], [], [], []
     for above, folders, _ in os.walk(folder, followlinks=True):
@@ -83,11 +83,11 @@ def listed(file, source_path):
 
 
 def level_of(file, rows, column):
-    """{class: its super-class} of a CSV column. Raises UserError where it is empty, and where a class has two."""
+    """{class: its super-class} from a CSV column. Raises UserError if a field is empty or a class has two values."""
     level = {}
     for number, row in enumerate(rows, start=2):
         if not row[column] or level.setdefault(row['label'], row[column]) != row[column]:
             raise UserError(f'--csv {file}, line {number}: {column} must be the same for all images of a label and not '
-                            f'empty; of {row["label"]} it is {row[column] or "empty"}'
+                            f'empty; for {row["label"]} it is {row[column] or "empty"}'
                             + (f' here and {level[row["label"]]} before' if row[column] else ''))
     return level

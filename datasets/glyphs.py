@@ -25,7 +25,7 @@ CHARACTERS = True            # its images must not be flipped or cropped
 VERSION = 1
 SIDE = 40                    # pixels per side of an image
 PER_CLASS = 20               # images per class
-MIN_FONTS = 8                # fonts that must contain a letter
+MIN_FONTS = 8                # number of fonts that must contain a letter
 TOLERANCE = 0.1              # root mean square difference of ink, in [0, 1], below which two shapes are the same
 SCRIPTS = ('ARMENIAN', 'CYRILLIC', 'GEORGIAN', 'GREEK', 'LATIN')
 
@@ -35,7 +35,7 @@ def load(opt):
 
 
 def folder():
-    """The folder of the images, which are rendered if it does not exist; its name has a hash of the fonts."""
+    """The folder of the images, with a hash of the fonts in its name; renders the images if it does not exist."""
     fonts = font_files()
     origin = hashlib.sha256(repr([VERSION, [(font.name, zlib.crc32(font.read_bytes())) for font in fonts]]).encode())
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning'
@@ -78,7 +78,7 @@ def outline(letter, font):
 
 
 def distinct(chosen):
-    """`chosen` without the letters that look, up to size, like an earlier letter in a font that contains both."""
+    """`chosen` without letters that look like an earlier letter, apart from size, in a font that contains both."""
     letters, kept = list(chosen), []
     same = np.zeros((len(letters), len(letters)), bool)
     for font in {font for fonts in chosen.values() for font in fonts}:
@@ -141,4 +141,4 @@ def render_all(fonts, path):
     except OSError:
         if not path.exists():
             raise
-        shutil.rmtree(unfinished)            # another process was faster; its images are the same
+        shutil.rmtree(unfinished)            # another process was faster, with the same images

@@ -25,8 +25,8 @@ from utilities.errors import UserError
 from utilities.files import locked
 
 VERSION = 3                  # raise it when read_upright or the format changes
-COLUMNS = 5                  # of the index
-SAMPLE = 50                  # number of images that are compared with their checksums when a cache is opened
+COLUMNS = 5                  # numbers per row of the index
+SAMPLE = 50                  # number of images to compare with their checksums when a cache is opened
 CHUNK = 64                   # number of images decoded between two writes
 
 
@@ -34,13 +34,13 @@ class ImageCache:
     """
     Replaces open_photo for `paths`, which may repeat and be in any order.
 
-    resize: the resizing that all pipelines begin with (transforms.shared), whose results are stored; None: the images
-            are stored at their own size.
+    resize: the resizing with which all pipelines begin (transforms.shared): resized images are stored; None: images are
+            stored at their own size.
 
     An image that cannot be read has a row with height 0; reading it calls open_photo, which raises the error. Raises
-    UserError if the folder cannot be used, the disk is too small, or a checksum does not fit. The checksum is compared
-    when an image is read; when the cache is opened, it is for a sample of images, which depends on --seed, or with
-    --image_cache_check for all.
+    UserError if the folder cannot be used, the disk is too small, or a checksum does not fit. An image's checksum is
+    compared when it is read. When the cache is opened, checksums are compared for a random sample of images (by
+    --seed), or with --image_cache_check for all images.
     """
 
     def __init__(self, opt, paths, resize=None):
@@ -67,11 +67,11 @@ class ImageCache:
         row = self.rows[path]
         offset, *shape, expected = self.index[row].tolist()
         if self.pixels is None:
-            # copy on write: torch warns of memory that cannot be written to
+            # mapped copy-on-write: torch warns of memory that it cannot write to
             self.pixels = np.memmap(self.folder / 'pixels', np.uint8, 'c')
         pixels = self.pixels[offset:offset + math.prod(shape)]
         found = word_sum(pixels, offset)
-        if self.sums.get(row) != found:                                # CRC-32 takes 15 times as long
+        if self.sums.get(row) != found:                                # the CRC-32 below takes 15 times as long
             if checksum(self.index[row, :-1], pixels) != expected:
                 raise damage(f'{path} is damaged in {self.folder}')
             self.sums[row] = found
@@ -81,7 +81,7 @@ class ImageCache:
         return Photo(*shape[:2], lambda scale: pixels)
 
     def check(self, rows, paths):
-        """Raises UserError where images of these rows are not as they were written."""
+        """Raises UserError if images of these rows are not as they were written."""
         damaged = []
         for row in tqdm(rows, desc='checking the image cache', disable=None if len(rows) > SAMPLE else True):
             offset, *shape, expected = self.index[row].tolist()
@@ -102,21 +102,21 @@ def damage(what):
 
 
 def key(paths, source, resize):
-    """A hash of what is stored: the path below `source`, size and modification time of each file, and the resizing."""
+    """A hash of the cache's content: each file's path below `source`, size and modification time, and the resizing."""
     digest = hashlib.sha256(repr([VERSION, PIL.__version__, resize]).encode())
     source = str(Path(source))
     for path in paths:
         try:
             status = path.stat()
             state = status.st_size, status.st_mtime_ns
-        except OSError:                                                # then --skip_bad_images leaves it out
+        except OSError:                                                # --skip_bad_images leaves the file out
             state = None
         digest.update(os.fsencode(f'{str(path).removeprefix(source).lstrip(os.sep)} {state}\n'))
     return digest.hexdigest()[:16]
 
 
 def complete_rows(folder, n_images):
-    """The rows of the index up to the first that does not fit the ones before or `pixels`, int64 [<= n_images, 5]."""
+    """The index up to the first row that contradicts earlier rows or the size of `pixels`, int64 [<= n_images, 5]."""
     try:
         index = np.fromfile(folder / 'index', '<i8')
         n_bytes = (folder / 'pixels').stat().st_size
@@ -126,18 +126,18 @@ def complete_rows(folder, n_images):
     offsets, sizes = index[:, 0], sizes_of(index)
     valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
     valid &= np.isin(index[:, 3], CHANNELS)
-    return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the row before may be the broken one
+    return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the broken row may be the one before
 
 
 def checksum(row, pixels):
-    """CRC-32 of an image: of its row of the index without the checksum, int64 [4], and its pixels."""
+    """CRC-32 of an image's row of the index, int64 [4] (without the checksum), and its pixels."""
     return zlib.crc32(pixels, zlib.crc32(row.tobytes()))
 
 
 def word_sum(pixels, offset):
     """
-    The sum of the 64-bit words of uint8 [N] at `offset` of a page, and the bytes before and after them: of two equal
-    ones nothing is known, but a changed bit always changes them.
+    The sum of the 64-bit words of uint8 [N] at `offset` of a page, and the bytes before and after these words. A
+    changed bit always changes the result; equal results do not prove equal pixels.
     """
     start = -offset % 8
     stop = start + (len(pixels) - start) // 8 * 8
@@ -157,7 +157,7 @@ def n_bytes_of(index):
 
 
 def fill(folder, paths, resize, limit=None):
-    """Adds the images that are missing in the cache, or waits for a process that does; returns the complete index."""
+    """Adds the missing images to the cache, or waits for a process that does; returns the complete index."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / 'lock', f'--image_cache: another process is filling {folder}; waiting for it'):
         index = complete_rows(folder, len(paths))

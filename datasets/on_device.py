@@ -1,6 +1,6 @@
 """
---augment_on_gpu: the resizing of crops, flips, changes of colour and erasing are computed on the device, for a whole
-batch.
+--augment_on_gpu: the device resizes crops, flips images, changes colours and erases rectangles, for a whole batch at a
+time.
 
 Data workers decode the images, resize them if the augmentation begins with a resizing, and sample the same random
 numbers as torchvision's transforms. Each image is therefore augmented as without the flag, except for rounding.
@@ -17,8 +17,8 @@ from datasets.pipeline import Pipeline, blank, reduced, size_after
 from datasets.transforms import ERASED
 
 CROPS = v2.RandomResizedCrop, v2.RandomCrop
-WEIGHTS = (0.299, 0.587, 0.114)                    # of red, green and blue in a grey level, ITU-R BT.601
-NO_COLOURS = (0, 1, 2, 3, 1., 1., 1., 0.)          # an order of the four changes below, and factors without effect
+WEIGHTS = (0.299, 0.587, 0.114)                    # weights of red, green and blue in a grey level, ITU-R BT.601
+NO_COLOURS = (0, 1, 2, 3, 1., 1., 1., 0.)          # the order of the four changes below, and factors without effect
 
 
 @dataclass
@@ -91,13 +91,13 @@ class DevicePipeline:
             return image
         mode = getattr(crop, 'interpolation', v2.InterpolationMode.BILINEAR).value
         image = F.interpolate(image, tuple(crop.size), mode=mode, antialias=True)
-        return image.clamp_(0, 1) if mode == 'bicubic' else image          # which exceeds the values of the pixels
+        return image.clamp_(0, 1) if mode == 'bicubic' else image          # bicubic exceeds the pixels' range
 
 
 def sampled(transforms, size):
     """
-    The last 14 numbers of a plan: the random numbers of flip, colours and erasing, sampled as torchvision's transforms
-    do. size: (height, width) of the augmented image.
+    The last 14 numbers of a plan: the random numbers for flip, colours and erasing, sampled as by torchvision's
+    transforms. size: (height, width) of the augmented image.
     """
     flip, grey, colours, rectangle = 0, 0, NO_COLOURS, (0, 0, 0, 0)
     for transform in transforms:
@@ -112,13 +112,13 @@ def sampled(transforms, size):
             flip = float(torch.rand(1) < transform.p)
         elif isinstance(transform, v2.RandomErasing) and torch.rand(1) < transform.p:
             chosen = transform.make_params([blank(*size).expand(3, -1, -1)])
-            if chosen['v'] is not None:                    # it found a rectangle that fits
+            if chosen['v'] is not None:                    # v is None if no rectangle fits
                 rectangle = [chosen[name] for name in 'ijhw']
     return flip, grey, *colours, *rectangle
 
 
 def on_all(values, images):
-    """values [B] -> [B, 1, 1, 1] on the device of the images, to multiply or choose them with."""
+    """values [B] -> [B, 1, 1, 1] on the device of the images, for products and choices per image."""
     return values.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
 
 

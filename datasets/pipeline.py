@@ -13,8 +13,8 @@ class Pipeline:
     """
     A decoding.Photo, or a PIL image in RGB -> float32 RGB tensor [3, H, W] in [0, 1].
 
-    transforms: those of torchvision. If the first one is a crop or a resizing, only the pixels that it needs are
-                copied. Grey images have one channel until the end, since all transforms treat all channels alike.
+    transforms: torchvision's. If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
+                images have one channel until the end, since all transforms treat all channels alike.
     fast:       --decode fast: JPEG files are decoded at reduced size if that is enough, and other images are resized by
                 torch instead of Pillow.
     """
@@ -55,7 +55,7 @@ class Pipeline:
         return self.pixels(image)
 
     def collate(self, loaded):
-        """A list of B results of `load` -> what a data worker sends, here the batch, uint8 [B, 3, H, W]."""
+        """A list of B results of `load` -> the batch that a data worker sends, uint8 [B, 3, H, W]."""
         batch = torch.empty(len(loaded), *loaded[0].shape[:2], 3, dtype=torch.uint8)
         for image, pixels in zip(batch.numpy(), loaded, strict=True):
             if pixels.shape[2] == 3:
@@ -97,7 +97,7 @@ def as_pillow(pixels, top=0, left=0, height=None, width=None):
     """
     A region of a contiguous uint8 array [H, W, 3 or 1], by default all of it, as a PIL image in RGB or L.
 
-    The pixels are copied once; Image.fromarray would copy those of a region twice.
+    The pixels are copied once; Image.fromarray would copy a region's pixels twice.
     """
     n_rows, n_columns, n_channels = pixels.shape
     height, width, stride = height or n_rows, width or n_columns, n_columns * n_channels

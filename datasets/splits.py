@@ -1,4 +1,4 @@
-"""Training, validation and test splits: of whole classes, except with --tv_split_by_samples and closed_set."""
+"""Training, validation and test splits: whole classes, except with --tv_split_by_samples and closed_set."""
 import hashlib
 import math
 
@@ -8,15 +8,15 @@ from utilities.errors import UserError
 
 
 def half(opt, table):
-    """The classes in the test range are test classes, all others (by default half, rounded down) training classes."""
+    """The classes in the test range are test classes, the others (by default half, rounded down) training classes."""
     train, test = cut_test(opt, sorted(set(table.classes)))
     return of_classes(table, train=train, test=test)
 
 
 def class_folds(opt, table):
     """
-    The classes outside the test range form --n_folds contiguous folds. Those of fold --fold are validation classes, the
-    others training classes.
+    The classes outside the test range form --n_folds contiguous folds. Fold --fold has the validation classes, the
+    other folds have the training classes.
     """
     development, test = cut_test(opt, sorted(set(table.classes)))
     if opt.n_folds > len(development):
@@ -30,7 +30,7 @@ def class_folds(opt, table):
 def mlrc(opt, table):
     """
     The class lists of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: the second half of the n classes are
-    test classes, and n / (2 --n_folds) classes of the first half are validation classes. Fold 0 has the last of them.
+    test classes, and n / (2 --n_folds) classes of the first half are validation classes; fold 0 has the last ones.
     Since the starts of the folds are rounded down, a class or two may be in no fold's validation split. With an odd
     number of classes, the middle one is a test class.
     """
@@ -45,8 +45,8 @@ def mlrc(opt, table):
 
 def closed_set(opt, table):
     """
-    Every class is in all three splits. Of its images, those in the test range are test images; the others go to the
-    folds in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
+    Every class is in all three splits. A class's images in the test range are test images; the others go to the folds
+    in turn. The turn continues from class to class, so that small classes are not all validated in the same fold.
     """
     of_class = images_of_classes(table)
     splits, n_assigned = {'train': [], 'val': [], 'test': []}, 0
@@ -79,7 +79,7 @@ def predefined(opt, table):
 
 SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'predefined': predefined}
 FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # with a validation split that --fold selects
-RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range, --test_start and --test_size
+RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range: --test_start and --test_size
 
 
 def scheme(opt, table):
@@ -93,7 +93,7 @@ def cut_test(opt, items):
     wraps around at the end of the list.
     """
     def index(fraction):
-        return math.floor(len(items) * fraction + 1e-9)           # 10 * (0.7 + 0.1) is less than 8
+        return math.floor(len(items) * fraction + 1e-9)           # 10 * (0.7 + 0.1) is rounded below 8
 
     test = {i % len(items) for i in range(index(opt.test_start), index(opt.test_start + opt.test_size))}
     return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
@@ -117,7 +117,7 @@ def of_classes(table, **splits):
 
 
 def cut_validation(opt, table, train):
-    """-> (training, validation) images: the last classes are for validation, or evenly spaced images of each class."""
+    """-> (training, validation) images; the last classes are for validation, or evenly spaced images of each class."""
     of_class = {}
     for i in train:
         of_class.setdefault(table.classes[i], []).append(i)

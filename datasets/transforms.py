@@ -8,7 +8,7 @@ from utilities.errors import UserError, choose
 
 
 def shorter_side(size):
-    """Length that the shorter side is resized to before a crop of `size`: 256 for sizes 224 to 256, else 8/7 of it."""
+    """Length of the shorter side before a crop of `size`: 256 for sizes 224 to 256, otherwise 8/7 of the size."""
     return 256 if 224 <= size <= 256 else round(size * 8 / 7)
 
 
@@ -58,8 +58,8 @@ def characters(size):
 
 AUGMENTATIONS = {'base': base, 'adv': adv, 'big': base, 'red': red, 'mlrc': mlrc, 'none': none,
                  'characters': characters}
-ERASED = (124, 116, 104)                       # what --random_erasing fills with, the mean colour of ImageNet
-SIZES = {'big': 256, 'mlrc': 227}              # for augmentations that set the image size themselves
+ERASED = (124, 116, 104)                       # fill colour of --random_erasing: the mean colour of ImageNet
+SIZES = {'big': 256, 'mlrc': 227}              # augmentations that set the image size themselves
 
 
 def select(opt, size, are_characters=False):
@@ -75,9 +75,9 @@ def select(opt, size, are_characters=False):
 
 def adapt(opt, training, evaluation):
     """
-    Sets what --crop_scale, --crop_ratio, --interpolation and --eval_resize give in the transforms of an augmentation.
+    Sets --crop_scale, --crop_ratio, --interpolation and --eval_resize, if given, in the transforms of an augmentation.
 
-    Raises UserError where --eval_resize is less than the size of the crop.
+    Raises UserError if --eval_resize is less than the size of the crop.
     """
     from torchvision.transforms import v2
     resizing, crop = evaluation[0], evaluation[-1]
@@ -100,7 +100,7 @@ def is_random(opt):
 
 def with_further(opt, training, fill):
     """
-    The training transforms, followed by those of --color_jitter, which replaces the one of adv, --randaugment and
+    The training transforms, followed by the transforms of --color_jitter (in place of adv's own), --randaugment and
     --random_erasing. fill: the grey level that RandAugment shifts into the image; None means black.
     """
     from torchvision.transforms import v2
@@ -109,7 +109,7 @@ def with_further(opt, training, fill):
         steps = [step for step in steps if not isinstance(step, v2.ColorJitter)] + [v2.ColorJitter(*opt.color_jitter)]
     if opt.randaugment:
         steps.append(v2.RandAugment(*opt.randaugment, fill=fill))
-    if opt.random_erasing:                                 # of tensors only, and with a colour of those in RGB
+    if opt.random_erasing:                                 # takes tensors only; its fill colour needs RGB
         steps += [v2.ToImage(), v2.RGB(), v2.RandomErasing(opt.random_erasing, value=ERASED)]
     return steps
 
@@ -118,7 +118,7 @@ def shared(training, evaluation):
     """
     The resizing that both pipelines begin with, or None.
 
-    It leaves an image that it has resized before unchanged, so the pipelines may be given resized images.
+    It does not change an image that it has resized before, so that the pipelines may get resized images.
     """
     from torchvision.transforms import v2
     first = training.transforms[0]

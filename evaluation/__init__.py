@@ -1,4 +1,4 @@
-"""Evaluates one network: metrics of its embeddings (metrics.py), of which images (protocol.py), and pictures."""
+"""Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
 from evaluation import curves, geometry, projector, ranking
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse

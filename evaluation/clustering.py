@@ -11,8 +11,8 @@ def kmeans(embeddings, k, seed):
     """
     [N, D] -> the cluster of each image, [N] int64 array below k <= N.
 
-    By faiss on the CPU, in torch on a GPU or where faiss is not installed. Both start from k random images, and compute
-    in float32 around the mean of all images.
+    faiss clusters on the CPU, torch on a GPU or where faiss is not installed. Both start from k random images, and
+    compute in float32 after the mean of all images is subtracted.
     """
     embeddings = precision.around_their_mean(embeddings)(embeddings).to(embeddings.device)
     try:
@@ -45,7 +45,7 @@ def kmeans_torch(points, k, seed, chunk=1 << 24):
         empty = (sizes == 0).nonzero()[:, 0]
         if len(empty):
             squared = (points * points).sum(dim=1) - 2 * scores
-            # the only image of a cluster is not moved; ties in index order
+            # a cluster keeps its only image; ties are in index order
             order = squared.masked_fill(sizes[cluster] < 2, -1).sort(descending=True, stable=True).indices
             cluster[order[:len(empty)]] = empty
             sizes = torch.bincount(cluster, minlength=k)
@@ -62,7 +62,7 @@ class Contingency:
         self.classes, self.clusters = np.bincount(labels), np.bincount(clusters)
         pairs, self.shared = np.unique(labels * len(self.clusters) + clusters, return_counts=True)
         self.expected = (self.classes[pairs // len(self.clusters)] * self.clusters[pairs % len(self.clusters)]
-                         / self.n)                         # number of images, if classes and clusters were independent
+                         / self.n)                         # number of images if classes and clusters were independent
 
     def information(self):
         """The mutual information of classes and clusters, in nats."""
@@ -104,7 +104,7 @@ def ami(table):
 
 
 def f1(table):
-    """F1 of the pairs of images in one cluster as predictions of the pairs in one class; nan where there are none."""
+    """F1 of pairs of images: same cluster predicts same class; nan where no pair shares a cluster or a class."""
     def n_pairs(sizes):
         return int((sizes * (sizes - 1) // 2).sum())
 

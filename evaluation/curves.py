@@ -15,7 +15,7 @@ COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
 def plot(rows, folder):
     """
     Saves <metric>.png in `folder` for the loss and each metric, with a line per split, or per split and argument;
-    fractions are in percent. rows: of log.csv, as text.
+    fractions are in percent. rows: the rows of log.csv, as text.
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def plot(rows, folder):
 
 
 def points(rows, *names):
-    """[epochs, 1 + number of names]: the epoch and the columns `names`, in their units, where a row has them."""
+    """[rows, 1 + number of names]: the epoch and the columns `names`, in their units, of the rows that have them."""
     units = [1, *(titles.unit(name.removesuffix('_low').removesuffix('_high')) for name in names)]
     found = [[float(row[name]) for name in ('epoch', *names)] for row in rows if all(row.get(name) for name in names)]
     return np.array(found).reshape(-1, 1 + len(names)) * units

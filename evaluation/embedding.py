@@ -19,7 +19,7 @@ class Embedded:
     embeddings: [N, D] float32 tensor, in the order of the images; on the GPU with --evaluate_on_gpu.
     images:     the ImageSet they come from, with its labels and paths.
     ranking:    None, or embeddings -> (queries, gallery), whose inner product is the score in place of the distance.
-    norms:      [N] float32 array, of the network's embeddings before it normalised them; None where they are unknown.
+    norms:      [N] float32 array, the norms of the embeddings before the network normalised them; None if unknown.
     """
     embeddings: torch.Tensor
     images: torch.utils.data.Dataset
@@ -35,11 +35,11 @@ class Embedded:
 def embed(opt, model, images, name, features=False, autocast=None):
     """
     Embeds an ImageSet in evaluation mode: the network's embeddings, or its pooled features. The processes of a run
-    share the batches and exchange the embeddings: all of them must call this function, and each gets all embeddings.
+    divide the batches and exchange the embeddings: all of them must call this function, and each gets all embeddings.
 
     autocast: None, or the name of the dtype to compute in. Raises RunFailed where an embedding is not finite.
 
-    If images.keeps_features, the pooled features become images.features, from which later calls embed the images.
+    With images.keeps_features, the pooled features are kept as images.features, and later calls embed them.
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
@@ -51,7 +51,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     for batch, _, indices in stopping.checked(bar):
         with precision:
             found = model(network_input(batch, opt.device))
-            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before it is normalised
+            norm = model.f_embed(found[1]).float().norm(dim=1, keepdim=True)           # before normalisation
         if kept is not None:
             kept.append(found[1].cpu())
         embedded, rows = found[int(features)], slice(int(indices[0]), int(indices[0]) + len(batch))
@@ -63,8 +63,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
         embeddings, norms = (exchange.completed(part, batches, len(images), device) for part in (embeddings, norms))
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
-        raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first is '
-                        f'that of {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+        raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
+                        f'belongs to {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
     if kept is not None:
         images.features = torch.cat(kept)
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
@@ -73,7 +73,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
 @torch.inference_mode()
 def independent_of_batch(opt, model, images):
     """
-    Whether the kept features of an ImageSet are, to the last bit, those that the network computes in training batches.
+    Whether the kept features of an ImageSet equal, to the last bit, the features the network computes in training.
     Two batches are compared: the last images in reversed order, and images from the whole set.
     """
     model.eval()

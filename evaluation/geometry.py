@@ -3,7 +3,7 @@ import numpy as np
 
 from utilities.errors import UserError
 
-ROWS = 4096                  # embeddings in float64 at a time
+ROWS = 4096                  # embeddings that are held in float64 at a time
 
 
 def class_distances(embeddings, labels):
@@ -12,9 +12,9 @@ def class_distances(embeddings, labels):
 
     labels: [N] int64, each class from 0 on at least once.
 
-    Returns {'intra': the mean over classes of two or more images of the mean distance between two of their images,
+    Returns {'intra': the mean distance between two images of a class, averaged over the classes of two or more images,
              'inter': the mean distance between the normalised means of two classes,
-             'intra_over_inter'}; nan where there are no two to compare.
+             'intra_over_inter'}; nan where there are no two images or classes to compare.
     """
     sizes = np.bincount(labels)
     sums, own = np.zeros((len(sizes), embeddings.shape[1])), np.zeros(len(sizes))
@@ -40,12 +40,12 @@ def squared_norms(vectors):
 
 
 def normalised(vectors, least=1e-12):
-    """Over their norms; those below `least` count as rounding errors."""
+    """Divides vectors by their norms, or by `least` if the norm is smaller and thus a rounding error."""
     return vectors / np.maximum(np.sqrt(squared_norms(vectors)), least)[:, None]
 
 
 def singular_values(embeddings):
-    """[min(N, D)], descending, of the uncentred [N, D] embeddings; from the D x D Gram matrix in float64."""
+    """[min(N, D)] singular values of uncentred [N, D] embeddings, descending, from the D x D Gram matrix in float64."""
     eigenvalues = np.linalg.eigvalsh(gram(embeddings))[::-1][:min(embeddings.shape)]
     noise = eigenvalues[0] * len(eigenvalues) * np.finfo(float).eps
     return np.sqrt(np.where(eigenvalues > noise, eigenvalues, 0))
@@ -62,23 +62,23 @@ def gram(embeddings, centre=0):
 
 def principal_components(embeddings, dim):
     """
-    Returns a function that projects [N, D] embeddings, minus the mean of those given here, onto the `dim` directions
-    in which these vary the most: [N, dim] float32. Raises UserError where there are fewer dimensions.
+    Returns a function that projects [N, D] embeddings, minus the mean of `embeddings`, onto the `dim` directions
+    of largest variance: [N, dim] float32. Raises UserError where the embeddings have fewer dimensions.
     """
     if dim > embeddings.shape[1]:
         raise UserError(f'--pca {dim}: the embeddings have {embeddings.shape[1]} dimensions')
     mean = embeddings.mean(axis=0, dtype=float)
     directions = np.linalg.eigh(gram(embeddings, mean))[1][:, ::-1][:, :dim]
-    # the sign of an eigenvector is arbitrary: the largest entry of each becomes positive
+    # the sign of an eigenvector is arbitrary: make its largest entry positive
     directions = directions * np.sign(np.take_along_axis(directions, abs(directions).argmax(axis=0)[None], axis=0))
     return lambda points: (points @ directions - mean @ directions).astype(np.float32)
 
 
 def rho_spectrum(values, k):
     """
-    The divergence between a spectrum and the uniform one. values: singular values, descending. S are these values,
-    without the |k| - 1 largest, divided by their sum. Returns KL(uniform ‖ S) for k > 0 and KL(S ‖ uniform) for k < 0;
-    for k = 0, all values divided by their sum.
+    The divergence between a spectrum and the uniform one. values: singular values, descending. S is the spectrum
+    without its |k| - 1 largest values, divided by its sum. Returns KL(uniform ‖ S) for k > 0 and KL(S ‖ uniform) for
+    k < 0; for k = 0, the whole spectrum divided by its sum.
 
     inf where S has a zero and k > 0; nan where no value is left.
     """

@@ -2,9 +2,11 @@
 Retrieval metrics over levels of super-classes, each a value per query. The level of an image is the number of labels
 (class, super-class, ...) that it shares with the query.
 
-ranks [q, M] int64: of the images of level 1 or more, ascending. levels [q, M] uint8: of these images; 0 where a query
-has fewer than M, and the rank is then any number from 1 on. n_levels: L, the number of labels of an image. Definitions:
-Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
+ranks [q, M] int64: the ranks of the images of level 1 or more, ascending. levels [q, M] uint8: the levels of these
+images. A query with fewer than M such images is padded with level 0 and any rank from 1 on. n_levels: L, the number of
+labels of an image.
+
+Definitions: Ramzi et al., Hierarchical Average Precision Training for Pertinent Image Retrieval, ECCV 2022,
 https://arxiv.org/abs/2207.04873.
 """
 import functools
@@ -15,19 +17,18 @@ import torch
 from evaluation.ranking.counting import pick
 from evaluation.ranking.neighbours import chunks, in_threads
 
-CHUNK = 1 << 23              # scores that are computed at a time and per thread: 32 MB
-PART = 1 << 18               # of these, scores that are sorted at a time: 2 MB with their order
+CHUNK = 1 << 23              # scores that each thread computes at a time: 32 MB
+PART = 1 << 18               # scores that each thread sorts at a time: 2 MB with their order
 
 
 def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
     """
-    Yields, in groups that together are the queries that share a label with an image: rows [q], indices among the
-    queries, and what reduce(ranks, levels) gives, which runs in threads. The ranks are exact as those of
-    ranking.positive_ranks.
+    Yields, for groups of the queries that share a label with an image: rows [q], indices among the queries, and the
+    result of reduce(ranks, levels), which runs in threads. The ranks are as exact as in ranking.positive_ranks.
 
-    search: a neighbours.Search. labels: [N, L] int64, of the N images that it was made of.
+    search: a neighbours.Search. labels: [N, L] int64, the labels of its N images.
     """
-    labels = labels.astype(np.int32)                       # faster to compare
+    labels = labels.astype(np.int32)                       # int32 is faster to compare
     gallery = np.ascontiguousarray(labels[search.gallery_index].T)
     blur = search.blur(np.arange(len(search.own))).cpu().numpy()
 
@@ -52,18 +53,18 @@ def ranked_levels(search, labels, reduce=lambda *ranked: ranked):
         return found
 
     parts = chunks(np.arange(len(search.own)), len(search.gallery), CHUNK)
-    search.scores(np.arange(0))                            # what it caches, or each thread would compute it
+    search.scores(np.arange(0))                            # fills its caches, which each thread would compute otherwise
     for found in in_threads(ranked, parts, 'rank levels'):
         yield from found
 
 
 def in_order(search, rows, scores, levels, blur):
     """
-    The `levels` [q, G] of the gallery for the queries `rows`, from the nearest image to the farthest, by the `scores`
-    [q, G]. blur: [q].
+    Sorts the `levels` [q, G] of the gallery for the queries `rows` from the nearest image to the farthest, by the
+    `scores` [q, G]. blur: [q], Search.blur of these queries.
     """
     order, ordered = descending(scores, levels)
-    # those that float32 may not be able to order, as in Search.margins
+    # scores that float32 may not be able to order, as in Search.margins
     least = np.where(blur > 0, -blur / search.tolerance - 2 * blur, np.inf)
     nearest = scores[torch.arange(len(rows)), torch.from_numpy(order(1)[:, 0])].cpu().numpy()
     near = np.flatnonzero(nearest > least)
@@ -85,7 +86,7 @@ def in_order(search, rows, scores, levels, blur):
 
 def descending(scores, levels):
     """
-    Sorts the rows of `scores` [q, G] in descending order, equal ones by index.
+    Sorts the rows of `scores` [q, G] in descending order, equal scores by index.
 
     Returns a function of n that gives the indices of the n highest, [q, n], and the levels [q, G] uint8 in that order.
     On the CPU float32 scores are sorted in integers that also hold index and level, three times as fast as by torch.
@@ -94,15 +95,15 @@ def descending(scores, levels):
     if scores.device.type != 'cpu' or scores.dtype != torch.float32 or n_gallery >= 1 << 24:
         order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
         return lambda n: order[:, :n], np.take_along_axis(levels, order, axis=1)
-    bits = (scores.numpy() + 0.0).view(np.int32)                   # + 0, since the bits of −0 are not those of 0
+    bits = (scores.numpy() + 0.0).view(np.int32)                   # + 0 turns −0 into 0: their bits differ
     lower = bits >> 31
     np.invert(lower, out=lower)
     lower &= 0x7fffffff
-    bits ^= lower                                                  # unsigned, the highest score is the smallest
+    bits ^= lower                                                  # unsigned, the highest score is the smallest number
     np.left_shift(np.arange(n_gallery, dtype=np.int32), 8, out=lower)
     lower |= levels
     keys = np.empty(scores.shape, np.uint64)
-    halves = keys.view(np.int32).reshape(n_queries, n_gallery, 2)  # the lower one first
+    halves = keys.view(np.int32).reshape(n_queries, n_gallery, 2)  # the lower half first
     halves[:, :, 0], halves[:, :, 1] = lower, bits
     keys.sort(axis=1)
     ordered = keys.view(np.uint8).reshape(n_queries, n_gallery, 8)[:, :, 0].copy()
@@ -110,7 +111,7 @@ def descending(scores, levels):
 
 
 def positives(levels):
-    """levels [q, G] in the order of the ranks -> ranks [q, M], levels [q, M] of those that are not 0."""
+    """levels [q, G] in the order of the ranks -> ranks [q, M] and levels [q, M] of the images of level 1 or more."""
     row, column, level = pick(levels, levels != 0)
     ends = row.searchsorted(np.arange(len(levels) + 1))
     shape = len(levels), np.diff(ends).max()
@@ -127,14 +128,14 @@ def sizes_of(levels, n_levels):
 
 def h_ap(ranks, levels, n_levels):
     """
-    Hierarchical average precision, Σ_r hrank(r) / r over Σ_r rel(r), r the ranks of the images of level 1 or more.
-    rel of an image of level l is l / L over the number of images of that level, and hrank(r) = Σ_{i ≤ r} min(rel(r),
-    rel(i)). With one level it is the average precision.
+    Hierarchical average precision, Σ_r hrank(r) / r divided by Σ_r rel(r), where r runs over the ranks of the images of
+    level 1 or more. An image of level l has rel = l / L divided by the number of images of its level, and hrank(r) =
+    Σ_{i ≤ r} min(rel(r), rel(i)). With one level it is the average precision.
     """
     n_images = sizes_of(levels, n_levels)
     relevance = np.arange(1, n_levels + 1) / n_levels / np.maximum(n_images, 1)
     total, inverse = 0, 1 / ranks
-    for nearer in range(n_levels):                         # the level of the images i, and that of the image of rank r
+    for nearer in range(n_levels):                         # levels of the images i (nearer) and of the image of rank r
         precision = (levels == nearer + 1).cumsum(axis=1, dtype=np.int32) * inverse
         for level in range(n_levels):
             total += (np.minimum(relevance[:, nearer], relevance[:, level])
@@ -144,8 +145,8 @@ def h_ap(ranks, levels, n_levels):
 
 def asi(ranks, levels, n_levels):
     """
-    Average set intersection: the mean over k = 1 ... n, the number of images of level 1 or more, of the fraction of the
-    k nearest images that the ideal ranking has too, where images of one level count as equal.
+    Average set intersection: the fraction of the k nearest images that are also among the k nearest of the ideal
+    ranking, averaged over k = 1 ... n, the number of images of level 1 or more. Images of one level count as equal.
     """
     n_images, k = sizes_of(levels, n_levels), np.arange(1, levels.shape[1] + 1, dtype=np.int32)
     n, common = n_images.sum(axis=1), np.zeros(levels.shape, np.int32)
@@ -161,7 +162,7 @@ def asi(ranks, levels, n_levels):
 
 
 def ndcg(ranks, levels, n_levels):
-    """Σ (2^level − 1) / log₂(1 + rank), over that of the ideal ranking. Järvelin and Kekäläinen, ACM TOIS 2002."""
+    """Σ (2^level − 1) / log₂(1 + rank), divided by its ideal value. Järvelin and Kekäläinen, ACM TOIS 2002."""
     gains = 2.0 ** np.arange(n_levels + 1) - 1
     discounts, sums = discounts_up_to(1 << int(ranks.max()).bit_length())
     ends = sizes_of(levels, n_levels)[:, ::-1].cumsum(axis=1)      # where each level ends in the ideal ranking
@@ -171,6 +172,6 @@ def ndcg(ranks, levels, n_levels):
 
 @functools.lru_cache
 def discounts_up_to(n):
-    """1 / log₂(1 + rank) from the rank 1 to n, after a 0, and their cumulative sums."""
+    """[n + 1]: 0, then 1 / log₂(1 + rank) for the ranks 1 to n; and their cumulative sums."""
     discounts = np.append(0, 1 / np.log2(np.arange(2, n + 2)))
     return discounts, discounts.cumsum()

@@ -1,4 +1,4 @@
-"""Metrics: embeddings in, numbers out. One ranking, one clustering and one decomposition serve all that need them."""
+"""Metrics: embeddings in, numbers out. Ranking, clustering and singular values are computed once for all."""
 import contextlib
 import functools
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from utilities.errors import UserError
 @dataclass
 class Metric:
     """
-    needs:    what is computed once for all metrics that need it, and given to the function: 'ranks' (of the positives,
-              and their numbers; the function returns a value per query), 'levels' (the ranks of the images that share
-              a label with the query, and how many; a value per query as well), 'clusters' (a clustering.Contingency),
-              'distances', 'spectrum' or 'pairs' (verification.Pairs).
-    argument: what may follow the @: int, float (a fraction), or the allowed words; None: nothing.
-    depth:    of metrics of ranks, the last rank that matters, from the number of positives and the argument.
-    select:   whether a higher value means a better network, so that the metric can select one.
-    summary:  None: of the values per query, the mean is the metric; or (norms [q], values [q]) -> the metric.
+    needs:    the input of the function, computed once for all metrics that need it: 'ranks' (ranks and numbers of the
+              positives; the function returns a value per query), 'levels' (ranks and levels of the images that share a
+              label with the query; a value per query as well), 'clusters' (a clustering.Contingency), 'distances',
+              'spectrum' or 'pairs' (verification.Pairs).
+    argument: the type of the argument after the @: int, float (a fraction), or the allowed words; None: no argument.
+    depth:    for metrics of ranks: (number of positives, argument) -> the last rank that matters.
+    select:   whether a higher value means a better network, so that the metric can select a checkpoint.
+    summary:  None: the metric is the mean of the values per query; or (norms [q], values [q]) -> the metric.
     """
     needs: str
     function: Callable
@@ -59,7 +59,7 @@ METRICS = {
 
 
 def parse(name):
-    """'c_recall@4' -> (whether it is on cosines, Metric, (4,)). Raises UserError for a metric that does not exist."""
+    """'c_recall@4' -> (True: on cosines, Metric, (4,)). Raises UserError for a metric that does not exist."""
     base, at, argument = name.partition('@')
     cosine = base.startswith('c_')
     base = base.removeprefix('c_') if cosine else base
@@ -92,7 +92,7 @@ class Pool:
     """
     The images that are searched; embeddings, labels, is_query and in_gallery are as in neighbours.Search.
 
-    groups: None, or [N]: the gallery of a query is the images of its group only.
+    groups: None, or [N]: a query's gallery has only the images of its group.
     levels: None, or [N, K] int64: the super-class of each image at each of K levels.
     norms:  None, or [N]: the norm of each image's embedding before it was normalised; None: the norms of `embeddings`.
     """
@@ -115,7 +115,7 @@ class Pool:
 
 @dataclass
 class Job:
-    """What the metrics are computed from: the arguments of compute()."""
+    """The input of the metrics: the arguments of compute()."""
     embeddings: torch.Tensor
     labels: np.ndarray
     pool: Pool
@@ -139,9 +139,9 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         labels:      [N] int64 array, from 0.
         is_query:    None: each image is a query, and all others are its gallery; or [N] bool: True for the queries,
                      False for the gallery.
-        seed:        of clustering and bootstrap.
-        pool:        None, or a Pool for the retrieval metrics in place of these images.
-        levels, norms: without a pool, those of these images, as in a Pool.
+        seed:        seed of clustering and bootstrap.
+        pool:        None, or the Pool in which the retrieval metrics search in place of these images.
+        levels, norms: without a pool, the super-classes and norms of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
@@ -181,7 +181,7 @@ def finite(embeddings):
 
 @contextlib.contextmanager
 def full_precision():
-    """Products of float32 matrices in float32: neither --tf32 nor autocast changes the metrics."""
+    """In the block, float32 products are exact to float32: neither --tf32 nor autocast changes the metrics."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -192,7 +192,7 @@ def full_precision():
 
 
 def from_ranks(metrics, job):
-    """The means of the metrics over the queries with a positive, and with n_bootstrap their intervals."""
+    """The metrics, averaged over the queries with a positive, and with n_bootstrap their intervals."""
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
     for images, arguments in job.pool.parts():
         transformed = job.ranking(arguments[0]) if job.ranking else None

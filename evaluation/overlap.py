@@ -18,8 +18,8 @@ from utilities.errors import UserError
 from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
 
-CHUNK = 1 << 22              # similarities at a time and per thread: 16 MB
-MOST = 100_000               # pairs that are listed: first copies, then those with the highest similarities
+CHUNK = 1 << 22              # similarities that each thread computes at a time: 16 MB
+MOST = 100_000               # pairs to list: first copies, then the most similar pairs
 SHOWN = 24                   # pairs in the picture
 
 
@@ -27,7 +27,7 @@ def check(opt, model, data, run=None):
     """
     Writes overlap.csv and overlap.png into the folder of a run, and the numbers of pairs into its splits.yaml; without
     a run, into <save_path>/<dataset>/overlap. Prints the numbers. Raises UserError where there is a single split, or
-    where the data are not those of the run.
+    where the data differ from the data of the run.
     """
     splits = list(data.evaluation)
     if len(splits) < 2:
@@ -56,7 +56,7 @@ def report(embedded, threshold, folder, of_run):
         listed += [(one, int(i), other, int(j), float(similarity), bool(same)) for i, j, similarity, same in pairs]
     listed.sort(key=lambda pair: (not pair[5], -pair[4], *pair[:4]))
     write_csv(folder / 'overlap.csv', [row_of(images, *pair) for pair in listed[:MOST]])
-    (folder / 'overlap.png').unlink(missing_ok=True)       # of an earlier check
+    (folder / 'overlap.png').unlink(missing_ok=True)       # the picture of an earlier check
     if listed:
         draw(images, listed[:SHOWN], folder / 'overlap.png')
     if of_run:
@@ -69,8 +69,8 @@ def report(embedded, threshold, folder, of_run):
 
 def directions(points):
     """
-    Of several arrays [N, D] float32, the rows minus the mean of all rows, scaled to norm 1. The similarities of
-    unrelated images are then around 0.
+    Subtracts the mean of all rows from several arrays [N, D] float32, and scales the rows to norm 1. Unrelated images
+    then have similarities around 0.
     """
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in points) / sum(map(len, points))
     moved = []
@@ -83,7 +83,7 @@ def directions(points):
 
 
 def fingerprints(images):
-    """{split: ImageSet} -> {split: [N] of each file: a hash of its content, or None if no other has its size}."""
+    """{split: ImageSet} -> {split: [N] hash of each file's content, or None if no other file has its size}."""
     sizes = {split: [Path(path).stat().st_size for path in part.paths] for split, part in images.items()}
     n_files, found = Counter(itertools.chain(*sizes.values())), {}
     for split, part in images.items():
@@ -95,11 +95,11 @@ def fingerprints(images):
 
 def overlap(one, other, contents_one, contents_other, threshold, description=None):
     """
-    one, other: [N, D] and [M, D] float32 of norm 1, of two splits. contents: [N] and [M], as from fingerprints().
+    one, other: [N, D] and [M, D] float32 of norm 1, two splits. contents_one, contents_other: their fingerprints().
 
-    Returns a list of pairs (i, j, similarity, whether they are copies of one file): up to MOST copies, and of the other
-    pairs whose similarity reaches the threshold the up to MOST most similar ones; and {'copies', 'near_duplicates': the
-    numbers of all pairs of both kinds, 'images': how many images of each split are in such a pair}.
+    Returns a list of pairs (i, j, similarity, whether they are copies of one file): up to MOST copies, and up to MOST
+    other pairs that reach the threshold, the most similar ones; and {'copies', 'near_duplicates': the numbers of all
+    pairs of both kinds, 'images': how many images of each split are in such a pair}.
     """
     known = {}
     for j, content in enumerate(contents_other):
@@ -132,7 +132,7 @@ def overlap(one, other, contents_one, contents_other, threshold, description=Non
 
 
 def highest(kept):
-    """Of several [n, 3] arrays of (i, j, similarity), the up to MOST rows of the highest similarity."""
+    """The up to MOST rows of highest similarity from several [n, 3] arrays of (i, j, similarity)."""
     rows = np.concatenate(kept)
     return rows[np.lexsort((rows[:, 1], rows[:, 0], -rows[:, 2]))[:MOST]]
 
@@ -148,7 +148,7 @@ def row_of(images, one, i, other, j, similarity, same):
 
 
 def table(found, threshold):
-    """The numbers of overlap() of each pair of splits, as lines of text."""
+    """A text table of the numbers that overlap() returns for each pair of splits."""
     lines = [f'{"splits":<16}{"copies":>9}{f"similarity of {threshold:g} or more":>32}   images in such pairs']
     for name, numbers in found.items():
         images = ', '.join(f'{number:,} of {split}' for split, number in numbers['images'].items())
@@ -158,7 +158,7 @@ def table(found, threshold):
 
 @styled
 def draw(images, pairs, file, n_columns=4, gap=0.08):
-    """Saves the images of pairs (split, i, split, j, similarity, same) side by side. Lengths: 1 is an image's side."""
+    """Saves the images of pairs (split, i, split, j, similarity, same) side by side. gap: in sides of an image."""
     n_rows = -(-len(pairs) // n_columns)
     width, height = 2 + 3 * gap, 1 + 5 * gap
     scale = 2 * COLUMN / (n_columns * width)

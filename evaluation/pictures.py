@@ -1,4 +1,4 @@
-"""Pictures of the embeddings of one split, made for papers: PNG and SVG of each. PICTURES is their registry."""
+"""Pictures of the embeddings of one split, for papers: a PNG and an SVG file of each. PICTURES is the registry."""
 import importlib.util
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure
 
 
 def check(opt):
-    """Raises UserError where pictures exclude each other, or one needs a package that is not installed."""
+    """Raises UserError if --pictures contradict each other, or need a package that is not installed."""
     if 'none' in opt.pictures and len(opt.pictures) > 1:
         raise UserError(f'--pictures {" ".join(opt.pictures)}: none cannot be combined with others; leave it out')
     if 'umap' in opt.pictures and importlib.util.find_spec('umap') is None:
@@ -24,8 +24,8 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves in `folder` the --pictures of the split that protocol.split_of_pictures returns (--draw). Raises UserError
-    where `folder` cannot be made, or no picture is asked for.
+    Saves --pictures of the split protocol.split_of_pictures() in `folder` (--draw). Raises UserError if `folder` cannot
+    be made, or no picture is asked for.
     """
     if opt.pictures == ['none']:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
@@ -66,7 +66,7 @@ def save(opt, embedded, split, folder, panel=None):
 
 
 def short(name, length=26):
-    """'001.Black_footed_Albatross' -> 'Black footed Albatross', for a figure; cut where it is long."""
+    """'001.Black_footed_Albatross' -> 'Black footed Albatross', for a figure; long names are cut."""
     name = str(name)
     number, _, rest = name.partition('.')
     name = (rest if number.isdigit() and rest else name).replace('_', ' ')
@@ -85,8 +85,8 @@ def sample_queries(embedded, seed, n_queries, n_neighbours):
 
 def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
     """
-    Queries and their nearest images, framed by whether they are of the query's class; those of other classes also have
-    a cross, for readers who do not see the colours. Lengths in images' sides.
+    Queries and their nearest images. The colour of the frame tells whether an image is of the query's class; images of
+    other classes also have a cross, for readers who do not see the colours. frame, gap: in sides of an image.
     """
     queries, neighbours = sample_queries(embedded, seed, n_queries, n_neighbours)
     if not len(queries):
@@ -103,7 +103,7 @@ def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1)
 
 
 def pixels(images, index):
-    """What the network sees of an image: [H, W, 3] uint8."""
+    """An image as the network sees it: [H, W, 3] uint8."""
     return (images[int(index)][0].clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
 
 
@@ -136,7 +136,7 @@ def umap(embedded, seed):
 
 
 def scatter_plot(embedded, seed, project):
-    """Sampled classes on a plane: the ten largest of them in colours, the others grey. project: [N, D] -> [N, 2]."""
+    """Sampled classes on a plane: the ten largest ones in colours, the others in grey. project: [N, D] -> [N, 2]."""
     images = embedded.images
     chosen = some_images(images.labels, seed)
     if len(chosen) < 8:
@@ -178,7 +178,7 @@ def spectrum(embedded, seed):
 
 
 def distances(embedded, seed, n_pairs=200_000):
-    """Histograms of the distances of random pairs of images of one class, and of two."""
+    """Histograms of distances: random pairs of images of one class, and of two classes."""
     pairs = sample_pairs(embedded.images.labels, np.random.default_rng(seed), n_pairs)
     if pairs is None:
         return None
@@ -204,7 +204,7 @@ def distances_by_split(embedded, n_pairs=20_000):
 
 
 def sample_pairs(labels, random, n_pairs):
-    """{'same class', 'different classes': two index arrays} of random pairs; None where there are none of one kind."""
+    """{'same class', 'different classes': two index arrays} of random pairs; None if there is no pair of one kind."""
     order = np.argsort(labels, kind='stable')
     sizes = np.bincount(labels)
     starts, has_positive = sizes.cumsum() - sizes, sizes[labels[order]] > 1
@@ -220,7 +220,7 @@ def sample_pairs(labels, random, n_pairs):
 
 
 def distances_of(embedded, one, other):
-    """The distances of pairs of images, two index arrays; scores, where the criterion has its own ranking."""
+    """The distances of pairs of images, or scores if the criterion has its own ranking. one, other: index arrays."""
     queries, gallery = (embedded.ranking(embedded.embeddings) if embedded.ranking else (embedded.embeddings,) * 2)
     found = []
     for some in np.array_split(np.arange(len(one)), 50):       # never all pairs' embeddings at once
@@ -230,7 +230,7 @@ def distances_of(embedded, one, other):
 
 
 def classes(embedded, seed, n_worst=12):
-    """Recall@1 of every class in ascending order, and the most frequent wrong class for the worst of them."""
+    """Recall@1 of every class in ascending order; for the worst classes, the class they are most often mistaken for."""
     search, names = embedded.search(), embedded.images.class_names
     rows = np.flatnonzero(search.n_positives)
     if not len(rows):
@@ -264,7 +264,7 @@ def classes(embedded, seed, n_worst=12):
 
 
 def roc(embedded, seed, n_points=300):
-    """The true-positive rate over the false-positive rate, of all pairs of images (verification.py)."""
+    """The true-positive rate over the false-positive rate, for all pairs of images (verification.py)."""
     accepted = verification.Pairs(embedded.embeddings, embedded.images.labels).histograms[:, ::-1].cumsum(axis=1)
     if not accepted[:, -1].all():
         return None
@@ -297,7 +297,7 @@ def utility(embedded, seed):
 
 
 def confidence(embedded, seed):
-    """Recall@1 of the most confident queries, over their fraction. The confidence is the norm of the embedding."""
+    """Recall@1 of the most confident queries, over their fraction. A query's confidence is its embedding's norm."""
     search = embedded.search()
     found = list(ranking.positive_ranks(search, 1)) if search.n_positives.any() else []
     if not found or embedded.norms is None:
@@ -306,7 +306,7 @@ def confidence(embedded, seed):
     norms = embedded.norms[search.query_index[np.concatenate([rows for rows, _ in found])]]
     n = np.arange(1, len(norms) + 1)
     figure = new_figure(COLUMN, 0.7 * COLUMN)
-    axes = figure.add_subplot(xlabel='queries (%), those of the largest norm first', ylabel='R@1 (%)')
+    axes = figure.add_subplot(xlabel='queries (%), largest norm first', ylabel='R@1 (%)')
     most_confident = np.argsort(-norms, kind='stable')
     axes.plot(100 * n / len(n), 100 * correct[most_confident].cumsum() / n, color='black', linewidth=0.8)
     axes.axhline(100 * correct.mean(), color=GREY, linestyle='--', linewidth=0.8, label='all queries')

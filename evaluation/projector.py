@@ -9,7 +9,7 @@ from evaluation.pictures import pixels
 
 
 def write(embedded, folder, limit=2000):
-    """Writes embeddings with class names and thumbnails, of at most `limit` images, evenly spaced, into `folder`."""
+    """Writes the embeddings, class names and thumbnails of at most `limit` images, evenly spaced, into `folder`."""
     from torch.utils.tensorboard import SummaryWriter
     images = embedded.images
     chosen = np.unique(np.linspace(0, len(images) - 1, min(limit, len(images))).astype(int))

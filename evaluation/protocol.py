@@ -17,7 +17,7 @@ from utilities.errors import UserError
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
-# What can be computed at each level: `within` differs from `class` in the galleries, not in classes or embeddings.
+# Needs of the metrics (Metric.needs) that each level can serve: `within` differs from `class` in the galleries only.
 NEEDS_OF_LEVELS = {'class': ('ranks', 'levels', 'clusters', 'distances', 'spectrum', 'pairs'),
                    'parent': ('ranks', 'clusters'),
                    'within': ('ranks',)}
@@ -28,8 +28,8 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
     Embeds the splits to evaluate and computes --evaluation_metrics on each.
 
     criterion: may have a method ranking_embeddings(embeddings [N, D]) -> (queries [N, K], gallery [N, K]). Their inner
-               product is then the score in all retrieval metrics but those on cosines.
-    epoch:     None, or the epoch: --cluster_every leaves the clustering out in some.
+               product is then the score in all retrieval metrics except the ones on cosines.
+    epoch:     None, or the epoch: --cluster_every skips the clustering in some epochs.
 
     All processes of a run embed; the first one computes the metrics, and the others wait for them.
 
@@ -71,7 +71,7 @@ def validate(opt, model, data, metrics):
 
 
 def write_embeddings(opt, model, data, file):
-    """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError where that cannot be."""
+    """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError if it cannot be written."""
     processes.of_main(require_writable, file, '--embed')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
@@ -90,7 +90,7 @@ def embed_splits(opt, model, data, splits, criterion=None):
 
 def as_evaluated(opt, embedded, criterion=None):
     """
-    {split: Embedded} from the network -> {split: Embedded} after --pca (fitted on the training split) and
+    The network's {split: Embedded} -> {split: Embedded} after --pca (fitted on the training split) and
     --eval_normalize, with the ranking of the criterion if it has one.
     """
     parts = {split: replace(part) for split, part in embedded.items()}
@@ -101,13 +101,13 @@ def as_evaluated(opt, embedded, criterion=None):
     for part in parts.values():
         if opt.eval_normalize:
             part.embeddings = F.normalize(part.embeddings, dim=1)
-        if not (opt.eval_features or opt.pca):             # the criterion ranks embeddings as the network gives them
+        if not (opt.eval_features or opt.pca):             # the criterion ranks the network's own embeddings only
             part.ranking = getattr(criterion, 'ranking_embeddings', None)
     return parts
 
 
 def splits_to_evaluate(opt, data):
-    """The --splits_to_eval, by default all there are. Raises UserError for a split that the data do not have."""
+    """The --splits_to_eval, by default all splits of the data. Raises UserError for a split the data do not have."""
     wanted = opt.splits_to_eval or [split for split in data.evaluation if split != 'train' or not opt.no_train_metrics]
     for split in wanted:
         if split not in data.evaluation:
@@ -119,18 +119,18 @@ def splits_to_evaluate(opt, data):
 
 
 def split_of_pictures(opt, data):
-    """The split whose pictures are drawn: of those to evaluate, the first of test, validation and training."""
+    """The split whose pictures are drawn: the first evaluated one of test, validation and training."""
     evaluated = splits_to_evaluate(opt, data)
     return next(split for split in ('test', 'val', 'train') if split in evaluated)
 
 
 def names_of(images, level):
-    """[N] the name of each image's class; at the level `parent`, of its super-class."""
+    """[N] the name of each image's class, or at the level `parent` of its super-class."""
     return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
 
 
 def labels_of(images, level):
-    """[N] int64: the same as labels, from 0 in the order of the names."""
+    """[N] int64: names_of() as labels, numbered from 0 in the order of the names."""
     return np.unique(names_of(images, level), return_inverse=True)[1]
 
 
@@ -147,7 +147,7 @@ def pool_of(opt, embedded, split, level):
         is_query = np.concatenate([own_is_query, np.zeros(len(train.images), bool)])
         in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
     embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
-    # classes of two splits are the same where their names are
+    # classes of two splits are the same if they have the same name
     names = np.concatenate([names_of(part.images, level) for part in parts])
     groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
@@ -187,7 +187,7 @@ def check_metrics(opt):
 
 
 def check_data(opt, data):
-    """Raises UserError where --eval_level or --eval_reference ask for what the data set does not have."""
+    """Raises UserError if --eval_level or --eval_reference need something that the data set does not have."""
     if set(opt.eval_level) - {'class'} and any(None in images.superclasses for images in data.evaluation.values()):
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:

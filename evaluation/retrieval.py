@@ -17,12 +17,12 @@ def precision_at_1(ranks, n_positives):
 
 
 def r_precision(ranks, n_positives):
-    """The fraction of positives among the R nearest images, R the number of positives."""
+    """The fraction of positives among the R nearest images, where R is the number of positives."""
     return (ranks <= n_positives[:, None]).sum(axis=1) / n_positives
 
 
 def average_precision(ranks, n_positives, cut):
-    """Σ of the precision at each positive among the `cut` nearest images, over min(R, cut). cut: a number or [Q]."""
+    """Sum of the precisions at the positives among the `cut` nearest images, over min(R, cut). cut: int or [Q]."""
     precisions = np.arange(1, ranks.shape[1] + 1) / ranks
     within = ranks <= np.broadcast_to(cut, n_positives.shape)[:, None]
     return (precisions * within).sum(axis=1) / np.minimum(n_positives, cut)
@@ -39,8 +39,8 @@ def mean_average_precision(cut):
 
 def auroc(confidence, correct):
     """
-    The probability that a correct answer has a higher confidence than a wrong one, where equal ones count half: the
-    area under the ROC curve. confidence: [n]; correct: [n], 0 or 1. nan where all are correct or none is.
+    The area under the ROC curve: the probability that a correct answer has a higher confidence than a wrong one; equal
+    confidences count half. confidence: [n]; correct: [n], 0 or 1. nan if all answers are correct, or all are wrong.
     """
     _, place, counts = np.unique(confidence, return_inverse=True, return_counts=True)
     middle = (counts.cumsum() - (counts - 1) / 2)[place]

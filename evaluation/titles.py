@@ -3,7 +3,7 @@ from evaluation.metrics import parse
 from records import columns
 from utilities.errors import UserError
 
-# title by metric, or by its name up to the @, where the rest is appended; others are printed under their own names
+# title by metric, or by its name up to the @, to which the rest is appended; other metrics keep their names
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
     'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
@@ -43,7 +43,7 @@ def is_fraction(name):
     column = columns.parse(name)
     try:
         return column is not None and parse(column.metric)[1].select
-    except UserError:                                      # no metric of --evaluation_metrics
+    except UserError:                                      # not a metric of --evaluation_metrics
         return False
 
 

@@ -1,6 +1,6 @@
 """
-Metrics of a threshold that decides whether two images are of one class: a pair is accepted where its cosine similarity
-reaches the threshold. They describe all pairs of images of a split, each counted once from either end.
+Metrics of verification, which decides whether two images are of one class: a pair is accepted if its cosine similarity
+reaches a threshold. They count all ordered pairs of images of a split.
 """
 import functools
 import sys
@@ -14,13 +14,13 @@ from evaluation.ranking.counting import estimate, pick, true_places
 from evaluation.ranking.neighbours import in_threads
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
-CHUNK = 1 << 23              # similarities at a time and per thread, where whole rows are needed: 32 MB
-STEPS = 1 << 15              # where a threshold is sought, similarities are rounded to multiples of 1 / STEPS
-N_BINS = 2 * STEPS + 1       # from −1 to 1
+CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
+STEPS = 1 << 15              # to find a threshold, similarities are rounded to multiples of 1 / STEPS
+N_BINS = 2 * STEPS + 1       # bins from −1 to 1
 RATES = 0.01, 0.1            # false-positive rates of the first and the last threshold of OPIS
-N_THRESHOLDS = 101           # of OPIS
-SAMPLED = 64                 # of every so many images, one is in the sample from which a class's threshold is estimated
-MORE = 1 + 1e-12             # for a rate times a number of pairs that is a whole number but for its rounding
+N_THRESHOLDS = 101           # thresholds over which OPIS averages
+SAMPLED = 64                 # a class's threshold is estimated from every SAMPLED-th image
+MORE = 1 + 1e-12             # factor for rate * number of pairs, which rounding may put just below a whole number
 
 
 class Pairs:
@@ -30,8 +30,8 @@ class Pairs:
     rates:  false-positive rates whose thresholds per class are computed in one pass.
     unit:   [N, D] float32 tensor of norm 1, in the order of the classes.
     labels: [N] their classes, from 0.
-    ends:   [C + 1] where each class begins in it, and the last one ends.
-    n_positives, n_negatives: [C] the pairs of two images of a class, and those with one image of it.
+    ends:   [C + 1] where each class begins in `unit`, and where the last one ends.
+    n_positives, n_negatives: [C] numbers of pairs with two images of a class, and with one image of it.
     """
 
     def __init__(self, embeddings, labels, rates=()):
@@ -44,7 +44,7 @@ class Pairs:
         self.rates, self.of_classes, self.lock = rates, {}, threading.Lock()
 
     def similarities(self, rows, columns):
-        """[r, c] float32 of two slices of the images."""
+        """[r, c] float32, between two slices of the images."""
         one, other = self.unit[rows], self.unit[columns]
         if one.device.type == 'cpu':
             return one.numpy() @ other.numpy().T
@@ -52,9 +52,9 @@ class Pairs:
 
     def in_tiles(self, work):
         """
-        Calls work(rows, columns, similarities, same) for the tiles on and above the diagonal, in threads; those below
-        it are their mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one
-        class, with those of an image and itself.
+        Calls work(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others are
+        mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one
+        class, including each image with itself.
         """
         n = len(self.unit)
 
@@ -71,12 +71,12 @@ class Pairs:
 
     @functools.cached_property
     def histograms(self):
-        """[2, N_BINS] numbers of pairs of one class, and of two, by rounded similarity."""
+        """[2, N_BINS] numbers of pairs of one class and of two classes, by rounded similarity."""
         counts = np.zeros((2, N_BINS), np.int64)
 
         def add(rows, columns, similarities, same):
             every, own = histogram(similarities), histogram(similarities.ravel()[same])
-            negatives, weight = every - own, 2                         # for the mirror image
+            negatives, weight = every - own, 2                         # 2 counts the mirror image, too
             if rows == columns:
                 own, weight = own - histogram(similarities.diagonal()), 1
             with self.lock:
@@ -86,7 +86,7 @@ class Pairs:
         return counts
 
     def class_thresholds(self, rate):
-        """[C] threshold() of the pairs with one image of each class."""
+        """[C] for each class, the threshold() of the pairs with one image of it."""
         if rate not in self.of_classes:
             rates, size = sorted({rate, *self.rates}), max(1, CHUNK // len(self.unit))
             first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
@@ -97,9 +97,9 @@ class Pairs:
 
     def thresholds_of(self, first, last, rates, size, low=None):
         """
-        [c, number of rates] of the classes from `first` to before `last`, from blocks of about `size` rows. Counts the
-        bins from `low` on; by default from one on that is estimated for each class, and again from 0 where it was too
-        high.
+        [c, number of rates] thresholds of the classes from `first` up to but not including `last`, from blocks of about
+        `size` rows. Counts the bins from `low` on; by default from a bin estimated for each class, and again from 0 if
+        that was too high.
         """
         tails, (top, end) = {}, self.ends[[first, last]]
         edges = np.linspace(top, end, max(1, round((end - top) / size)) + 1).astype(int)
@@ -123,15 +123,16 @@ class Pairs:
 
 class Tail:
     """
-    counts: [N_BINS - low] the similarities by bin, from the bin `low` on, whose own number may be too large unless it
-    is 0.
+    Counts similarities by bin, from the bin `low` on.
+
+    counts: [N_BINS - low]; if low > 0, the first number may be too large.
     """
 
     def __init__(self, low):
         self.low, self.counts = low, np.zeros(N_BINS - low, np.int64)
 
     def add(self, similarities):
-        """Adds similarities [...] of at least −1; others are left out."""
+        """Counts similarities [...]; pairs that are not to be counted have a similarity below −1."""
         lowest = np.float32((self.low - 1) / STEPS - 1)
         *_, some = pick(similarities, similarities >= lowest)
         self.counts += np.bincount(np.maximum(rounded(some) - self.low, 0), minlength=len(self.counts))
@@ -143,23 +144,23 @@ def histogram(similarities):
 
 
 def rounded(similarities):
-    """[...] multiples of 1 / STEPS above −1."""
+    """[...] int64 bins: the distance from −1 in steps of 1 / STEPS, rounded."""
     return (similarities * STEPS + (STEPS + 0.5)).astype(np.int64)
 
 
 def threshold(counts, limit):
-    """The lowest bin so that the number of the `counts` [n] in it and above is at most `limit`."""
+    """The lowest bin from which on at most `limit` similarities are counted. counts: [n]."""
     above = np.append(counts[::-1].cumsum()[::-1], 0)
     return int(np.argmax(above <= limit * MORE))
 
 
 def distance(bins):
-    """Of two points of norm 1 whose similarity is that of a bin."""
+    """The distance of two points of norm 1 whose similarity is in the given bin."""
     return np.sqrt(2 - 2 * np.minimum(bins / STEPS - 1, 1))
 
 
 def true_positive_rate(pairs, rate):
-    """The fraction of accepted pairs of one class, with the lowest threshold that accepts `rate` of the others."""
+    """The fraction of accepted pairs of one class, at the lowest threshold that accepts `rate` of the other pairs."""
     positives, negatives = pairs.histograms
     if not positives.any() or not negatives.any():
         return np.nan
@@ -178,8 +179,8 @@ def threshold_spread(pairs, rate):
 
 def utilities(pairs, distances):
     """
-    [C, T] for each class of two images or more, and each of the ascending `distances` [T] as the threshold, the
-    harmonic mean of two fractions: of its pairs that are accepted, and of the pairs with one image of it that are not.
+    [C, T] utilities of the classes of two images or more at each of the ascending thresholds `distances` [T]: the
+    harmonic mean of two fractions, the accepted pairs of the class and the rejected pairs with one image of it.
     """
     thresholds = Thresholds((1 - np.square(distances) / 2)[::-1])
     counts = np.zeros((2, len(pairs.n_positives), len(distances) + 1), np.int64)
@@ -201,7 +202,7 @@ def utilities(pairs, distances):
                 counts[:, labels[0]:labels[-1] + 1] += found
 
     pairs.in_tiles(add)
-    positives, negatives = counts[:, :, :0:-1].cumsum(axis=2)          # accepted, at the shortest distance first
+    positives, negatives = counts[:, :, :0:-1].cumsum(axis=2)          # accepted pairs, the shortest distance first
     several = pairs.n_positives > 0
     sensitivity = positives[several] / pairs.n_positives[several, None]
     specificity = 1 - negatives[several] / pairs.n_negatives[several, None]
@@ -211,8 +212,8 @@ def utilities(pairs, distances):
 
 class Thresholds:
     """
-    Ascending thresholds [T], which are looked up in a table of rounded similarities: those that lie between the
-    similarities of one bin are compared.
+    Ascending thresholds [T]. A table gives the number of thresholds below each bin of rounded similarities; only where
+    thresholds lie within a bin are its similarities compared with them.
     """
 
     def __init__(self, thresholds):
@@ -232,9 +233,9 @@ class Thresholds:
 def opis(pairs):
     """
     Operating-point inconsistency score: the variance over classes of their utilities(), averaged over N_THRESHOLDS
-    distances, equally spaced between those at which RATES of the pairs of two classes are accepted. Zhang et al.,
+    distances, equally spaced between the two at which RATES of the pairs of two classes are accepted. Zhang et al.,
     Threshold-Consistent Margin Loss for Open-World Deep Metric Learning, ICLR 2024, https://arxiv.org/abs/2307.04047.
-    nan, with a note, where the first distance is 0: whether equal embeddings are apart is up to rounding errors.
+    nan, with a note, if the first distance is 0: rounding errors would decide which equal embeddings are accepted.
     """
     found = operating_range(pairs)
     if found is None:
@@ -247,7 +248,7 @@ def opis(pairs):
 
 
 def operating_range(pairs):
-    """[N_THRESHOLDS] the distances of OPIS; None where no two images are of one class, or all are."""
+    """[N_THRESHOLDS] the distances of OPIS; None if no two images are of one class, or all are."""
     if not pairs.n_positives.any() or not pairs.n_negatives.any():
         return None
     negatives = pairs.histograms[1]

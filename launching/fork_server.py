@@ -32,7 +32,7 @@ ADOPT = 36                                                        # PR_SET_CHILD
 
 
 class Run:
-    """A child of this process that another process has forked, with those methods of subprocess.Popen that are used."""
+    """A child of this process that another process has forked, with the methods of subprocess.Popen that are used."""
 
     def __init__(self, pid):
         self.pid, self.returncode = pid, None
@@ -88,7 +88,7 @@ def start(command, log, secrets):
 
 
 def adopt(is_adopting):
-    """Sets whether this process becomes the parent of those of its descendants whose own parent ends."""
+    """Sets whether this process becomes the parent of its descendants when their own parent ends."""
     ctypes.CDLL(None).prctl(ADOPT, int(is_adopting), 0, 0, 0)
 
 
@@ -98,8 +98,8 @@ def server(environment):
     Starts a server, waits until it has imported the packages, and returns (the connection to it, its process). It ends
     when the connection is closed.
 
-    environment: that of the server, ((variable, value), ...). It is an argument since packages read variables when they
-    are imported, so that another environment needs another server.
+    environment: the server's variables, ((variable, value), ...). It is an argument since packages read variables when
+    they are imported, so that another environment needs another server.
 
     Raises OSError if the server ends or a stop is requested before it is ready.
     """
@@ -122,7 +122,7 @@ def server(environment):
 
 
 def import_packages():
-    """Imports what most runs import, including packages that they import only when they use them."""
+    """Imports the packages of most runs, including packages that runs import only when they use them."""
     for name in ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
                  'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard'):
         try:
@@ -147,7 +147,7 @@ def serve(connection):
             middle = os.getpid()
             run = os.fork()
             if not run:
-                while os.getppid() == middle:                     # what asks for its parent gets the launcher
+                while os.getppid() == middle:                     # then its parent is the launcher
                     time.sleep(0.001)
                 connection.close()
                 os.close(reading)
@@ -189,7 +189,7 @@ def end(code):
     Ends this process as Python does, but does not free the memory of the packages: that would copy the pages which the
     process shares with the server, and would take half a second.
     """
-    threading._shutdown()                                         # waits for threads; as multiprocessing ends its forks
+    threading._shutdown()                                         # waits for threads, as multiprocessing does in a fork
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Trains runs on this machine: those of a script at the same time, or one of them in the foreground."""
+"""Trains runs on this machine: the runs of a script at the same time, or a single one in the foreground."""
 import os
 import shlex
 import sys

@@ -24,12 +24,12 @@ class Planned:
     """
     A run that a line of a script describes.
 
-    arguments:   of main.py, without secrets.
+    arguments:   the arguments of main.py, without secrets.
     settings:    the value of every flag, as parameters.settings_of gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    environment: what its process gets in addition to the environment of this one: the secrets.
+    environment: the secrets, which its process gets in addition to the environment of this one.
     """
     arguments: list
     settings: dict
@@ -48,7 +48,7 @@ class Planned:
         return self.parent / f'{self.savename}.log'
 
     def folder(self):
-        """The run folder with these settings, or None; of several, the one with the most epochs."""
+        """The run folder with these settings, the one with the most epochs if there are several; or None."""
         settings = parameters.without_machine(self.settings)
         return reading.find(self.parent / self.savename, settings, self.chosen)
 
@@ -57,7 +57,7 @@ def of_script(file, only=(), skip_refused=False):
     """
     The Planned runs of a script, in its order.
 
-    only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises UserError
+    only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises a UserError
     that lists every line which main.py would refuse; with skip_refused, prints the list and leaves these lines out.
     """
     runs, problems, taken = [], [], {}
@@ -85,7 +85,7 @@ def of_script(file, only=(), skip_refused=False):
 
 
 def of_line(arguments):
-    """The Planned run with these arguments of main.py. Raises UserError for what can be refused without the data."""
+    """The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them."""
     opt = parameters.parse(arguments)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):

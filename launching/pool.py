@@ -8,7 +8,7 @@ STARTED, ELSEWHERE, FINISHED = 'started', 'another process has it', 'had been fi
 
 class Pool:
     """
-    Runs of which as many are trained at once as there are slots.
+    Trains runs, as many at once as there are slots.
 
     runs:  Planned.
     slots: as slots.of_flags gives them.

@@ -28,8 +28,8 @@ def start(run, more=(), python=(), forked=True):
     """
     Starts the run, or resumes it; returns the process, or None for a run that is finished already.
 
-    more:   arguments after its own.
-    python: arguments of Python before main.py, as of torchrun.
+    more:   arguments that follow the run's own arguments.
+    python: arguments of Python before main.py, such as torchrun's.
     forked: whether to fork it from a process that has imported its packages, where the system allows it.
 
     Raises Busy.

@@ -15,19 +15,19 @@ MARKER = '# Launch_Runs.py executes this script with --list'       # the second 
 SHELL = set(';&|<>()')                                            # characters that a shell would interpret
 ASSIGNMENT = re.compile(r'([A-Za-z_]\w*)=(.*)', re.DOTALL)
 VARIABLE = re.compile(r'\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})')
-ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # of the script itself
+ARGUMENT = re.compile(r'\$(\d|\{\d+\})')                          # an argument of the script
 
 
 def commands(file, environment=None):
     """
     The arguments of main.py in each run of a script: a list of lists of strings.
 
-    environment: {name: value} of variables for a script that is executed, beside those of this process.
+    environment: {variable: value} for a script that is executed, in addition to this process's environment.
 
     A file whose first line begins with #! and whose second line is MARKER is executed by bash with --list, and prints
     its commands. No other file is executed: its lines are commands `python main.py ...`, assignments NAME=VALUE,
-    comments, and headings within three double quotes. $NAME is replaced by what the file has assigned to it, otherwise
-    by the variable of the environment. Raises UserError for any other line.
+    comments, and headings within three double quotes. $NAME is replaced by the value that the file has assigned to it,
+    otherwise by the variable of the environment. Raises UserError for any other line.
     """
     text = read(file)
     if is_executable(text):
@@ -55,7 +55,7 @@ def is_executable(text):
 
 
 def listed_by(file, environment):
-    """What the script prints when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
+    """The output of the script when it is executed with --list. Raises KeyboardInterrupt where a stop was requested."""
     command = ['bash', str(file), '--list']
     settings = ''.join(f'{name}={shlex.quote(value)} ' for name, value in environment.items())
     print(f'Executing {settings}{shlex.join(command)}', file=sys.stderr, flush=True)
@@ -122,7 +122,7 @@ def split(line, where):
 
 
 def expanded(word, assigned, where):
-    """The word with the values of its variables. Raises UserError for what only a shell can read."""
+    """The word with the values of its variables. Raises UserError for a word that only a shell can read."""
     def value(match):
         name = match[1] or match[2]
         found = assigned.get(name, os.environ.get(name))

@@ -19,7 +19,7 @@ def add_flags(parser):
 
 def of_flags(opt):
     """
-    One list per slot: the arguments that are appended to those of the run which takes the slot.
+    One list per slot: the arguments that a run gets, after its own, when it takes the slot.
 
     By default there is one slot, which appends nothing. With --workers, the processor cores are divided among the runs
     by OMP_NUM_THREADS, if it is not set.

@@ -19,7 +19,7 @@ FIRST_PORT, N_PORTS = 20000, 10000
 class Job:
     """
     A command as a job of SLURM. When SLURM announces that it will end the job, submitit calls `checkpoint` and queues
-    what it returns: the same command, which resumes its run.
+    the job that it returns: the same command, which resumes its run.
     """
 
     def __init__(self, command):
@@ -46,8 +46,8 @@ def job_of(run, n_gpus=1, n_nodes=1):
 
 def torchrun(n_nodes, n_processes):
     """
-    The arguments of Python that start n_processes of a run on this machine, one of the n_nodes of a job of SLURM. The
-    first machine of the job is where they all meet.
+    The arguments of Python that start n_processes of a run on this machine, one of the n_nodes of a job of SLURM. All
+    processes connect to the first machine of the job.
     """
     listed = subprocess.run(['scontrol', 'show', 'hostnames', os.environ['SLURM_JOB_NODELIST']], check=True,
                             capture_output=True, text=True)

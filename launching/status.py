@@ -12,7 +12,7 @@ REFRESH = 2                                                       # seconds betw
 
 
 def dry_run(runs):
-    """Prints what would be done with each run."""
+    """Prints for each run whether it is finished, or would be started or resumed."""
     for run in runs:
         folder = run.folder()
         done = folder and reading.is_finished(folder)
@@ -64,7 +64,7 @@ def row_of(run):
     pace:  seconds per epoch, the mean over the last max(5, --eval_every) epochs, so that it includes an evaluation;
            None before the first epoch.
     """
-    folder, is_running = run.folder(), process.is_running(run)      # before the records, which may be finished by then
+    folder, is_running = run.folder(), process.is_running(run)      # before the records: it may finish meanwhile
     records = reading.read(folder) if folder else None
     rows = reading.rows_of(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}
@@ -78,7 +78,7 @@ def row_of(run):
 
 
 def state_of(run, records, is_running):
-    """finished, running, failed, stopped, or waiting. records: of its run folder, or None."""
+    """finished, running, failed, stopped, or waiting. records: the Run of its folder, or None."""
     if records and records.state == reading.FINISHED:
         return 'finished'
     if is_running:

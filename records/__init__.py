@@ -1,1 +1,1 @@
-"""What a run leaves in its folder and at the backends: written, read, locked. On the ground floor beside utilities."""
+"""The records of a run, in its folder and at the backends: written, read, locked. Ground floor, beside utilities."""

@@ -18,7 +18,7 @@ from PIL import Image
 from records import run_folder, wandb_files
 from utilities.errors import UserError
 
-LIMIT = 600                                  # seconds; since W&B may wait for its service or its server without end
+LIMIT = 600                                  # seconds that a call may take; W&B may wait for its service without end
 
 
 def check(opt):
@@ -29,7 +29,7 @@ def check(opt):
 
 
 def select(opt, folder, settings, start):
-    """TensorBoard where it is installed, and with --log_online the --online_backend; those that can be started."""
+    """The backends that can be started: TensorBoard if it is installed, and with --log_online the --online_backend."""
     chosen, wanted = [], []
     if importlib.util.find_spec('tensorboard'):
         wanted.append(TensorBoard)
@@ -73,7 +73,7 @@ def note(name, what, problem, folder):
 
 
 def origin(config):
-    """What W&B and Comet get of config.yaml beside the flags."""
+    """The entries of config.yaml that W&B and Comet get beside the flags."""
     return {name: config[name] for name in ('command', 'test_hash') if name in config}
 
 
@@ -98,7 +98,7 @@ class TensorBoard:
             self.writer.add_image(name, np.asarray(image.convert('RGB')), epoch, dataformats='HWC')
 
     def unless_told_later(self, arguments):
-        """In place of threading.excepthook: the errors of TensorBoard's threads are raised again by its next call."""
+        """Replaces threading.excepthook: prints no errors of TensorBoard's threads; its next call raises them again."""
         if not type(arguments.thread).__module__.startswith('tensorboard'):
             self.usual(arguments)
 
@@ -146,26 +146,26 @@ class Wandb:
 
     def picture(self, name, file, epoch):
         import wandb
-        self.run.summary[name] = wandb.Image(str(file))      # the step of the last epoch takes no more
+        self.run.summary[name] = wandb.Image(str(file))      # log() takes nothing more for this step
 
     def close(self, failed):
         import wandb
         problem = failure(self.run.finish, int(failed), share=1 / 3)
-        # waits for the files, and takes back W&B's exit hook, which would wait for a service that does not answer
+        # teardown waits for the files, and removes W&B's exit hook, which would wait for a service that does not answer
         problem = failure(wandb.teardown, share=1 / 3) or problem
         if problem:
             raise ConnectionError(problem)
 
 
 def why_offline(wandb):
-    """What keeps W&B from running online, or None."""
+    """The reason why W&B cannot run online, or None."""
     if os.environ.get('WANDB_MODE') == 'offline':
         return 'WANDB_MODE is offline'
-    address = wandb.setup().settings.base_url                # also of WANDB_BASE_URL and of W&B's own files
+    address = wandb.setup().settings.base_url                # WANDB_BASE_URL and W&B's own files may set it
     try:
         urllib.request.urlopen(address, timeout=10).close()
     except urllib.error.HTTPError:
-        pass                                                 # an answer of any kind
+        pass                                                 # any answer shows that the server is there
     except OSError as error:
         return f'{address} does not answer: {error}'
     if not wandb.login(prompt=False, verify=False):          # last, since it tries a silent address for seconds
@@ -191,7 +191,7 @@ class Comet:
         off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
                'log_env_details')
         self.last = start - 1 if online else max((last_epoch_of(file) for file in archives.glob('*/*.zip')), default=-1)
-        archives = archives / f'from_epoch_{self.last + 1}'      # archives' names repeat with the seed of `random`
+        archives = archives / f'from_epoch_{self.last + 1}'      # equal seeds of `random` give archives equal names
         archives.mkdir(parents=True, exist_ok=True)
         self.experiment = comet_ml.start(
             project_name=opt.project, online=online, mode='get_or_create', experiment_key=config['run_id'] * 4,

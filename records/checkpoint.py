@@ -1,4 +1,4 @@
-"""Checkpoints: what an exact resumption needs, and the best networks. Each epoch seeds the generators anew."""
+"""Checkpoints: the state for an exact resumption, and the best networks. Each epoch seeds the generators anew."""
 import hashlib
 import math
 import re
@@ -16,28 +16,28 @@ LAST = 'checkpoint_last.pt'
 
 class Checkpoint:
     """
-    folder:   of the run.
+    folder:   the run folder.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
-    parts:    {name: part} of the parts with a state: model, criterion, optimizer, and miner, sampler, memory bank
-              (storage) and moving average of the weights (ema) if there is one.
+    parts:    {name: part with a state}: model, criterion, optimizer and, where the run has them, miner, sampler, memory
+              bank (storage) and moving average of the weights (ema).
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
-    records:  what Records.contents() returned at the last save; None of a new run.
-    run_id:   of config.yaml, by which a checkpoint of another run is recognised.
+    records:  the result of Records.contents() at the last save; None for a new run.
+    run_id:   the id in config.yaml, by which a checkpoint of another run is recognised.
     """
 
     def __init__(self, folder, settings, metrics, parts, run_id=None):
         self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
         self.run_id = run_id
-        self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: for an epoch or more
+        self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
         self.last = self.folder / LAST
 
     def save(self, epoch, row, records=None):
         """
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far.
 
-        The best are written first: a run that is killed in between repeats the epoch and writes them again.
+        The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
         common = {'settings': self.settings, 'epoch': epoch, 'row': row, 'run_id': self.run_id}
@@ -61,7 +61,8 @@ class Checkpoint:
         Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
         the checkpoint is damaged, is of another run, or does not fit the flags.
 
-        differences: the settings of a checkpoint -> sentences on those that no resumption can have changed.
+        differences: function of a checkpoint's settings; returns sentences on the settings that differ, although no
+                     resumption can have changed them.
         """
         if not self.last.exists():
             return 0
@@ -109,7 +110,7 @@ def are_rows(value):
                                            for row in value)
 
 
-# what the parts of a checkpoint must look like
+# the form that each part of a checkpoint must have
 FORMS = {
     'settings': is_state, 'criterion': is_state,
     'epoch': lambda value: type(value) is int and value >= 0,
@@ -123,7 +124,7 @@ FORMS = {
 
 
 def require_own_folder(path, states):
-    """Raises UserError where the config.yaml beside a checkpoint is of another run."""
+    """Raises UserError where the config.yaml beside a checkpoint belongs to another run."""
     file = Path(path).with_name('config.yaml')
     if states.get('run_id') and file.is_file():
         found = re.search(r'^run_id: (.+)$', file.read_text(encoding='utf-8', errors='replace'), re.MULTILINE)
@@ -154,7 +155,7 @@ def require_whole(path):
 
 
 def checksum(state):
-    """The SHA-256 of a state dict on the CPU: of the names, types, shapes and bytes of its tensors."""
+    """The SHA-256 of the names, types, shapes and bytes of the tensors in a state dict on the CPU."""
     digest = hashlib.sha256()
     for name, value in state.items():
         digest.update(f'{name} {value.dtype} {list(value.shape)}\n'.encode())
@@ -163,7 +164,7 @@ def checksum(state):
 
 
 def find(place):
-    """A run folder or a checkpoint file -> the checkpoint file; of a folder, the last."""
+    """A run folder or a checkpoint file -> the checkpoint file; for a folder, its last checkpoint."""
     path = Path(place)
     path = path / LAST if path.is_dir() else path
     if not path.is_file():

@@ -1,8 +1,8 @@
 """
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
-`sem_<split>_<metric>` is the standard error of the mean over folds. In those of a run, `ema_<split>_<metric>` is the
-metric of the moving average of the weights (--ema).
+`sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
+`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema).
 """
 import re
 from typing import NamedTuple
@@ -60,7 +60,7 @@ def parse(name):
 
 def has_split(name):
     """
-    Whether a name in log.csv begins with a split: that of a metric, or of the training loss.
+    Whether a name in log.csv begins with a split, as the names of metrics and of the training loss do.
 
     >>> has_split('val_nmi'), has_split(LOSS), has_split('seconds')
     (True, True, False)
@@ -80,7 +80,7 @@ def asked_for(metric, split='test'):
 
 def sem(name):
     """
-    The column of the standard error of a metric's mean over folds; parse() and the others take names without SEM.
+    The column of the standard error of a metric's mean over folds; parse() and has_split() take names without SEM.
 
     >>> sem('test_nmi'), parse(sem('test_nmi')), parse(sem('test_nmi').removeprefix(SEM)).metric
     ('sem_test_nmi', None, 'nmi')
@@ -123,7 +123,7 @@ def at_backend(name):
 
 def from_backend(key):
     """
-    The column of a key at the backends, of this program or of the public code of Roth et al.; other keys as they are.
+    A key at the backends, of this program or of the public code of Roth et al. -> the column; other keys are kept.
 
     >>> from_backend('test/e_recall@1'), from_backend('Test: discriminative_e_recall: e_recall@1')
     ('test_e_recall@1', 'test_e_recall@1')

@@ -1,4 +1,4 @@
-"""records.sqlite: the rows of log.csv in the table `log`, those of spectrum.csv in the table `spectrum`."""
+"""records.sqlite: the rows of log.csv in the table `log`, the rows of spectrum.csv in the table `spectrum`."""
 import math
 import sqlite3
 
@@ -9,15 +9,15 @@ NO_DAMAGE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sq
 
 class Database:
     """
-    Rows are those of the CSV files, dicts from columns to text. Every call is one transaction: if the process is killed
+    Rows are dicts from columns to text, as in the CSV files. Every call is one transaction: if the process is killed
     during it, the tables stay as they were.
     """
 
     def __init__(self, file):
-        self.connection = sqlite3.connect(file, timeout=60)      # seconds, while a reader holds it
+        self.connection = sqlite3.connect(file, timeout=60)      # seconds to wait while a reader holds it
 
     def replace(self, start, rows, spectra):
-        """Replaces what is stored from the epoch `start` on."""
+        """Replaces the stored rows from the epoch `start` on."""
         with self.connection as connection:
             connection.execute('CREATE TABLE IF NOT EXISTS log (epoch INTEGER PRIMARY KEY)')
             connection.execute('CREATE TABLE IF NOT EXISTS spectrum (epoch INTEGER, split TEXT, number INTEGER, '
@@ -56,7 +56,7 @@ def opened(file, rows, spectra):
         if whole:
             database.replace(max((int(row['epoch']) for row in rows), default=-1) + 1, [], [])
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        if getattr(error, 'sqlite_errorcode', 0) & 0xff in NO_DAMAGE:        # the upper bits tell more of the kind
+        if getattr(error, 'sqlite_errorcode', 0) & 0xff in NO_DAMAGE:        # the upper bits hold the exact code
             raise
         whole = False
     if not whole:

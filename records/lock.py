@@ -21,8 +21,8 @@ NAME = '.lock'
 @contextlib.contextmanager
 def held(folder):
     """
-    Holds the lock of `folder` in the block; of several processes of a run, the first holds it. Raises UserError where
-    another run holds it. Where the file system has no locks, there is a note and no lock.
+    Holds the lock of `folder` in the block; if a run has several processes, process 0 holds it. Raises UserError where
+    another run holds it. If the file system has no locks, prints a note and holds none.
     """
     if not processes.is_main():
         yield
@@ -42,7 +42,7 @@ def held(folder):
 
 
 def acquire(path):
-    """The open and locked file. Raises UserError where another process holds the lock, OSError where there is none."""
+    """Opens and locks the file. Raises UserError where another process holds the lock, OSError where locks fail."""
     if fcntl is None:
         raise OSError('this platform has no file locks')
     while True:

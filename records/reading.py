@@ -18,8 +18,8 @@ FINISHED = 'finished'
 @dataclass
 class Run:
     """
-    name:   of the run folder, <group>_s<seed>.
-    where:  to find it: a folder, or a path at W&B.
+    name:   the name of the run folder, <group>_s<seed>.
+    where:  the place of its records: a folder, or a path at W&B.
     flags:  {name: value}, with at least dataset, group and seed.
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
     state:  'finished', or a text that says how the run ended.
@@ -57,7 +57,7 @@ def read(folder):
     for name in ('dataset', 'group', 'seed'):
         if name not in flags:
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
-    # before the log, which is written first and may be ahead
+    # the summary is read before the log: a run that is under way writes the log first, so that the log may be ahead
     summary = summary_of(folder / 'summary.json', flags.get('n_epochs'))
     rows = rows_of(folder / 'log.csv')
     require_recorded(folder)
@@ -69,9 +69,10 @@ def read(folder):
 def find(place, settings, chosen=()):
     """
     The run folder with these settings at `place`, <save_path>/<dataset>/<savename>, or beside it with _1, _2 ...; None
-    where there is none. Of several, the one with the most epochs. Flags that only one side has may differ.
+    where there is none. If there are several, the one with the most epochs is returned. Flags that only one side has
+    are not compared.
 
-    settings: without flags of the machine. chosen: flags that must have been left to the run.
+    settings: the flags, without flags of the machine. chosen: flags whose values the run must have chosen itself.
     """
     found = [folder for folder in place.parent.glob(f'{glob.escape(place.name)}*')
              if re.fullmatch(re.escape(place.name) + r'(_\d+)?', folder.name) and is_run_folder(folder)
@@ -81,8 +82,8 @@ def find(place, settings, chosen=()):
 
 def are_same(settings, config, chosen=()):
     """
-    Whether config.yaml describes a run with these settings, to which the flags in `chosen` were left. A config.yaml of
-    an earlier version, which does not name such flags, is accepted.
+    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A
+    config.yaml of an earlier version, which does not name such flags, is accepted.
     """
     flags = config['flags']
     return {*chosen} <= {*config.get('chosen', chosen)} and all(
@@ -100,11 +101,11 @@ def is_finished(folder):
 
 
 def require_recorded(folder):
-    """Raises UserError where log.csv or spectrum.csv is not what it was when summary.json was written."""
+    """Raises UserError where log.csv or spectrum.csv has other rows than when summary.json was written."""
     for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
         file = folder / name
         if file.exists() and fingerprint(texts_of(file)[:written['n_rows']]) != written:
-            raise UserError(f'{file}: damaged or edited: its rows are not those that summary.json was written with; '
+            raise UserError(f'{file}: damaged or edited: its rows have changed since summary.json was written; '
                             f'copy it again, repair it by python main.py --resume {folder}, or leave the run out')
 
 
@@ -157,14 +158,14 @@ def last_epoch(folder):
 
 def contents(folder, start, last):
     """
-    What Records.contents() returns, of the epochs before `start`, from the files of the run folder.
+    The result of Records.contents() for the epochs before `start`, read from the files of the run folder.
 
     last: the checkpoint's last row with metrics. Raises UserError where log.csv does not have it.
     """
     known = {row['epoch']: row for row in rows_of(folder / 'log.csv')}
     if last and any(known.get(last['epoch'], {}).get(name) != value for name, value in last.items()
                     if value is not None and value == value):
-        raise UserError(f'{folder}/log.csv: its row of epoch {last["epoch"]} is not that of the checkpoint; copy the '
+        raise UserError(f'{folder}/log.csv: its row of epoch {last["epoch"]} differs from the checkpoint\'s; copy the '
                         'run folder again')
     return {'rows': [row for row in read_csv(folder / 'log.csv') if int(row['epoch']) < start],
             'spectra': [row for row in read_csv(folder / 'spectrum.csv') if int(row['epoch']) < start]}
@@ -172,8 +173,8 @@ def contents(folder, start, last):
 
 def summary_of(file, n_epochs=None):
     """
-    (finished or not, last epoch) of a summary.json; of none, (False, -1). A run that finished with another number of
-    epochs than `n_epochs` counts as unfinished: it is being extended.
+    (whether the run is finished, its last epoch) in a summary.json; (False, -1) without the file. A run that finished
+    with another number of epochs than `n_epochs` counts as unfinished: it is being extended.
     """
     summary = loaded_summary(file)
     finished = summary.get('finished', False) and summary.get('n_epochs', n_epochs) == n_epochs
@@ -181,7 +182,7 @@ def summary_of(file, n_epochs=None):
 
 
 def loaded_summary(file):
-    """summary.json; of none, {}. Raises UserError where it is damaged."""
+    """The content of summary.json; {} without the file. Raises UserError where it is damaged."""
     if not file.exists():
         return {}
     try:
@@ -201,7 +202,7 @@ def reached(flags, rows):
 
 
 def state_of(folder, flags, rows, summary):
-    """'finished', or how far it came. Raises UserError where log.csv ends before the epoch that summary.json names."""
+    """'finished', or how far a run came. Raises UserError where log.csv ends before the last epoch of summary.json."""
     finished, last = summary
     if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:
         raise UserError(f'{folder}/log.csv: rows are missing: its epochs are not 0, 1, 2 and so on; copy it again, or '

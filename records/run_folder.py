@@ -32,8 +32,8 @@ def create(opt, settings, arguments, description, chosen=()):
     Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
 
     settings:    the flags, as parameters.settings_of gives them.
-    arguments:   of the command line.
-    description: of the splits, as datasets.splits.describe gives it.
+    arguments:   the arguments of the command line.
+    description: the description of the splits, as datasets.splits.describe gives it.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
     parent = Path(opt.save_path) / opt.dataset
@@ -74,20 +74,20 @@ def places(folder):
 
 
 def require_same_data(folder, description):
-    """Raises UserError where the splits are not those that the run began with."""
+    """Raises UserError where the run began with other splits."""
     config = read(folder)
     if config['split_hash'] != description['hash']:
-        raise UserError(f'--resume {folder}: the classes or numbers of images are not those of this run (hash '
+        raise UserError(f'--resume {folder}: the data have other classes or numbers of images than this run (hash '
                         f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
 
 
 def changes(before, now):
-    """{flag: {'from': what it was, 'to': what it is}} of the settings `now` that are other than `before`."""
+    """{flag: {'from': its value before, 'to': its value now}} for the settings `now` that differ from `before`."""
     return {name: {'from': before.get(name), 'to': value} for name, value in now.items() if before.get(name) != value}
 
 
 def repair_splits(folder, description):
-    """Writes splits.yaml again, with a note, where it is missing or damaged, or of another run."""
+    """Writes splits.yaml again, with a note, where it is missing, damaged, or from another run."""
     file = Path(folder) / 'splits.yaml'
     try:
         found = read_checked(file)
@@ -122,8 +122,8 @@ def read(folder):
 
 def test_hash(folder, config):
     """
-    The hash of a run's test split, of its classes and their numbers of images; None where it has none. config: its
-    config.yaml; that of an earlier version does not have the hash, which splits.yaml then has.
+    The hash of a run's test split, made from its classes and their numbers of images; None where it has none. config:
+    its config.yaml. Where an earlier version wrote it, it has no such hash, and splits.yaml is read.
     """
     if 'test_hash' in config:
         return config['test_hash']
@@ -132,7 +132,7 @@ def test_hash(folder, config):
 
 
 def test_hash_of(description):
-    """The hash of the test split in what datasets.splits.describe gave; None where there is no such split."""
+    """The hash of the test split in a description by datasets.splits.describe; None where there is no such split."""
     splits = description.get('splits') if isinstance(description, dict) else None
     test = splits.get('test') if isinstance(splits, dict) else None
     return test.get('hash') if isinstance(test, dict) else None
@@ -145,7 +145,7 @@ def write_checked(file, content):
 
 
 def read_checked(file):
-    """What write_checked has written. Raises UserError where it is damaged, OSError where it cannot be opened."""
+    """The content that write_checked wrote. Raises UserError where it is damaged, OSError where it cannot be opened."""
     try:
         text = file.read_text(encoding='utf-8')
         content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
@@ -172,7 +172,7 @@ def load_yaml(text):
 
 
 def size_of(node, known):
-    """The number of nodes in a YAML node, behind aliases too; inf for one that holds itself. known: what is counted."""
+    """The number of nodes in a YAML node, aliases expanded; inf if it holds itself. known: {id of a node: size}."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -208,7 +208,7 @@ def without_secrets(arguments, secrets):
 
 
 def versions():
-    import torch  # not needed by those who read run folders
+    import torch  # imported here, since reading run folders does not need it
     found = {'python': platform.python_version()}
     for package in PACKAGES:
         try:

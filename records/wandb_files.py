@@ -1,4 +1,4 @@
-"""The files of runs that W&B keeps on a machine without network: their settings and what was logged."""
+"""The files in which W&B keeps offline runs: the settings and the logged values of each."""
 import json
 import struct
 import zlib
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from utilities.errors import UserError
 
-BLOCK, HEADER = 32768, 7                      # of the .wandb files, which are LevelDB logs of protocol buffers
+BLOCK, HEADER = 32768, 7                      # bytes; .wandb files are LevelDB logs of protocol buffers
 FULL, LAST = 1, 4
 
 
@@ -41,7 +41,7 @@ def read_file(file):
 
 
 def messages(file):
-    """The records of a .wandb file, protocol buffers; up to where a killed process, or a copy, left off."""
+    """The records of a .wandb file, protocol buffers, up to the point where a killed process, or a copy, stopped."""
     from wandb.proto import wandb_internal_pb2
     data = file.read_bytes()
     if data[:4] != b':W&B':

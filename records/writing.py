@@ -1,4 +1,4 @@
-"""What a run writes down: log.csv, records.sqlite, spectrum.csv, summary.json, and the same to the backends."""
+"""Writes a run's records: log.csv, records.sqlite, spectrum.csv and summary.json; the backends get the same values."""
 import csv
 import json
 import math
@@ -19,9 +19,9 @@ class Records:
     """
     A context manager, which closes the database and the backends at the end.
 
-    folder: of the run. start: the epoch that the run begins or continues with. Rows from then on, of a run that was
-    killed after writing them, are dropped, since these epochs are repeated.
-    recorded: None, or contents() from the checkpoint of the epoch before `start`, which all files are restored to.
+    folder: the run folder. start: the epoch with which the run begins or continues. Rows from this epoch on, which a
+    killed run has left, are dropped, since these epochs are repeated.
+    recorded: None, or the contents() in the checkpoint of the epoch before `start`; all files are restored to them.
     """
 
     def __init__(self, opt, folder, settings, start, recorded=None):
@@ -48,7 +48,7 @@ class Records:
         return {'rows': self.rows, 'spectra': self.spectra}
 
     def pass_on(self, epoch, scalars, spectra):
-        """Gives what was logged of an epoch, under the names of log.csv, to the backends that do not have it yet."""
+        """Gives an epoch's values, under their names in log.csv, to the backends that do not have this epoch yet."""
         scalars, spectra = ({columns.at_backend(name): value for name, value in part.items() if value is not None}
                             for part in (scalars, spectra))
         for backend in list(self.backends):
@@ -56,7 +56,7 @@ class Records:
                 self.try_to(backend, backend.log, epoch, scalars, spectra)
 
     def picture(self, name, file):
-        """Gives the picture in `file`, of the last epoch, to the backends."""
+        """Gives the last epoch's picture, in `file`, to the backends."""
         for backend in list(self.backends):
             self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']))
 
@@ -73,7 +73,7 @@ class Records:
         evaluated: {'<split>_<metric>': float or array}, or None in an epoch without evaluation.
         histograms: None, or {'<group>/<name>': array} for the backends only.
 
-        Returns the epoch's row of log.csv. Its `seconds` are those since the row before, or since the start.
+        Returns the epoch's row of log.csv. Its `seconds` count from the previous row, or from the start.
         """
         now = time.perf_counter()
         trained, self.clock = trained | {'seconds': now - self.clock}, now
@@ -121,10 +121,10 @@ def untrained(other, folder, flags):
     ours, theirs = run_folder.read(folder), run_folder.read(other)
     for name in flags:
         if ours['flags'].get(name) != theirs['flags'].get(name):
-            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, that of this run '
+            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if ours['split_hash'] != theirs['split_hash']:
-        raise UserError(f'--untrained {other}: its classes or numbers of images are not those of this run')
+        raise UserError(f'--untrained {other}: its data have other classes or numbers of images than this run')
     reading.read(other)                                  # refuses damaged records
     rows = reading.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
@@ -145,7 +145,7 @@ def progress(epoch, trained, evaluated, storage_metrics):
 
 
 def holds(file, rows):
-    """Whether a CSV file begins with these rows; further rows are of epochs that will be repeated."""
+    """Whether a CSV file begins with these rows; further rows belong to epochs that will be repeated."""
     try:
         found = read_csv(file)[:len(rows)]
     except (UnicodeDecodeError, csv.Error):
@@ -164,7 +164,7 @@ def as_text(value):
 
 
 def plain(value):
-    """The value with None, which JSON writes as null, for numbers that are not finite."""
+    """The value; numbers that are not finite become None, which JSON writes as null."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

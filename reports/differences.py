@@ -11,7 +11,7 @@ def add(table, groups, scores, names, baseline, digits=1):
     Adds a Cell (data set, titles.DIFFERENCE + name) to each method of a table that tables.summarise describes, except
     to the baseline: the difference between the means, with the interval of significance.difference_interval.
 
-    baseline: a group's name, or that of its method. Returns the columns of the table, each metric before its
+    baseline: the name of a group, or of its method. Returns the columns of the table, each metric before its
     difference. Raises UserError if the baseline has no runs on one of the data sets.
     """
     for dataset in dict.fromkeys(group.data for group in groups if group.runs):

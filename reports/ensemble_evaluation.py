@@ -27,7 +27,7 @@ MACHINE = ('source_path', 'device', 'gpu', 'kernels', 'evaluate_on_gpu', 'bs', '
 
 
 def report(opt, arguments):
-    """Checks everything, evaluates, prints the table and writes what is asked for. arguments: of the command line."""
+    """Checks all flags, evaluates, prints the table, writes the files. arguments: of the command line, for records."""
     tables.check_files(opt)
     if opt.rows:
         require_writable(opt.rows, '--rows')
@@ -126,7 +126,7 @@ def network(opt, member, state):
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
         built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
     if built.data.description['hash'] != member.config['split_hash']:
-        raise UserError(f'{member.run.where}: the classes or numbers of images are not those of this run; '
+        raise UserError(f'{member.run.where}: the data have other classes or numbers of images than this run; '
                         '--source_path must lead to the same data')
     if state == 'untrained_trunk_and_embedder':
         parts.fit_embedding(own, built)
@@ -136,7 +136,7 @@ def network(opt, member, state):
 
 
 def key_of(ensemble, state):
-    """What the scores of untrained networks depend on, besides the flags of this program."""
+    """Everything on which the scores of untrained networks depend, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
     names = parameters.of_the_untrained()
     return (state, *(member.config['split_hash'] for member in ensemble.members),
@@ -144,7 +144,7 @@ def key_of(ensemble, state):
 
 
 def identity_of(opt, ensemble):
-    """What identifies an evaluation: the networks, and what is computed from their embeddings."""
+    """The identity of an evaluation: its networks, and the flags that change the scores."""
     return {'members': [{'fold': member.fold, 'run_id': member.config['run_id'], 'epoch': member.epoch}
                         for member in ensemble.members],
             'evaluation': {name: getattr(opt, name) for name in ('evaluation_metrics', 'pca', 'untrained')}}

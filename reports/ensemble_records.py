@@ -64,8 +64,8 @@ def is_score(column):
 def write(folder, settings, log, folds):
     """
     Args:
-        folder:   where to; with _1, _2 ... where the name is taken.
-        settings: of ensemble.yaml, with the 'identity' that find() looks for.
+        folder:   the folder to create; _1, _2 ... is appended if the name is taken.
+        settings: the content of ensemble.yaml, with the 'identity' that find() looks for.
         log:      rows, one per form and state of the networks: {'form', 'trained_status', ..., 'test_<metric>': float}.
         folds:    rows, one per fold and state of the networks.
 

@@ -24,11 +24,11 @@ def compare(log, folds, names):
     Args:
         log:   a row per ensemble and form: dataset, method, seed, trained_status, form, dim, and the columns `names`.
         folds: a row per ensemble and fold: dataset, method, seed, trained_status, fold, and the columns `names`.
-        names: columns, as test_map_at_r.
+        names: columns, such as test_map_at_r.
 
     Returns a table with a row per data set, form, column and method: the mean over seeds and half its interval's width;
-    `best`, whether its mean is the highest of the trained methods'; and for each other method the two-sided paired test
-    against the best one, on the pairs that both have: seeds (concatenated), or folds and seeds (separated). p_holm is
+    `best`, whether no trained method has a higher mean; and for each other method the two-sided paired test against the
+    best one, on the pairs that both have: seeds (concatenated), or folds and seeds (separated). p_holm is
     corrected over the methods of the data set, form and column. Columns in which a higher value is not better have no
     best method. The mean of values that are not all finite is nan.
     """
@@ -99,7 +99,7 @@ def dims(rows):
 
 
 def table_of(comparisons, log, names, digits):
-    """What compare() gives for one data set -> (table of tables.Cell, headings) as tables.markdown takes them."""
+    """The comparisons of one data set -> (table of tables.Cell, headings), as tables.markdown takes them."""
     headings = {form: f'{title} ({dims(log[is_trained(log) & (log.form == form)])}-dim)'
                 for form, title in FORMS.items()}
     table, trained = {}, {}
@@ -120,7 +120,7 @@ def mark(row):
 
 
 def caption(comparisons, log, names):
-    """What a reader must know of a data set's numbers, in plain text."""
+    """The caption of a data set's table, in plain text: how its numbers were computed."""
     seeds, compared = sorted(set(log.seed)), comparisons[comparisons.against.notna()]
     n_tested = compared.groupby(['form', 'metric']).p.count().max() if len(compared) else 0
     interval = 'mean and 95 % t-interval (n − 1) over seeds' if len(seeds) > 1 else 'one seed, and so no interval: seed'

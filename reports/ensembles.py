@@ -16,7 +16,7 @@ from utilities.errors import UserError
 
 
 def embed_member(opt, model, data):
-    """{split: Embedded} of the test split and, for --pca, of those that it is fitted on; as the network gives them."""
+    """{split: Embedded} of the test split and, with --pca, of the splits to fit it on; as the network gives them."""
     names = [name for name in data.evaluation if name == 'test' or opt.pca]
     return {name: evaluation.embed(opt, model, data.evaluation[name], name, opt.eval_features, opt.eval_autocast)
             for name in names}
@@ -32,9 +32,9 @@ def concatenated(opt, members):
     The scores of several networks as one, {'dim', 'test_<metric>'}: each embedding is L2-normalised, then joined with
     the other networks', reduced to --pca dimensions, and normalised again.
 
-    members: what embed_member gives for each. The principal components are those of the joined embeddings of all
-             training and validation images: these are the same for all folds, and each network was trained on most of
-             them. Raises UserError if the members do not have the same images.
+    members: the results of embed_member. The principal components are fitted to the joined embeddings of all training
+             and validation images: these are the same for all folds, and each network was trained on most of them.
+             Raises UserError if the members do not have the same images.
     """
     embeddings = joined([[member['test']] for member in members])
     if opt.pca:
@@ -48,7 +48,7 @@ def joined(members):
     """
     The normalised embeddings of each image in all networks, concatenated: [N, sum of D].
 
-    members: for each network a list of Embedded, of which the first network's gives the order of the N images.
+    members: for each network a list of Embedded. The first network's list gives the order of the N images.
     """
     embedded, names, orders = [], [], []
     for parts in members:
@@ -73,7 +73,7 @@ def identities(images):
 def mean_over_folds(rows):
     """
     Rows of {'dim', 'test_<metric>'}, one per fold -> their mean, with the standard error over folds as
-    'sem_test_<metric>'; None of a single fold.
+    'sem_test_<metric>'; None for a single fold.
     """
     mean = {'dim': rows[0]['dim']}
     for name in filter(columns.parse, rows[0]):

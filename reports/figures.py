@@ -19,7 +19,7 @@ def correlation(x, y):
 
 @styled
 def correlation_matrix(scores, names, file, title):
-    """Pearson correlations between metrics over runs, at the selected epochs. scores: of one data set."""
+    """Pearson correlations between metrics over runs, at the selected epochs. scores: on one data set."""
     n = len(names)
     matrix = np.array([[correlation(scores[one], scores[other])[0] for other in names] for one in names])
     figure = new_figure(1.2 + 0.32 * n, 0.9 + 0.3 * n)
@@ -73,7 +73,7 @@ def curves(groups, name, file, title):
         for run in runs:
             for row in run.rows:
                 by_epoch.setdefault(row['epoch'], []).append(titles.unit(name) * row.get(name, math.nan))
-        epochs = [epoch for epoch in sorted(by_epoch) if len(by_epoch[epoch]) == len(runs)]         # of all seeds
+        epochs = [epoch for epoch in sorted(by_epoch) if len(by_epoch[epoch]) == len(runs)]       # epochs of all seeds
         if not epochs:
             continue
         values = np.array([by_epoch[epoch] for epoch in epochs])
@@ -94,8 +94,8 @@ def curves(groups, name, file, title):
 @styled
 def bars(scores, name, file, title, spread='std'):
     """
-    The methods' means, sorted, as dots with error bars: one standard deviation over seeds, or what `spread`, a
-    function of the values, gives.
+    The methods' means, sorted, as dots with error bars: one standard deviation over seeds, or the
+    result of `spread`, a function of the values.
     """
     table = scores.groupby('method', sort=False)[name].agg(['mean', spread, 'count']).sort_values('mean')
     table.columns = ['mean', 'spread', 'count']

@@ -1,7 +1,7 @@
 """
 A CSV file with a line per run: the metrics of one epoch, the hash of the test split, the command, the commit and the
-versions of the packages; or also with a line for each other epoch. Result_Evaluations.py --rows writes it, --runs reads
-it, and --compare compares two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
+versions of the packages; optionally also a line for each other epoch. Result_Evaluations.py --rows writes it, --runs
+reads it, and --compare compares two. Evaluate_Ensemble.py --rows writes such a file of ensembles.
 """
 import json
 import math
@@ -26,8 +26,8 @@ def write(file, groups, rule, names=()):
     """
     Writes the row of each run of `groups` that the selection.Rule selects, with all digits.
 
-    names: columns. If there are any, the line of a run is followed by one for each of its other epochs, with these
-    columns only, and those of the averaged weights (--ema); numbers then have six digits.
+    names: columns. If there are any, the line of a run is followed by one for each of its other epochs, which has only
+    these columns, also for the averaged weights (--ema); numbers then have six digits.
     """
     if rule.per_metric:
         raise UserError('--rows does not go with --per_metric: a line has the metrics of one epoch')
@@ -55,7 +55,7 @@ def metrics_of(row, digits=None):
 
 
 def is_metric(name):
-    return columns.parse(name.removeprefix(columns.EMA)) is not None
+    return name != TEST and columns.parse(name.removeprefix(columns.EMA)) is not None
 
 
 def origin(run):

@@ -17,7 +17,10 @@ OF_A_MEMBER = groups.OF_A_SEED | parameters.flags_with('machine').keys() | {'fol
 
 @dataclass
 class Member:
-    """A run with its best epoch by validation. classes: {split: {class: number of images}}; test: their hash."""
+    """
+    A run with its best epoch by validation. classes: {split: {class: number of images}}; test: the hash of the test
+    classes.
+    """
     run: reading.Run
     config: dict
     epoch: int
@@ -48,7 +51,7 @@ class Ensemble:
 
     @property
     def n_folds_of(self):
-        """As in 3/4: how many folds there are, of how many."""
+        """The number of folds that are there, and how many there should be: '3/4'."""
         return f'{len(self.members)}/{self.n_expected}'
 
     def __str__(self):
@@ -83,7 +86,7 @@ def classes_of(file):
 
 
 def gather(folders):
-    """Run folders -> [Ensemble], in the order of their names. Raises UserError where they are none."""
+    """Run folders -> [Ensemble], in the order of their names. Raises UserError where they form none."""
     known, found = {}, {}
     for folder in tqdm(folders, desc='run folders', leave=False, disable=None):
         member = read_member(folder, known)
@@ -134,7 +137,7 @@ def check(ensemble):
 
 
 def notes_on(ensembles):
-    """(data set, sentence) of what a reader of the table should know."""
+    """Notes for the reader of the table: [(data set, sentence)]."""
     notes = []
     for ensemble in ensembles:
         if len(ensemble.members) < ensemble.n_expected:

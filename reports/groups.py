@@ -6,7 +6,7 @@ from records.reading import FINISHED
 from reports import naming
 from utilities.errors import UserError
 
-# what may differ between the seeds of a setting, besides flags of the machine: flags, and columns of --rows
+# flags, and columns of --rows, that may differ between the seeds of a setting, besides the flags of the machine
 OF_A_SEED = {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_commit', 'versions'}
 
 
@@ -39,7 +39,7 @@ def group_runs(runs, expected=(), seeds=(), with_unfinished=False):
     Args:
         runs:            Runs.
         expected:        (data set, group, seed) of the runs that should be there, in the order of the table.
-        seeds:           that every group should have; by default those that any group of the data set has.
+        seeds:           the seeds that every group should have; by default all seeds of any group on its data set.
         with_unfinished: whether runs that did not finish count.
 
     Returns ([Group], notes): a sentence for each run and seed that is left out, and for each run that counts although
@@ -109,7 +109,7 @@ def require_one_test_set(name, runs):
 
 def separate_test_sets(groups):
     """
-    Sets `data` of the groups, so that those on different test sets get columns of their own. Returns a sentence for
+    Sets `data` of the groups, so that groups on different test sets get separate columns. Returns a sentence for
     each data set with several test sets, or with some that are not recorded.
     """
     notes = []
@@ -137,7 +137,7 @@ def separate_test_sets(groups):
 
 
 def differences(name, runs):
-    """A sentence for each flag in which the runs of a group differ, other than what a seed or a machine may change."""
+    """A sentence for each flag in which the runs of a group differ, unless a seed or a machine may change it."""
     notes = []
     for flag in dict.fromkeys(flag for run in runs for flag in run.flags):
         values = {str(run.flags[flag]) for run in runs if flag in run.flags}

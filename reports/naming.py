@@ -1,7 +1,7 @@
-"""What tables and figures call data sets and methods. Data sets without a line here keep their own names."""
+"""The names of data sets and methods in tables and figures. Data sets without a line here keep their own names."""
 from collections import Counter
 
-# --dataset: (title, what the names of its groups begin with)
+# --dataset: (title, prefix of its groups' names)
 DATASETS = {
     'cub200': ('CUB200-2011', 'CUB'),
     'cars196': ('CARS196', 'CARS'),
@@ -9,7 +9,7 @@ DATASETS = {
     'inshop': ('In-Shop', 'InShop'),
     'omniglot': ('Omniglot', 'Omniglot'),
 }
-DIGITS = 6                                                 # of the hash of a test set
+DIGITS = 6                                                 # digits of a test set's hash that are shown
 
 
 def dataset(name):
@@ -33,8 +33,8 @@ def method(name):
 
 def methods(groups):
     """
-    The names of methods, the same on all data sets: those of the groups without their data set's prefix, or with it
-    where two groups of a data set would have one name.
+    The names of methods, the same on all data sets: the groups' names without their data set's prefix, or with it where
+    two groups of a data set would have the same name.
 
     groups: pairs (data set, group); returns {pair: method}.
 

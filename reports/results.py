@@ -14,8 +14,8 @@ from utilities.files import require_writable, require_writable_folder
 
 def report(opt, planned=()):
     """
-    Prints the table and what is missing; writes what the flags of Result_Evaluations.py ask for, once all of it is
-    known.
+    Prints the table and the missing values; writes the files that the flags of Result_Evaluations.py name, once all of
+    their content is known.
 
     planned: (data set, group, seed) of the runs of --script, in its order.
     """
@@ -73,8 +73,9 @@ def report(opt, planned=()):
 @dataclass
 class Plan:
     """
-    The figures of one data set. groups: that have runs; scores, missing: selection.scores of these; matrix: the columns
-    of the correlation matrix; pairs: columns (x, y) of which each run is a point; singles: columns of curves and bars.
+    The figures of one data set. groups: the groups with runs; scores, missing: their selection.scores; matrix: the
+    columns of the correlation matrix; pairs: the columns (x, y) of each scatter plot; singles: the columns with curves
+    and bars.
     """
     groups: list
     scores: pandas.DataFrame

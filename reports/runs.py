@@ -30,7 +30,7 @@ def collect(opt):
 def below(folders, exclude):
     """
     The Runs of all run folders below the folders, of W&B's offline runs outside these run folders, and of files that
-    --rows wrote. Those whose path contains a text of `exclude` are not read, so that broken ones can be left out.
+    --rows wrote. Runs whose path contains a text of `exclude` are not read, so that broken ones can be left out.
     Prints the folders that are left out since their config.yaml or splits.yaml is missing.
     """
     def read_too(path):

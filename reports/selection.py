@@ -16,7 +16,7 @@ NAMES = {'val': 'validation', 'test': 'test'}
 class Rule(NamedTuple):
     """
     select:     'last', 'best_val' or 'best_test'.
-    by:         the Column, of the test split, of the metric that selects the epoch.
+    by:         the metric that selects the epoch, as a Column of the test split.
     per_metric: whether each fraction on test comes from its own best epoch; everything else from the epoch of `by`.
     """
     select: str
@@ -96,8 +96,8 @@ def leave_out(groups, rule):
 
 def selected(run, names, rule):
     """
-    A run's values of the columns `names` by a Rule: ({'epoch': of the row, None with per_metric, name: value, nan where
-    there is none}, {name: why there is none}).
+    A run's values of the columns `names` at the epoch that a Rule selects: ({'epoch': the epoch, None with per_metric;
+    name: the value, nan where it is missing}, {name: the reason why it is missing}).
     """
     row = row_of(run, rule)
     values, problems = {'epoch': None if rule.per_metric else row['epoch']}, {}

@@ -30,7 +30,7 @@ def difference_interval(one, other, level=0.95):
     difference = float(one.mean() - other.mean())
     if len(one) < 2 or len(other) < 2:
         return difference, t_interval(one, level)[1]
-    errors = np.array([stats.sem(one) ** 2, stats.sem(other) ** 2])                        # squared, of the two means
+    errors = np.array([stats.sem(one) ** 2, stats.sem(other) ** 2])                        # squared standard errors
     if not errors.any():
         return difference, 0.0
     freedom = errors.sum() ** 2 / (errors ** 2 / [len(one) - 1, len(other) - 1]).sum()
@@ -73,9 +73,9 @@ def paired_test(one, other):
 
 def holm(p_values):
     """
-    The p-values of m hypotheses -> those corrected for multiple testing, in the same order. nan stands for a hypothesis
-    that was not tested and does not count. Holm, A Simple Sequentially Rejective Multiple Test
-    Procedure, Scandinavian Journal of Statistics 6, 1979.
+    The p-values of m hypotheses -> p-values corrected for multiple testing, in the same order. nan stands for a
+    hypothesis that was not tested and does not count. Holm, A Simple Sequentially Rejective Multiple Test Procedure,
+    Scandinavian Journal of Statistics 6, 1979.
 
     >>> holm([.01, .04, .03])
     [0.03, 0.06, 0.06]

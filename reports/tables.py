@@ -12,7 +12,7 @@ FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the t
 ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r'\#', '$': r'\$', '{': r'\{',
            '}': r'\}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'}
 ONE_COLUMN, TWO_COLUMNS = 234, 487                        # widths on a page of two columns (ICML), in points
-LETTER, GAP = 4.6, 6                                      # of a bold letter at 8 points, and between columns
+LETTER, GAP = 4.6, 6                                      # widths of a bold letter at 8 points, and between columns
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
          'Δ': r'$\Delta$'}
 
@@ -20,9 +20,9 @@ SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$'
 @dataclass
 class Cell:
     """
-    mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: how many there should be.
+    mean, std: over seeds, std with n − 1; nan where there is none. n: number of seeds. of: number expected.
     text:      'mean ± std' as printed. best: whether no other in the column is printed with a higher mean.
-    interval:  of a difference to a baseline, half the width of its 95 % interval (nan for a single seed); else None.
+    interval:  for a difference to a baseline, half the width of its 95 % interval (nan for a single seed); else None.
     """
     mean: float
     std: float
@@ -83,7 +83,7 @@ def text_of(cell, name, digits):
 
 
 def caption(scores, rule, names, table):
-    """What a reader must know of the numbers, in plain text. rule: the selection.Rule of the scores."""
+    """The caption, in plain text: how the numbers were computed. rule: the selection.Rule of the scores."""
     some = any(incomplete(cell) for cells in table.values() for cell in cells.values())
     seeds = ', '.join(map(str, sorted(set(scores.seed))))
     several = any(cell.n > 1 for cells in table.values() for cell in cells.values())
@@ -170,7 +170,7 @@ def escape(text):
 
 
 def csv(table):
-    """The same with all digits, a line per method, data set and metric."""
+    """The table as CSV with all digits, a line per method, data set and metric."""
     rows = [{'method': method, 'dataset': dataset, 'metric': name, 'mean': cell.mean, 'std': cell.std, 'n': cell.n,
              'n_expected': cell.of} | ({} if cell.interval is None else {'interval': cell.interval})
             for method, cells in table.items() for (dataset, name), cell in cells.items()]

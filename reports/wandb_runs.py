@@ -14,7 +14,7 @@ from utilities.files import write_text
 
 
 def read_offline(files):
-    """.wandb files -> Runs; those with one id are parts of one run, which was resumed."""
+    """.wandb files -> Runs; files with the same id are parts of one run, which was resumed."""
     try:
         import wandb.proto.wandb_internal_pb2  # noqa: F401
     except ImportError:
@@ -39,8 +39,8 @@ def download(project, cache, is_wanted=lambda name, where: True):
     """
     The runs of the project 'ENTITY/PROJECT' at the server, with their full histories.
 
-    is_wanted: of a run's name and path; others are not loaded.
-    cache:     a folder with a file per run; what is there is not loaded again, unless the run has gone on since.
+    is_wanted: function of a run's name and path; runs that are not wanted are not loaded.
+    cache:     a folder with a file per run; such a run is not loaded again, unless it has gone on since.
 
     Raises UserError where the project does not exist or is empty, or the server does not answer.
     """
@@ -104,7 +104,7 @@ def run_of(name, where, config, rows, state, group):
 
 def rows_of(history):
     """
-    A history, dicts in the order of logging -> rows as in log.csv, those with a metric of a split only.
+    A history, dicts in the order of logging -> rows as in log.csv, only the rows with a metric of a split.
 
     Several entries of one epoch are merged into one row; of two values for the same column the later one is used.
     """
@@ -125,7 +125,7 @@ def is_metric(name):
 
 
 def number(value):
-    """A value of a history as a float, or None for what is no number (histograms, pictures, words)."""
+    """A value of a history as a float, or None if it is no number (histograms, pictures, words)."""
     if isinstance(value, str) and value in ('NaN', 'Infinity', '-Infinity'):
         return float(value)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

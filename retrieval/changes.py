@@ -15,7 +15,7 @@ from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, write_text
 
-SECONDS = 10                 # of embedding that a kill can lose
+SECONDS = 10                 # seconds of embedding that a kill can lose
 GROWTH = 2                   # the search of a large index is chosen again when the index has grown by this factor
 UNREADABLE = 'unreadable.txt'
 
@@ -73,7 +73,7 @@ def add(folder, network, transform, paths, bs=112, kernels=0):
 
 
 def fill(index, network, transform, states, bs, kernels):
-    """Embeds and adds images, {path: its record}; returns {path: reason} of those that cannot be read."""
+    """Embeds and adds images, {path: its record}; returns {path: reason} for images that cannot be read."""
     paths, content, pending, saved, unreadable = list(states), index.content, [], time.monotonic(), {}
     centroids = index.array('centroids', np.float32, content['dim'] or 0)
 
@@ -119,7 +119,8 @@ def as_bytes(array):
 def remove(folder, places=(), missing=False):
     """
     Removes the images whose paths are among `places` or below them, which need not exist any more; with `missing`, also
-    those whose files do not exist. Returns the index and their number. Raises UserError where there are none.
+    the images whose files do not exist. Returns the index and the number of removed images. Raises UserError if there
+    are none.
     """
     with lock.held(folder):
         remove_temporary(folder)
@@ -138,7 +139,7 @@ def remove(folder, places=(), missing=False):
 
 
 def keep(index, kept):
-    """Removes all images except those of `kept`, [N] bool, from the files of the index."""
+    """Removes the images that are not `kept`, [N] bool, from the files of the index."""
     kept = np.array(kept)
     lines = ''.join(json.dumps(photo) + '\n' for photo, keep in zip(index.photos, kept, strict=True) if keep).encode()
     rows = {'embeddings': as_bytes(index.embeddings[kept]), 'photos': lines}

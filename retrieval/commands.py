@@ -1,4 +1,4 @@
-"""What Retrieve_Images.py does with its flags."""
+"""The commands of Retrieve_Images.py."""
 import json
 import os
 import sys
@@ -14,9 +14,9 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 from utilities.loading import workers
 
-STDOUT = '-'                 # in place of a file: the output
+STDOUT = '-'                 # in place of a file name: the standard output
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
-N_ROWS, N_COLUMNS = 12, 10   # of --picture: queries, and their nearest images
+N_ROWS, N_COLUMNS = 12, 10   # --picture: the most queries, and nearest images of each
 
 
 def index(opt):

@@ -35,7 +35,7 @@ class Index:
         self.files = store.load(folder, self.content)
         self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
         if len(self.embeddings) != self.content['n_images']:
-            raise UserError(f'{folder}: damaged: the number of embeddings is not that of the images; make it again')
+            raise UserError(f'{folder}: damaged: the numbers of embeddings and of images differ; make it again')
 
     def __len__(self):
         return len(self.embeddings)
@@ -71,19 +71,19 @@ class Index:
     def load_network(self, run=None, device='auto'):
         """
         The (network, transform) that made the index, as loading.load returns them. run: the path of the run folder, if
-        it was moved. Raises UserError if its weights or settings are not those that made the index.
+        it was moved. Raises UserError if its weights or settings have changed since then.
         """
         network, transform = load(run or self.run, device)
         self.require(network)
         return network, transform
 
     def require(self, network):
-        """Raises UserError where the embeddings of `network` cannot be compared with those of the index."""
+        """Raises UserError where the embeddings of `network` cannot be compared with the index's embeddings."""
         if network.id == self.network_id:
             return
         others = [f'--{name} {network.settings.get(name)} instead of {value}'
                   for name, value in self.content['settings'].items() if value != network.settings.get(name)]
-        raise UserError(f'{self.folder}: another network than that of {network.source} made this index: '
+        raise UserError(f'{self.folder}: the network of {network.source} did not make this index: '
                         f'{", ".join(others) or "the weights differ, as after further training"}. Give --run with the '
                         f'run folder or checkpoint that made it (it was {self.run}), or make a new index')
 
@@ -109,7 +109,7 @@ class Index:
         embeddings: [Q, D] array or tensor.
 
         Returns rows [Q, k] int64, indices into `paths` and `embeddings`, and their Euclidean distances [Q, k] float32;
-        all images, if the index has less than k. Raises UserError for queries of another dimension.
+        all images, if the index has fewer than k. Raises UserError for queries of another dimension.
         """
         queries = np.ascontiguousarray(torch.as_tensor(embeddings).cpu().numpy(), np.float32)
         if not len(self):

@@ -139,7 +139,7 @@ class Photos(torch.utils.data.Dataset):
             return prepared(image)
 
     def collate(self, items):
-        """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} of those that cannot be read."""
+        """Items -> indices, uint8 [B, 3, S, S] or None, and {index: reason} for images that cannot be read."""
         good = [(index, pixels) for index, pixels, reason in items if reason is None]
         broken = {index: reason for index, _, reason in items if reason is not None}
         return ([index for index, _ in good],

@@ -13,8 +13,8 @@ def find(places):
     """
     The absolute paths, as strings, of the images that `places` name, each once, in the order of `places`:
 
-    - a folder: all images in it and in its folders, sorted, without hidden ones; what else is in them is printed;
-    - a .csv file: those of its column `path`, relative to the folder of the file;
+    - a folder: all images in it and in its folders, sorted, without hidden ones; other files there are printed;
+    - a .csv file: the paths in its column `path`, relative to the folder of the file;
     - a .txt file: one path in each line, relative to the folder of the file;
     - an image file.
 
@@ -42,7 +42,7 @@ def find(places):
 
 
 def in_folder(folder):
-    """The images in a folder and in its folders, and the other files there, both sorted, without what is hidden."""
+    """The images in a folder and in its folders, and the other files there, both sorted, without hidden ones."""
     images, others = [], []
     for above, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]

@@ -25,7 +25,7 @@ TITLES = {
     'class': 'class: the nearest images of two classes that are probably one',
     'outlier': 'outlier: images without near neighbours, and the nearest one',
 }
-N_ROWS, N_PAIRS = {'label': 4}, 4           # of the contact sheet: rows of a kind, otherwise 2; pairs in a row
+N_ROWS, N_PAIRS = {'label': 4}, 4           # contact sheet: rows per kind, otherwise 2; pairs per row
 
 
 def review(photos, run, flags, out):
@@ -58,14 +58,14 @@ def review(photos, run, flags, out):
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
     sheet = Path(out).with_suffix('.png')
-    sheet.unlink(missing_ok=True)                          # of an earlier call
+    sheet.unlink(missing_ok=True)                          # an earlier call may have left one
     if found:
         draw(found, places, names[labels], sheet)
         print(f'all: {out}\nthe first of each kind: {sheet}')
 
 
 def embedded(photos, run, flags):
-    """[Embedded] of the labelled photos, or of the splits of a run; the arguments are those of review()."""
+    """[Embedded] of the labelled photos, or of the splits of a run; arguments as for review()."""
     return of_run(photos, flags) if is_run(photos) else of_photos(photos, run, flags)
 
 
@@ -100,7 +100,7 @@ def of_photos(place, run, flags):
         model = loading.restore(opt, run)[0].model
     else:
         opt.device = device.select(opt)
-        seed_everything(opt.seed)                          # of a backbone that is --not_pretrained
+        seed_everything(opt.seed)                          # for the random weights of --not_pretrained
         model = parts.network_of(opt, parts.backbone_of(opt))
     if opt.skip_bad_images:
         table = datasets.without_bad_images(table, table.paths, opt.max_megapixels)

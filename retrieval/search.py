@@ -9,9 +9,9 @@ LARGE = 200_000              # number of images from which on an inverted file i
 N_QUERIES = 500              # queries that measure its recall
 N_NEAREST = 10               # images that each query should find
 PER_CELL = 64                # images per cell that k-means is fitted to
-N_ITERATIONS = 10            # of k-means
+N_ITERATIONS = 10            # iterations of k-means
 MORE = 16                    # rows beyond the k nearest whose distances are computed again, without rounding errors
-ROWS = 1 << 16               # of the gallery that torch compares at a time
+ROWS = 1 << 16               # rows of the gallery that torch compares at a time
 
 
 def faiss_or_none():
@@ -57,7 +57,7 @@ def measured(gallery, queries, rows, k):
 
 
 def nearest_cells(points, centroids):
-    """[n] int32: the cell of each point, that of the nearest centroid."""
+    """[n] int32: the cell of each point, given by the nearest centroid."""
     return exact(centroids, points, 1)[:, 0].astype(np.int32)
 
 

@@ -15,11 +15,11 @@ from utilities import stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
-MAX_MB = 30                  # of an uploaded photo; page.html has it, too
+MAX_MB = 30                  # largest upload; page.html has the same number
 MAX_MEGAPIXELS = 52          # phones take photos of 50
 DECODERS = 2                 # photos that are decoded at a time, each in up to a gigabyte
 IDLE = 10                    # seconds after which a connection that sends nothing is closed
-CONNECTIONS = 500            # at a time
+CONNECTIONS = 500            # connections at a time
 SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
 SIDE = 480                   # pixels of the longer side of an image on the page
 N_STARTS = 24                # images of the index that the page shows before the first query
@@ -119,7 +119,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
                 preview = {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
-        except Exception:  # decoders raise all kinds of exceptions on what is no image
+        except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
             embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()

@@ -40,7 +40,7 @@ def create(folder, network, recall):
 
 
 def read(folder):
-    """The content of index.json. Raises UserError if there is none, or one of another version, or a damaged one."""
+    """The content of index.json. Raises UserError if it is missing, damaged or of another version."""
     file = Path(folder) / NAME
     try:
         content = json.loads(file.read_text(encoding='utf-8'))
@@ -52,7 +52,7 @@ def read(folder):
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
     expected = content.pop(CHECKSUM, None)
     if content.keys() - KEYS - {'version'} or expected not in (None, checksum_of(content)):
-        raise UserError(f'{file}: damaged: its checksum is not that of its content; make the index again')
+        raise UserError(f'{file}: damaged: its checksum does not fit its content; make the index again')
     return content
 
 
@@ -72,8 +72,8 @@ def write(folder, content):
 
 def append(folder, content, n_images, **rows):
     """
-    Adds the rows of `n_images` images to the files, {kind: bytes or uint8 array}. content: that of index.json, possibly
-    with changes. Returns the content that is written.
+    Adds the rows of `n_images` images to the files, {kind: bytes or uint8 array}. content: index.json's, possibly with
+    changes. Returns the content that is written.
     """
     files = dict(content['files'])
     for kind, data in rows.items():
@@ -100,7 +100,7 @@ def replace(folder, content, n_images, **rows):
 def load(folder, content):
     """
     {kind: uint8 [bytes]} of all KINDS. The files are mapped into memory, so that they remain readable after they are
-    replaced. Raises UserError where a file is missing, or not as it was written.
+    replaced. Raises UserError where a file is missing or damaged.
     """
     files = {kind: content['files'].get(kind) for kind in KINDS}
     # all files first: another process may replace them while the checksums are computed
@@ -110,14 +110,14 @@ def load(folder, content):
         for start in range(0, len(found[kind]), CHUNK):
             checksum = zlib.crc32(found[kind][start:start + CHUNK], checksum)
         if len(found[kind]) and checksum != file['crc32']:
-            raise UserError(f'{Path(folder) / file["name"]}: damaged: its checksum is not that in {NAME}; make the '
-                            'index again')
+            raise UserError(f'{Path(folder) / file["name"]}: damaged: its content does not fit its checksum in {NAME}; '
+                            'make the index again')
     return found
 
 
 def mapped(folder, file):
     """
-    Maps a file of index.json into memory: uint8 [bytes]; of None, an empty array. Raises UserError where the file is
+    Maps a file of index.json into memory: uint8 [bytes]; an empty array for None. Raises UserError where the file is
     missing or too short.
     """
     if file is None or not file['bytes']:

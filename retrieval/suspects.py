@@ -4,7 +4,7 @@ classes that are probably one, and outliers.
 
 - label: the ratio of the mean distances to the nearest images of the image's own class and of all other classes, which
   is the nonconformity of Proedrou et al., Transductive confidence machines for pattern recognition, ECML 2002, Eq. 3.
-- class: of the neighbours within two classes, the fraction that is of the other class than the image, divided by the
+- class: among the neighbours within two classes, the fraction whose class differs from the image's, divided by the
   fraction expected if one class had been divided into these two at random. Schilling, Multivariate two-sample tests
   based on nearest neighbors, JASA 1986.
 - outlier: the distance to the nearest images, as in Ramaswamy et al., Efficient algorithms for mining outliers from
@@ -25,7 +25,7 @@ from utilities import stopping
 
 KINDS = ('label', 'duplicate', 'class', 'outlier')
 N_NEAREST = 10               # neighbours of an image within its class, and equally many outside of it
-N_MEAN = 3                   # nearest of these, over which distances are averaged
+N_MEAN = 3                   # nearest of these neighbours, whose distances are averaged
 N_VOTES = 5                  # nearest images of other classes that vote for the suggested label
 LABEL_Z = 2.5                # the modified z-scores above which an image is suspect
 OUTLIER_Z = 3.5
@@ -130,7 +130,7 @@ def wrong_labels(own, rows, distances, labels_of):
 
 
 def duplicates(nearest_of_all, rows, distances, labels_of):
-    """Pairs of two classes; the score is the median distance to the nearest image, divided by that of the pair."""
+    """Pairs of two classes; the score is the median distance to the nearest image, divided by the pair's distance."""
     typical, seen = np.median(nearest_of_all[:, 0]), set()
     for image, column in np.argwhere(distances < DUPLICATE * typical):
         other = int(rows[image, column])

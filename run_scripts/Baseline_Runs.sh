@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Launch_Runs.py executes this script with --list
-# What frozen backbones reach without training: their pooled features as they are (kNN), and their principal components
-# (PCA) and linear discriminants (LDA), fitted to the training classes. See docs/run_scripts.md.
+# Frozen backbones without training: their pooled features as they are (kNN), and their principal components (PCA) and
+# linear discriminants (LDA), fitted to the training classes. See docs/run_scripts.md.
 #
 #   ./run_scripts/Baseline_Runs.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every run
 #   ARCHS='resnet50 timm:vit_small_patch16_224.dino' DATASETS='cub200 cars196' EMBED_DIM=512 ./run_scripts/Baseline_Runs.sh

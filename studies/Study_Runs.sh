@@ -14,7 +14,7 @@
 # says so.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
-seconds_of_omniglot=52 seconds_of_grocery=75                     # of a run on one thread
+seconds_of_omniglot=52 seconds_of_grocery=75                     # seconds of a run on one thread
 data=${DATA:-Datasets}
 sections=${SECTIONS:-losses miners samplers regularisers methods parts photos}
 read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4}"
@@ -97,7 +97,7 @@ glyphs() {
         --lr 0.001 --n_epochs 3 --no_train_metrics --pictures none --evaluation_metrics e_recall@1 map_at_r nmi "${@:2}"
 }
 
-# The miners of Roth et al., or those of the losses' papers. --arch conv4: for losses of raw embeddings.
+# Miners are chosen as in Roth et al. or in the losses' papers. --arch conv4: for losses of raw embeddings.
 if in_study losses; then
     omniglot Angular              --loss angular         --batch_mining npair    --arch conv4
     omniglot ArcFace              --loss arcface         --loss_arcface_lr 0.01

@@ -1,1 +1,1 @@
-"""The study of every method on open data: its run scripts, its rows, and what writes its page, docs/results.md."""
+"""The study of every method on open data: its run scripts, its rows, and the code for its page, docs/results.md."""

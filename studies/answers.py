@@ -15,7 +15,7 @@ from utilities.errors import UserError
 NAME = Column('test', RECALL).name
 LEVEL = 0.05
 FORMS = ('separated', 'concatenated')
-SHOWN = ('e_recall@1', 'map_at_r')                                # of the ensembles
+SHOWN = ('e_recall@1', 'map_at_r')                                # metrics of the ensembles
 TUNED = """\
 As in Musgrave et al., ECCV 2020: for each loss, `Study_Searches.sh` tunes the learning rate and one or two flags on two
 folds of the classes that are not test classes, and trains the best setting with new seeds. Separated: the mean over the
@@ -27,7 +27,7 @@ half of the classes of protocol 1, and with two thirds of its iterations."""
 def answers(found, folds):
     """The lines of all answers. found: Study; folds: the lines of --folds."""
     questions = {
-        'Is the variance between losses larger than that between seeds?': losses_differ(found),
+        'Is the variance between losses larger than between seeds?': losses_differ(found),
         'Which metrics correlate with R@1?': correlations(found),
         'How much do ρ-regularisation, direction regularisation and batch samplers change R@1?': worth(found),
         'How much does training improve the network?': beyond_baseline(found),
@@ -76,8 +76,8 @@ def correlations(found):
     return ['Correlations over losses of the means over seeds at the last epoch, all on the test classes. rho@1 is the '
             'spectral decay ρ of Roth et al. (2020); intra/inter is the ratio of the mean distances within and between '
             'classes, of which less is better. Losses for which a metric is infinite are left out. The interval is '
-            'from a bootstrap over losses; p is that of the test of zero correlation, corrected by Holm\'s method over '
-            'the table. A single loss can decide a correlation: see the figures.', '',
+            'from a bootstrap over losses; p belongs to the test of zero correlation and is corrected by Holm\'s '
+            'method over the table. A single loss can decide a correlation: see the figures.', '',
             *markdown_table(['data', 'R@1 and', 'losses', 'coefficient', 'value', '95 % interval', 'p'], [
                 [study.named(data), metric, one.n, kind, f'{one.value:.2f}', f'{one.low:.2f} to {one.high:.2f}',
                  p_of(p)]
@@ -205,7 +205,7 @@ def ensembles(folds):
 
 
 def rankings(found, folds):
-    """How the ranking by tuned ensembles agrees with that of protocol 1."""
+    """The agreement between the ranking by tuned ensembles and the ranking by protocol 1."""
     if not folds:
         return ['The searches have not been run.']
     tuned = {group: values for group, values in ensembles(folds).items()

@@ -57,7 +57,7 @@ def curves(methods, file):
         panel.plot(epochs, mean, color=COLOURS[0], marker='o' if len(epochs) == 1 else '')
         panel.set_title(naming.method(method.name), fontsize=5.5, pad=2)
         panel.grid()
-    panels[0, 0].xaxis.set_major_locator(MaxNLocator(3, integer=True))                 # of all panels
+    panels[0, 0].xaxis.set_major_locator(MaxNLocator(3, integer=True))                 # all panels share it
     figure.supxlabel('epoch', fontsize=7)
     figure.supylabel(titles.axis(NAME), fontsize=7)
     return save(figure, file)

@@ -17,9 +17,9 @@ from reports import groups, selection, significance
 from reports.final_rows import ORIGIN
 from utilities.errors import UserError
 
-# section of studies/Study_Runs.sh, in the order of the page: title, and what is compared
+# section of studies/Study_Runs.sh, in the order of the page: title, and a text on the methods
 SECTIONS = {
-    'losses': ('Losses', 'All losses, with the miners of Roth et al. or those of their papers. Methods named '
+    'losses': ('Losses', 'All losses, with the miners of Roth et al. or of their papers. Methods named '
                '*_rho_distance use distance-weighted mining with ρ-regularisation (Roth et al., 2020): with '
                'probability 0.35, the negative of a triplet is replaced by a positive. HAPPIER is trained with the '
                'alphabets as super-classes, all others with the characters only.'),
@@ -37,23 +37,23 @@ SECTIONS = {
     'photos': ('Losses on photos', 'Eight losses, with a network that has been pretrained on ImageNet.'),
 }
 BASELINES = {'Omniglot': 'Untrained_none', 'Grocery': 'Frozen_none', 'Lite0': 'Frozen_none'}     # without training
-TITLES = {'Lite0': 'Grocery with EfficientNet-Lite0'}                      # of other data, the name in the groups
-# What a method extends, where it is not the longest name of another method with which its own begins.
+TITLES = {'Lite0': 'Grocery with EfficientNet-Lite0'}                      # other data have the name in the groups
+# The method that a method extends, where that is not the one with the longest name with which its own name begins.
 EXTENDS = {'DR_MS': 'DR_MS_gamma0', 'DR_ProxyNCA': 'DR_ProxyNCA_gamma0', 'DR_Triplet': 'DR_Triplet_gamma0',
            'DR_MS_gamma0': None, 'DR_ProxyNCA_gamma0': None, 'DR_Triplet_gamma0': None,
            'triplet_cascade': 'triplet_distance', 'triplet_DAML': 'triplet_distance', 'triplet_random_distance': None,
            'margin_random_distance': None}
 EXTENDS |= {f'{loss}_rho_distance': f'{loss}_distance' for loss in ('contrastive', 'margin', 'snr', 'triplet')}
-AVERAGED = ('MS_ema',)                        # methods of which the moving average of the weights is reported
+AVERAGED = ('MS_ema',)                        # methods reported by the moving average of their weights
 RECALL = 'e_recall@1'
 LOSSES = ('losses', 'photos')                                       # sections that compare losses
 CORRELATES = ('nmi', 'rho_spectrum@1', 'dists@intra_over_inter')
-SAMPLES = 10_000                                                    # of the bootstrap
+SAMPLES = 10_000                                                    # samples of the bootstrap
 
 
 @dataclass
 class Method:
-    """A group of studies/Study_Runs.sh. runs: {seed: Run} of those with records; expected: the seeds of the script."""
+    """A group of studies/Study_Runs.sh. runs: {seed: Run}, where there are records; expected: the script's seeds."""
     group: str
     runs: dict = field(default_factory=dict)
     expected: list = field(default_factory=list)
@@ -275,7 +275,7 @@ def correlation(x, y, kind):
     """
     The Correlation of two lists of numbers. Pairs with a value that is not finite are left out; nan for fewer than 4.
 
-    kind: 'Pearson', 'Spearman', or, for few points, since it takes the memory of all their pairs, 'Kendall'.
+    kind: 'Pearson', 'Spearman' or 'Kendall'; the last one takes memory for all pairs of points.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     known = np.isfinite(x) & np.isfinite(y)
@@ -297,5 +297,5 @@ def named(data):
 
 
 def packages(versions):
-    """'python 3.11.7, torch 2.14.1' of the versions in a file of --rows."""
+    """The versions in a file of --rows, as 'python 3.11.7, torch 2.14.1'."""
     return ', '.join(f'{name} {version}' for name, version in json.loads(versions).items()) if versions else ''

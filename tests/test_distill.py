@@ -205,8 +205,8 @@ def test_what_cannot_teach_is_refused_in_a_sentence(teacher, quick, run, tmp_pat
     assert '--distill ema: the teacher is the moving average of the weights' in refused('--distill', 'ema')
     assert '--distill_w: expected a number of at least 0, not -1' in refused('--distill', teacher, '--distill_w', '-1')
     assert '--distill_T: expected a number above 0, not 0' in refused('--distill', teacher, '--distill_T', '0')
-    assert (f'--distill {teacher}: its network takes images of 16 pixels, and that of this run images of 24; give this '
-            'run --input_size 16') in refused('--distill', teacher, '--input_size', '24')
+    assert (f'--distill {teacher}: its network takes images of 16 pixels, and this run\'s network images of 24; give '
+            'this run --input_size 16') in refused('--distill', teacher, '--input_size', '24')
     last = teacher / checkpoint.LAST
     states = checkpoint.load(last)
     torch.save(states | {'model': {'f_embed.weight': torch.zeros(3)}}, last)

@@ -208,7 +208,7 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     (tmp_path / 'other.yaml').write_text('embed_dim: 7')
     assert refused('--resume', folder, '--config', tmp_path / 'other.yaml') == error
     (tmp_path / 'other').mkdir()
-    assert 'the classes or numbers of images' in refused(
+    assert 'other classes or numbers of images' in refused(
         '--resume', folder, '--source_path', draw_classes(tmp_path / 'other' / 'images', 14, 6).parent)
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')

@@ -476,7 +476,7 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
              '--batch_mining', 'none']
     assert run(*flags) == 0
     out = capsys.readouterr().out
-    assert 'are computed once and kept in memory' in out and 'training images too' not in out
+    assert 'are computed once and kept in memory' in out and 'of the training images' not in out
 
 
 @pytest.mark.parametrize('flags, changed, sentence', [
@@ -494,7 +494,7 @@ def test_inputs_that_a_run_does_not_have_are_refused(flags, changed, sentence, a
 
 def test_a_parameter_of_two_optimizers_is_refused(asks_for_all, monkeypatch):
     monkeypatch.setattr(AsksForAll, 'optimizers', lambda self: [self.optimizer, torch.optim.SGD(self.parameters())])
-    with pytest.raises(UserError, match='trained twice: leave what its optimizers'):
+    with pytest.raises(UserError, match='trained twice: leave the parameters of each of its optimizers'):
         build('--loss asks_for_all --batch_mining none')
 
 

@@ -1,10 +1,10 @@
 """
-Diagonal lines, a toy experiment: does a network also learn to separate classes that it was not trained on?
+Diagonal lines, a toy experiment: does a network learn to separate classes that it was not trained on?
 After Roth et al., Revisiting Training Strategies, ICML 2020, https://arxiv.org/abs/2002.08473, section 5.
 
 The training classes are four short segments in a row on a diagonal line, so that one direction of the plane separates
-them. The test classes are four such segments on a vertical and four on a horizontal line; to separate them takes two
-directions. A network is trained with the contrastive loss on random triplets, and another one with the switch of the
+them. The test classes are four such segments on a vertical line and four on a horizontal line; to separate them takes
+two directions. One network is trained with the contrastive loss on random triplets, and another with the switch of the
 miner rho_distance: with probability p, a triplet (anchor, positive, negative) becomes (anchor, anchor, positive), which
 pushes two points of one class apart.
 
@@ -25,8 +25,8 @@ from utilities.errors import UserError
 from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything
 
-CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # of the segments on a line from -1 to 1
-HALF_LENGTH = 0.15                                           # of a segment
+CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # centres of the segments on a line from -1 to 1
+HALF_LENGTH = 0.15                                            # half the length of a segment
 SETTINGS = ('without the switch', 'with the switch')
 
 

@@ -84,8 +84,9 @@ class Folds:
 
     def report(self):
         """
-        Reports the value at each new step: the sum of the best scores so far over the number of folds, one fold after
-        the other. Equal steps of two trials are thus based on the same folds and epochs.
+        Reports the value at each new step: the sum of the folds' best scores so far, divided by the number of folds.
+        Steps count the epochs of one fold after the other, so that equal steps of two trials have the same folds and
+        epochs behind them.
 
         Returns the mean of the best scores, or None while a run is not finished. Raises TrialFailed,
         optuna.TrialPruned.

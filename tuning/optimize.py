@@ -69,7 +69,7 @@ class Worker:
                             f'{new[-1].user_attrs["reason"]}')
 
     def wait(self, alive):
-        """Waits a second for the trials of other workers, and requeues those of workers that have died."""
+        """Waits a second for the trials of other workers, and requeues the trials of dead workers."""
         if not self.waiting_since:
             self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers are running')
         stopping.sleep(1)

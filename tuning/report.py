@@ -29,7 +29,7 @@ def settings_of(trial):
 
 
 def summarise(search, study):
-    """Writes trials.csv and best.yaml; without --keep_checkpoints, removes those of all trials but the best."""
+    """Writes trials.csv and best.yaml; without --keep_checkpoints, removes all trials' checkpoints but the best's."""
     with search.lock():
         over = [trial for trial in study.trials if trials.is_counted(trial)]
         best = trials.best_of(study)
@@ -61,7 +61,7 @@ def plot(search, study):
     prefix = os.path.commonprefix(several).rpartition('_')[0] + '_' if len(several) > 1 else ''
     folder = search.folder / 'plots'
     folder.mkdir(exist_ok=True)
-    column = Column('test', search.metric).name               # whose title has no split
+    column = Column('test', search.metric).name               # its title names no split
     score = f'validation {titles.axis(column)}'
     for name, (function, options) in plots_of(several).items():
         draw = getattr(optuna.visualization.matplotlib, function)
@@ -97,7 +97,7 @@ def tidy(axes, flags, prefix):
     Sets the size of a figure by its panels, shortens the labels, and writes the numbers of log axes plainly.
 
     axes:   array of the panels.
-    prefix: what the names of all flags begin with; removed from the labels.
+    prefix: the beginning that the names of all flags share; removed from the labels.
     """
     import matplotlib.ticker
     n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))

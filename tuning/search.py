@@ -21,7 +21,7 @@ from tuning.study import open_study
 from utilities import command_line, stopping
 from utilities.errors import UserError, choose
 
-# what a search takes instead of main.py's defaults
+# the defaults of a search, where they differ from main.py's
 DEFAULTS = {'split_scheme': 'class_folds', 'splits_to_eval': ['val'], 'storage_metrics': ['map_at_r'],
             'evaluation_metrics': ['map_at_r', 'precision_at_1', 'r_precision'], 'pictures': ['none']}
 OWN = {'fold', 'group', 'savename'}                               # flags that the search sets for each run
@@ -66,8 +66,8 @@ class Search:
         """
         The arguments of main.py for each fold.
 
-        params: {flag: value} of the tuned flags. group: without _fold<k>. folder: for --save_path. seed: other than
-        the search's own.
+        params: {flag: value} of the tuned flags. group: --group without _fold<k>. folder: --save_path. seed: --seed, or
+        None for the search's own.
         """
         parser = parameters.build()
         machine = {name: value for name, value in vars(self.main).items()
@@ -98,7 +98,7 @@ def parse(opt, others):
     opt: the flags of Hyperparameter_Search.py; others: the remaining arguments, for main.py -> Search. A default batch
     that is too large for a fold becomes smaller for all folds.
 
-    Raises UserError for what can be refused before the study is opened.
+    Raises UserError for flags that can be refused before the study is opened.
     """
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)
@@ -114,7 +114,7 @@ def parse(opt, others):
 
 
 def parse_main(arguments):
-    """The flags of main.py that all trials share. Raises UserError for those that do not go with a search."""
+    """The flags of main.py that all trials share. Raises UserError for flags that do not go with a search."""
     parser = parameters.build()
     given = parser.parse_args(arguments)
     for mode in parameters.flags_with('mode'):
@@ -124,7 +124,7 @@ def parse_main(arguments):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
     main = parameters.parse(arguments, DEFAULTS)
-    os.environ.update(parameters.secrets_of(main))                # of the runs; never written into a command
+    os.environ.update(parameters.secrets_of(main))                # for the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')

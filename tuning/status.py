@@ -40,7 +40,7 @@ def stored(opt):
 
 
 def table(study, folder):
-    """(the text, whether a trial is under way): the trials by state, the best, and the runs of those under way."""
+    """(the text, whether a trial is under way): the trials by state, the best, and the runs of trials under way."""
     names = {trial.number: trials.name_of(trial) for trial in study.trials}
     states = collections.Counter('failed' if trial.state.name == 'FAIL' else trial.state.name.lower()
                                  for trial in study.trials if trials.is_counted(trial))

@@ -114,7 +114,7 @@ def storage_of(url, attempts=5):
 
 
 def require_same(search, stored, described):
-    """Raises UserError where the study has other ranges or flags. stored: what it was begun with, or {} if new."""
+    """Raises UserError where the study has other ranges or flags. stored: its ranges and flags; {} if it is new."""
     where = f'--study_path {search.folder}: its study was begun with'
     for flag in dict.fromkeys([*stored.get('tune', {}), *(described['tune'] if 'tune' in stored else {})]):
         old, new = (ranges.shown(content['tune'].get(flag)) for content in (stored, described))

@@ -1,1 +1,1 @@
-"""What every package may import, records included. It imports none of them."""
+"""Code that every package, records included, may import; it imports none of them."""

@@ -1,4 +1,4 @@
-"""Sums of losses, and what a miner gives to a loss: triplets or masks, and lists only to parts of the public code."""
+"""Sums of losses, and the tuples that a miner gives to a loss: triplets or masks; lists for public code only."""
 import argparse
 
 import numpy as np
@@ -35,9 +35,9 @@ def triplets_of(positives, negatives):
 
 def masks_of(anchors, positives, negatives, batch):
     """
-    What the miners npair and lifted of the public code return -> masks of positive and negative pairs, two bool [B, B].
+    The lists of the public code's miners npair and lifted -> masks of positive and negative pairs, two bool [B, B].
 
-    anchors: A indices; positives, negatives: of each anchor, an index or several.
+    anchors: A indices; positives, negatives: for each anchor, an index or several.
     """
     masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool)
     for mask, partners in zip(masks, (positives, negatives), strict=True):
@@ -48,9 +48,9 @@ def masks_of(anchors, positives, negatives, batch):
 
 def lists_of(positives, negatives, name):
     """
-    The inverse of masks_of: a list of A anchors, the indices of each anchor's positives, and those of its negatives.
-    Both are a list of A arrays, or one array [A, n] if every anchor has n. For the miner npair, which gives
-    one positive per anchor, the positives are a list of A indices.
+    The inverse of masks_of: a list of A anchors, the indices of each anchor's positives, and the indices of its
+    negatives. Positives and negatives are lists of A arrays, or arrays [A, n] if every anchor has n. For the miner
+    npair, which gives one positive per anchor, the positives are a list of A indices.
     """
     def indices_of(mask):
         rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
@@ -77,7 +77,7 @@ class Miner:
     A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
     positive and negative pairs, two bool [B, B].
 
-    batchminer:  the miner; that of the public code of Roth et al. may return lists.
+    batchminer:  the miner; miners of the public code of Roth et al. may return lists.
     name:        --batch_mining, which criteria of the public code read.
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
     gives_lists: whether the criterion is one of the public code, which takes lists instead of tensors.
@@ -103,7 +103,7 @@ class Miner:
 
 
 def in_tensors(mined, batch):
-    """What a miner returns, of this program or of the public code -> triplets or masks."""
+    """The tuples of a miner, of this program or of the public code -> triplets or masks."""
     if isinstance(mined, tuple) and len(mined) == 3 and all(isinstance(part, list) for part in mined):
         mined = masks_of(*mined, batch)
     if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
@@ -112,5 +112,5 @@ def in_tensors(mined, batch):
 
 
 def in_lists(mined, name):
-    """Triplets or masks -> what a miner of the public code returns: a list of triples, or what lists_of returns."""
+    """Triplets or masks -> the form in which the public code's miners return them: a list of triples, or lists_of."""
     return lists_of(*mined, name) if isinstance(mined, tuple) else mined.tolist()

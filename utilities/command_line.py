@@ -12,9 +12,9 @@ import yaml
 from utilities.errors import UserError, nearest
 from utilities.manual import Facts, Formatter, Help, PrintCompletion, facts
 
-LARGEST = 2 ** 63 - 1                # of whole numbers: what a tensor's elements and torch's seeds hold
+LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
-MAX_VALUES = 10_000                  # in a YAML text, with aliases expanded
+MAX_VALUES = 10_000                  # largest number in a YAML text, with aliases expanded
 PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'bool', 'null', 'seq', 'map', 'merge')}
 
 
@@ -147,7 +147,7 @@ def switch(group, *names, help, default=False, **known):
 
 
 def new_group(parser, title, description=None, **known):
-    """(add, switch) of a new group of flags: flag() and switch(), with these Facts where a flag has no others."""
+    """(add, switch) for a new group of flags: flag() and switch(), with these Facts unless a flag sets others."""
     group = parser.add_argument_group(title, description)
     return partial(flag, group, **known), partial(switch, group, **known)
 
@@ -157,7 +157,7 @@ def add_completion(parser):
 
 
 def with_fact(parser, fact):
-    """{name: its value} of the flags of which this of the Facts is set."""
+    """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
     return {action.dest: value for action in parser._actions if (value := getattr(facts(action), fact))}
 
 
@@ -166,7 +166,7 @@ def known_flags(parser):
 
 
 def of_groups(parser, *titles):
-    """The names of the flags in the groups of these titles."""
+    """The names of the flags in the groups with these titles."""
     groups = {group.title: group for group in parser._action_groups}
     return [action.dest for title in titles for action in groups[title]._group_actions]
 

@@ -11,7 +11,7 @@ from utilities.errors import UserError
 def select(opt):
     """
     --device and --gpu -> the torch.device of this process. `auto`: an NVIDIA GPU if available, else an Apple GPU, else
-    the CPU. Of several processes on a machine, each takes one index of --gpu, by default that of its number.
+    the CPU. Where a run has several processes on a machine, each takes one index of --gpu, by default its own number.
     """
     here, indices = processes.local_count(), opt.gpu
     if (here > 1 or len(indices) > 1) and 'gpu' not in opt.given:          # --gpu may come from a run folder
@@ -24,7 +24,7 @@ def select(opt):
         if index >= torch.cuda.device_count():
             raise UserError(f'--gpu {index}: this machine has {torch.cuda.device_count()} GPU(s), numbered from 0')
         if processes.connected():
-            torch.cuda.set_device(index)                     # what NCCL communicates on
+            torch.cuda.set_device(index)                     # NCCL communicates on it
         return torch.device('cuda', index)
     if opt.device == 'mps' and processes.connected():
         raise UserError('--device mps: Apple GPUs cannot be connected; start one process, or take --device cpu')
@@ -77,7 +77,7 @@ def check_compiler(device):
     """Raises UserError if torch.compile does not work, as without a C++ compiler or, on a GPU, without Triton."""
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.zeros(8, device=device))
-    except Exception as error:                       # of the compiler, of Triton or of torch: there is no common class
+    except Exception as error:                       # the compiler, Triton and torch raise errors of no common class
         reason = ' '.join(str(error).split())[:200]
         raise UserError(f'--compile: torch.compile does not work on this machine ({reason}); install a C++ compiler '
                         '(g++ or clang), on a GPU also Triton, or leave the flag out') from None

@@ -56,7 +56,7 @@ def of_disk(error):
 
 
 def causes(error):
-    """An error and what it was raised from: torch.save raises its own error from the original one."""
+    """An error and the errors that caused it: torch.save raises its own error from the original one."""
     while error:
         yield error
         error = error.__cause__ or error.__context__
@@ -91,7 +91,7 @@ def choose(table, name, flag):
 
 
 class Ended(Exception):
-    """The script ends with the exit code `code`, and what there is to say has been said."""
+    """The script ends with the exit code `code`; its message has been printed before."""
 
     def __init__(self, code):
         super().__init__(code)
@@ -101,9 +101,9 @@ class Ended(Exception):
 @contextlib.contextmanager
 def reported(script):
     """
-    Gives the block an object whose `code` is the exit code of the script: what the block sets, 0 by default; 2 after a
-    UserError, and where a disk is full or refuses access, and 1 after a RunFailed, whose sentences are printed; 130
-    after Ctrl-C. Any other exception keeps its traceback.
+    Gives the block an object whose `code` is the exit code of the script. The block may set it; by default it is 0. It
+    becomes 2 after a UserError and where a disk is full or refuses access, 1 after a RunFailed, and 130 after Ctrl-C.
+    The sentence of the error is printed. Any other exception keeps its traceback.
     """
     end = SimpleNamespace(code=0)
     try:
@@ -128,7 +128,7 @@ def reported(script):
 
 
 def exit_code(script, work):
-    """Calls work() and returns the exit code of the script, as in reported(): what work() returns, or 0 for None."""
+    """Calls work() and returns the exit code of the script, as in reported(): the result of work(), or 0 for None."""
     with reported(script) as end:
         end.code = work() or 0
     return end.code

@@ -56,7 +56,7 @@ def add_up(tensors):
 
 
 def copy_from_main(tensors):
-    """Replaces the values of the tensors by those of process 0."""
+    """Copies the values of the tensors from process 0 to all other processes."""
     for tensor in tensors:
         values = tensor.contiguous()                                  # the weights of convolutions may be channels last
         dist.broadcast(values, src=0)
@@ -65,10 +65,10 @@ def copy_from_main(tensors):
 
 def completed(rows, batches, n_rows, device):
     """
-    The rows that all processes have computed of a split, [n_rows, W], in each of them.
+    All rows of a split, [n_rows, W], in every process. Each process has computed the rows of its own batches.
 
-    rows:    the same, with only the rows of the own batches computed; None in a process without batches.
-    batches: of each process, as loading.evaluation_batches gives them.
+    rows:    [n_rows, W], of which only the own batches' rows are filled in; None in a process without batches.
+    batches: the batches of each process, as loading.evaluation_batches gives them.
     """
     width = torch.tensor([0 if rows is None else rows.shape[1]])
     dist.all_reduce(width, dist.ReduceOp.MAX)

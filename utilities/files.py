@@ -15,7 +15,7 @@ from pathlib import Path
 from utilities import stopping
 from utilities.errors import Unwritable, UserError, causes, of_disk
 
-STALE = 600                                                  # seconds without a change
+STALE = 600                                                  # seconds without a change; older folders are removed
 BLOCK = 4096                                                 # bytes that are written to see whether there is room
 
 
@@ -46,7 +46,7 @@ def writing(path):
     """In the block, which writes `path`, an error of a disk that is full or refuses access becomes Unwritable."""
     try:
         yield
-    except Exception as error:  # libraries raise their own from the system's
+    except Exception as error:  # libraries raise their own errors from the system's errors
         if cause := next(filter(of_disk, causes(error)), None):
             raise Unwritable(path, cause) from error
         raise
@@ -131,7 +131,7 @@ def require_writable_folder(folder, flag):
 
 
 def try_to_write(file):
-    """Raises OSError where a file of a block cannot be written in place of `file`, which stays as it is."""
+    """Raises OSError where BLOCK bytes cannot be written beside `file`, which stays as it is."""
     temporary = temporary_of(file)
     try:
         temporary.write_bytes(bytes(BLOCK))
@@ -170,8 +170,8 @@ def read_csv(file):
 
 def write_csv(file, rows, columns=()):
     """
-    Writes all rows atomically, with these columns, then others in order of first appearance; without rows and columns,
-    deletes the file.
+    Writes all rows atomically: first the given columns, then all others in the order in which they appear. Without rows
+    and columns, deletes the file.
     """
     if not rows and not columns:
         file.unlink(missing_ok=True)

@@ -11,17 +11,17 @@ from utilities.cores import n_cores
 from utilities.errors import WorkerLost
 from utilities.randomness import derive
 
-# Torch would set a signal handler that raises an error when a data worker is killed, wherever the main process is at
-# that moment: inside the start of a thread, or where the error is ignored. The loaders notice it by themselves.
+# When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
+# while it starts a thread, or where exceptions are ignored. The loaders notice a killed worker by themselves.
 torch.utils.data._utils.signal_handling._SIGCHLD_handler_set = True
 
 
 class Loader(torch.utils.data.DataLoader):
     """
-    A DataLoader that raises WorkerLost where a data worker was killed, also where it was handing over a batch.
+    A DataLoader that raises WorkerLost where a data worker was killed, also while it was handing over a batch.
 
-    The images of an ImageSet are handed over as its transform's `load` and `collate` make them, and yielded as its
-    `finish` does: uint8 [B, 3, H, W], for network_input.
+    For an ImageSet, the data workers call `load` and `collate` of its transform, and this process calls `finish`. The
+    images are then uint8 [B, 3, H, W], for network_input.
     """
 
     def __init__(self, dataset, **arguments):
@@ -47,7 +47,7 @@ class Loader(torch.utils.data.DataLoader):
 
 @dataclass
 class Loaded(torch.utils.data.Dataset):
-    """An ImageSet whose items are those that data workers hand over."""
+    """An ImageSet whose items are loaded in the form in which data workers hand them over."""
     images: torch.utils.data.Dataset
 
     def __len__(self):
@@ -59,7 +59,7 @@ class Loaded(torch.utils.data.Dataset):
 
 @dataclass
 class Collate:
-    """Items (image, label, index) -> (what the transform's `collate` makes of the images, labels [B], indices [B])."""
+    """Items (image, label, index) -> (images, as the transform's `collate` returns them, labels [B], indices [B])."""
     transform: Callable
 
     def __call__(self, items):
@@ -84,18 +84,18 @@ class KeptFeatures:
 
 def network_input(images, device):
     """
-    Images [B, 3, H, W] as a loader gives them -> what the network takes: float32 RGB in [0, 1], on `device`. Kept
+    Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`. Kept
     features [B, F] stay as they are.
     """
     images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
         return images
-    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's
+    layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's layout
     return images.to(torch.float32, memory_format=layout).mul_(1 / 255)
 
 
 def workers(opt):
-    """--kernels, or the number of processor cores for each process of the run on this machine if that is smaller."""
+    """The number of data workers: --kernels, but no more than this machine's cores for each process of the run."""
     return min(opt.kernels, max(1, n_cores() // processes.local_count()))
 
 
@@ -119,9 +119,9 @@ class TrainingLoader:
 
     def epoch(self, epoch):
         """
-        Samples the epoch's batches; returns the loader: (images [B, 3, H, W], labels [B], indices [B]) per batch; where
-        several processes share a batch, only the images of this process's part, or the first image if that is empty.
-        If the features of the data set are kept, they replace the images.
+        Samples the epoch's batches; returns the loader, which yields (images [B, 3, H, W], labels [B], indices [B]) for
+        each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
+        image if the part is empty. If the features of the data set are kept, they replace the images.
         """
         self.whole = processes.of_main(self.sampled, epoch)
         if getattr(self.dataset, 'features', None) is not None:
@@ -152,8 +152,8 @@ class TrainingLoader:
 
 def evaluation_batches(opt, dataset):
     """
-    The indices of the images of `dataset` in order, a list of batches for each process of the run: what one process
-    would load, in contiguous parts of whole batches.
+    The batches of indices in which one process would load `dataset` in order, divided into contiguous parts: a list of
+    batches for each process of the run.
     """
     batches = [range(start, min(start + opt.bs, len(dataset))) for start in range(0, len(dataset), opt.bs)]
     n = processes.count()

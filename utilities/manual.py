@@ -7,8 +7,8 @@ import sys
 
 from utilities.errors import UserError
 
-MOST = 30                     # flags that are explained on the page of a word; of more, those without it in their name
-                              # are only named
+MOST = 30                     # flags that the page of a word explains; if more flags have the word, it explains those
+                              # with the word in their name, and only names the others
 
 
 class Help(argparse.Action):
@@ -43,18 +43,18 @@ class PrintCompletion(argparse.Action):
 
 class Facts:
     """
-    What is known of a flag, besides what argparse knows.
+    The properties of a flag that argparse does not know.
 
     effect:    opt -> whether the flag has an effect in a training run with these flags; None: always.
     of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used. None: the
                one that its name begins with.
     resumable: --resume may change it.
     machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
-    mode:      what to do in this process; not among the settings of a run.
+    mode:      it selects what this process does; it is not among the settings of a run.
     untrained: the metrics of the untrained network depend on it.
     common:    most runs set it.
     obsolete:  accepted for old scripts, always without effect.
-    names:     a registry, whose names it takes.
+    names:     the registry whose names are its values.
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
@@ -69,12 +69,12 @@ NOTHING = Facts()
 
 
 def facts(action):
-    """The Facts of a flag; those of a flag that was declared by argparse's add_argument alone are the defaults."""
+    """The Facts of a flag; the default Facts, if argparse's add_argument alone has declared it."""
     return getattr(action, 'facts', NOTHING)
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows, after the help: choices with their meanings, names, the default (not None, False or []), and facts."""
+    """Appends to a flag's help: choices with their meanings, names, the default (not None, False or []), and facts."""
 
     def __init__(self, prog, **options):
         super().__init__(prog, max_help_position=40, width=120)

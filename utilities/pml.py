@@ -94,7 +94,8 @@ def reason(error):
 
 class Criterion(torch.nn.Module):
     """
-    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: any, or None: the loss forms tuples itself.
+    opt: loss = pml:NAME, loss_pml_lr, lr, n_classes, embed_dim. batchminer: a miner, or None, and the loss forms tuples
+    itself.
     """
 
     def __init__(self, opt, batchminer, given):

@@ -1,9 +1,9 @@
 """
 The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
-All execute the same program. Only process 0 writes, prints, and computes what is needed once (of_main). If a process
-ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so that
-none of them waits for it.
+All execute the same program. Only process 0 writes, prints, and does the work that is needed once (of_main). If a
+process ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so
+that none of them waits for it.
 """
 import contextlib
 import multiprocessing
@@ -25,9 +25,9 @@ from utilities import stopping
 from utilities.cores import n_cores
 from utilities.errors import Ended, RunFailed, UserError
 
-TIMEOUT = timedelta(minutes=30)          # of a collective operation, for failures that Watcher does not notice
+TIMEOUT = timedelta(minutes=30)          # limit of a collective operation, for failures that Watcher does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
-CONNECTING = timedelta(minutes=10)       # from the first process that wants to connect to the last one
+CONNECTING = timedelta(minutes=10)       # limit from the first process that connects to the last one
 LONGEST_PAUSE = 0.05                     # seconds between two checks for a result of another process
 GRACE = 10                               # seconds that a process has to end by itself after another one has ended
 LAUNCHER = 'RUN_LAUNCHER_PID'            # environment variable: the process whose start() has started this one
@@ -197,7 +197,7 @@ def attempt(base, number, n):
         base.set(f'{own}/others', b' '.join(others))
         return own
     while True:
-        name = awaited(base, 'attempt', until).decode()               # it may be that of an earlier attempt
+        name = awaited(base, 'attempt', until).decode()               # it may be an earlier attempt's name
         base.set(f'{name}/{number}', own)
         while base.get('attempt').decode() == name:
             if base.check([f'{name}/others']) and own in base.get(f'{name}/others').decode():
@@ -248,13 +248,13 @@ def ending_together():
 
 
 def end(code):
-    """Writes to the store that this process ends with `code`. Returns the code of one that was earlier, or None."""
+    """Writes to the store that this process ends with `code`. Returns the code of one that ended earlier, or None."""
     if not connected():
         return None
     mine = f'{rank()} {code}'
     try:
         first = store().compare_set(ENDED, '', mine).decode()
-    except RuntimeError:                                     # what hosts the store has ended
+    except RuntimeError:                                     # the process that hosts the store has ended
         return None
     return None if first == mine else int(first.split()[1])
 
@@ -269,9 +269,10 @@ def code_of_ended():
 
 class Watcher(threading.Thread):
     """
-    Interrupts this process if another one has ended, or, before they are connected, the one that has started it. If
-    this process has not ended GRACE seconds later, since it waits in a collective operation for one that has ended, it
-    is ended at once. Before it is connected, a process has nothing to end in order, and gets a second instead.
+    Interrupts this process if another process of the run has ended; before the processes are connected, if the process
+    that started this one has ended. If this process is still running GRACE seconds later, since it waits for an ended
+    process in a collective operation, it is ended at once. Before the processes are connected, nothing has to be
+    cleaned up, and this process gets one second instead.
 
     over:  an Event that is set when this process need not be watched any more.
     store: a connection to the store that is used by this thread only; None until the processes are connected.
@@ -305,8 +306,8 @@ def is_orphan():
 
 def leave(code):
     """
-    Ends this process with an exit code. If it is one of several and has failed, it ends without cleaning up; so does
-    one whose Watcher still waits for the store: Python would abort where a thread comes back from C++ at its end.
+    Ends this process with an exit code. If it is one of several and has failed, it ends without cleaning up; so does a
+    process whose Watcher still waits for the store: Python would abort if this thread came back from C++ at the end.
     """
     if code and connected() or any(isinstance(thread, Watcher) for thread in threading.enumerate()):
         leave_now(code)
@@ -326,9 +327,9 @@ def start(n, command, environment):
     Starts n processes of `command` on this machine with the environment variables of torchrun, and waits for them. If
     OMP_NUM_THREADS is not set, it is set such that the cores are divided among the processes.
 
-    environment: variables of the processes in addition to those of this one.
+    environment: variables of the processes in addition to this process's environment.
 
-    Returns the exit code: 0, or that of a process that failed. Raises RunFailed if one was killed, and
+    Returns 0, or the exit code of a process that failed. Raises RunFailed if one was killed, and
     KeyboardInterrupt if a stop is requested.
     """
     hosted = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)

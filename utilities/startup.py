@@ -1,11 +1,11 @@
-"""What main.py does before it imports packages, which takes seconds: how signals end it, and whether they are there."""
+"""The start of main.py, before it imports packages for seconds: signals end it at once; a missing package is named."""
 import importlib.util
 import sys
 from pathlib import Path
 
 from utilities import stopping
 
-NEEDED = ('torch', 'torchvision', 'numpy', 'PIL', 'yaml', 'tqdm')             # what every run imports
+NEEDED = ('torch', 'torchvision', 'numpy', 'PIL', 'yaml', 'tqdm')             # packages that every run imports
 ENVIRONMENT = Path(__file__).resolve().parents[1] / '.venv'
 
 

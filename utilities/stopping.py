@@ -19,7 +19,7 @@ def install(at_once=False):
     Makes Ctrl-C and SIGTERM requests to stop at the next check(). A second Ctrl-C ends the process at once.
 
     at_once: whether the first signal ends the process at once, with a line and exit code 130: while a program imports
-             its packages, nothing checks for requests, and nothing needs an end in order.
+             its packages, nothing checks for requests, and nothing has to be cleaned up.
     """
     global owner, parent, immediate
     if owner != os.getpid():
@@ -33,13 +33,13 @@ def on_signal(number, frame):
     global requested, handled
     if os.getpid() != owner:                     # a terminal signals data workers as well; the main process ends them
         return
-    says_it = os.environ.get('RANK', '0') == '0'                    # one of a run's processes
+    says_it = os.environ.get('RANK', '0') == '0'                    # only one of a run's processes prints
     if immediate:
         if says_it:
             os.write(2, b'\nStopped while the program was starting.\n')
         os._exit(130)
     # `requested` does not count: processes.Watcher sees a signal before Python calls this function, and sets it
-    again, handled, requested = handled, True, True            # at first, since the next signal may interrupt this
+    again, handled, requested = handled, True, True            # before all else: another signal may interrupt this
     if number == signal.SIGINT and again:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ class Trace:
     """
     Collects the scalars of each step of an epoch; a loss or gradient that is not finite stops the run.
 
-    skipped_in_a_row: number of consecutive steps skipped up to now, including those at the end of the previous epoch.
+    skipped_in_a_row: number of consecutive skipped steps up to now; the previous epoch's last steps count.
     """
 
     COPY_EVERY = 50                          # steps
@@ -59,8 +59,8 @@ class Trace:
 
     def summary(self):
         """
-        {'train_<name>': mean over the steps}, with the fraction of active tuples where these are counted. With
-        skipped_steps, their number, and the mean of grad_norm is that of the other steps.
+        {'train_<name>': mean over the steps}, and the fraction of active tuples where tuples are counted. For
+        skipped_steps it is their number, and grad_norm is averaged over the other steps.
         """
         self.copy_to_cpu()
         means = {f'train_{name}': self.mean(name) for name in self.values if self.values[name]}

@@ -11,20 +11,21 @@ c and d of another, each a query against the other three, and their scores (the 
      d   -9   -6   -3             query d: its positive c scores -3; neither is above:     rank 1
 
 First, the scores of the positives are computed (look_up). Then the score matrix is computed in square tiles of TILE
-queries and TILE gallery images, and each tile is compared with them (count_strip). Three things make this fast:
+queries and TILE gallery images, and each tile is compared with the positives' scores (count_strip). Three things make
+this fast:
 
-- Where each image is a query against all others, the matrix is symmetric: the tile of the queries a, b and the images
-  c, d is, transposed, that of the queries c, d and the images a, b, which is not computed again.
-- A score below that of a query's farthest positive changes no rank, and neither does a score beyond the last rank that
-  a metric uses. One comparison per score finds the others, the candidates, and only these are looked up among the
+- Where each image is a query against all others, the matrix is symmetric: the transposed tile of the queries a, b and
+  the images c, d is the tile of the queries c, d and the images a, b, which is not computed again.
+- A score below the score of a query's farthest positive changes no rank, nor does a score beyond the last rank that a
+  metric uses. One comparison per score finds the others, the candidates, and only these are looked up among the
   scores of the positives.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
-A query is left to by_differences if the score of an image of another class differs from that of a positive by less than
-the error of float32, or if the estimated score of the last rank that matters is too high: fewer images than that rank
-reach it. It is left to by_sorting if an image of its class has the same embedding as one of another class, whose score
-can differ in its last digit from tile to tile.
+A query is left to by_differences if the scores of a positive and an image of another class differ by less than the
+error of float32, or if the score of the last rank that matters was estimated too high, so that too few images reach it.
+It is left to by_sorting if an image of its class and an image of another class have the same embedding, since their
+scores can differ in the last digit from tile to tile.
 """
 import threading
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.neighbours import bisect, in_threads, product
 from evaluation.ranking.sorting import by_sorting
 
-TILE = 1024                  # queries, and gallery images, of a tile: 4 MB of scores
-GROUP = 4                    # strips of queries whose ranks are returned together
-SAMPLE = 1024                # gallery images from whose scores the score of the last rank that matters is estimated
+TILE = 1024                  # queries in a tile, and gallery images: 4 MB of scores
+GROUP = 4                    # strips of queries whose ranks are yielded together
+SAMPLE = 1024                # gallery images with whose scores the score at the last rank that matters is estimated
 DEVIATIONS = 4               # standard deviations by which the estimate is lowered, so that it is seldom too high
 
 
@@ -70,14 +71,14 @@ class Strip:
     labels:      [q] their classes, as Counting numbers them.
     n_positives: [q]
     depth:       [q] the last rank that matters.
-    scores:      [q, R] of the positives; inf where a query has fewer.
-    indices:     [q, R] of the positives in the gallery of the Search.
+    scores:      [q, R] scores of the positives; inf where a query has fewer.
+    indices:     [q, R] indices of the positives in the gallery of the Search.
     blur:        [q] Search.blur.
     doubtful:    [q] a score: an image of another class with a lower one cannot be confused with a positive.
     floor:       [q] a score: an image with a lower one comes before no positive whose rank matters.
-    above:       [q, R + 1] of the images of other classes that have been counted so far, how many reach the floor, and
-                 how many come before each positive.
-    unclear:     [q] bool: whether the order of one of these images and a positive is within the error of float32.
+    above:       [q, R + 1] numbers of images of other classes, counted so far: how many reach the floor, and how many
+                 come before each positive.
+    unclear:     [q] bool: whether the order of such an image and a positive is within the error of float32.
     """
     queries: np.ndarray
     labels: np.ndarray
@@ -92,30 +93,29 @@ class Strip:
     unclear: np.ndarray
 
     def ranks(self, width):
-        """The ranks of the positives, [q, width], ascending and padded with inf; those below the floor are inf too."""
-        nearer = self.n_positives[:, None] - np.arange(1, self.scores.shape[1] + 1)    # positives
+        """[q, width] ranks of the positives, ascending and padded with inf; inf for positives below the floor, too."""
+        nearer = self.n_positives[:, None] - np.arange(1, self.scores.shape[1] + 1)    # number of nearer positives
         matters = (nearer >= 0) & (self.scores >= self.floor[:, None])
         ranks = np.full((len(self.queries), width), np.inf)
         ranks[:, :nearer.shape[1]] = np.where(matters, self.above[:, 1:] + nearer + 1, np.inf)
         return np.sort(ranks, axis=1)
 
     def too_few(self):
-        """[q] bool: fewer images than `depth` reach the floor, so that a rank up to `depth` may be that of a positive
-        below the floor."""
+        """[q] bool: fewer images than `depth` reach the floor, so that a positive below it may be within `depth`."""
         below = (self.scores < self.floor[:, None]).sum(axis=1)
         return (below > 0) & (self.above[:, 0] + self.n_positives - below < self.depth)
 
 
 class Counting:
     """
-    What the counting of a Search shares. Classes are numbered by their size in the gallery, the largest first, and the
-    gallery images are in that order.
+    The arrays that all strips of a Search share. Classes are numbered by their size in the gallery, the largest first,
+    and the gallery images are in that order.
 
-    strips:       the queries with a positive, those with the most positives first.
-    query_labels: [number of queries] the number of each query's class.
+    strips:       the queries with a positive, in Strips, the queries with the most positives first.
+    query_labels: [number of queries] each query's class, as a number.
     gallery:      [G, D + 2] the embeddings of the gallery, `labels` [G] their classes, `indices` [G] their indices in
                   the gallery of the Search.
-    columns:      [G] where each gallery image of the Search is in `gallery`.
+    columns:      [G] the row of `gallery` of each gallery image of the Search.
     sample:       [s, D + 2] rows of `gallery`, sampled at random.
     """
 
@@ -133,7 +133,7 @@ class Counting:
         # two more coordinates make the product of (q, 1, -½‖q‖²) and (g, -½‖g‖², 1) the score
         self.half_norms = search.query_half_norms.numpy()
         self.gallery = np.ones((len(self.indices), search.gallery.shape[1] + 2), self.half_norms.dtype)
-        for start in range(0, len(self.indices), TILE):                # in parts, which avoids a second copy
+        for start in range(0, len(self.indices), TILE):                # in parts, to avoid a second copy
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
@@ -143,7 +143,7 @@ class Counting:
         self.strips = list(in_threads(self.look_up, [order[i:i + TILE] for i in range(0, len(order), TILE)]))
 
     def points(self, queries):
-        """[q, D + 2]: what the gallery is multiplied with."""
+        """[q, D + 2]: the points whose inner products with `gallery` are the scores."""
         points = self.search.move(self.search.queries[queries]).numpy()
         return np.concatenate([points, np.ones_like(points[:, :1]), -self.half_norms[queries, None]], axis=1)
 
@@ -172,7 +172,7 @@ class Counting:
                      floor[:, 0], above, unclear)
 
     def count_strip(self, number):
-        """Counts for a strip, tile by tile; where the matrix is symmetric, only what no earlier strip has counted."""
+        """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""
         strip, symmetric = self.strips[number], self.search.symmetric
         points = self.points(strip.queries)
         for left in range(number * TILE if symmetric else 0, len(self.gallery), TILE):
@@ -185,7 +185,7 @@ class Counting:
                 self.add(other, scores[:, :len(other.queries)].T, strip.queries)
 
     def add(self, strip, scores, indices):
-        """Adds what the `scores` [q, g] of a strip's queries and the gallery images `indices` [g] contribute."""
+        """Adds the counts from the `scores` [q, g] of a strip's queries with the gallery images `indices` [g]."""
         counts = count(strip, scores, indices)
         with self.lock:
             strip.above += counts
@@ -199,9 +199,9 @@ def sample_of(n_gallery):
 
 def estimate(scores, n_gallery, depth):
     """
-    [q] scores that the `depth` nearest images of nearly all queries reach, estimated from the scores [q, s] of a sample
-    of the gallery; −inf if the sample is too small. About `mean` of the nearest images are in the sample, with a
-    standard deviation below √mean.
+    [q] low estimates of each query's score at rank `depth`, from its scores [q, s] with a sample of the gallery: the
+    `depth` nearest images of nearly all queries reach them; −inf if the sample is too small. The number of the nearest
+    images in the sample has the expectation `mean` and a standard deviation below √mean.
     """
     n = scores.shape[1]
     mean = depth * n / n_gallery if depth < n_gallery else np.inf
@@ -212,7 +212,7 @@ def estimate(scores, n_gallery, depth):
 
 
 def count(strip, scores, indices):
-    """The counts of Strip.above in a tile: looks up every score that reaches the floor among those of the positives."""
+    """The counts of Strip.above in a tile: looks up each score that reaches the floor among the positives' scores."""
     query, column, score = pick(scores, scores >= strip.floor[:, None])
     n_slots = strip.scores.shape[1]
     own, own_index = strip.scores.ravel(), strip.indices.ravel()
@@ -228,7 +228,7 @@ def count(strip, scores, indices):
 
 
 def mark_unclear(strip, scores, tolerance):
-    """Marks the queries with a score in `scores` [q, g] that is within float32's error of that of a positive."""
+    """Marks queries with one of the `scores` [q, g] within float32's error of the score of a positive."""
     rows = np.flatnonzero((strip.doubtful < np.inf) & ~strip.unclear)
     some = scores[rows]
     query, _, score = pick(some, some >= strip.doubtful[rows, None])
@@ -241,8 +241,8 @@ def mark_unclear(strip, scores, tolerance):
 
 def pick(scores, chosen):
     """
-    Row, column and value of the `scores` [n, m] that are `chosen`, a bool array that is contiguous in either order.
-    Faster than to index with it.
+    Row, column and value of the `chosen` scores [n, m], faster than by indexing. chosen: a bool array, contiguous in
+    either order.
     """
     if not chosen.flags.c_contiguous:
         column, row, score = pick(scores.T, chosen.T)

@@ -1,5 +1,5 @@
 """
-Exact ranks of the positives of queries whose nearest images float32 cannot order, such as those of one of several
+Exact ranks of the positives of queries whose nearest images float32 cannot order: for example, if the embeddings form
 clusters that are small against the distance between them.
 """
 import numpy as np
@@ -10,8 +10,8 @@ CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 
 def by_differences(search, rows, depth):
     """
-    The ranks of the positives of the queries `rows`, as ranking.positive_ranks yields them, by float64 distances, equal
-    ones in the order of the gallery.
+    The ranks of the positives of the queries `rows`, as ranking.positive_ranks yields them, by float64 distances; equal
+    distances are in the order of the gallery.
 
     Inner products in float64 are the first to decide; where their rounding errors leave the rank of a positive open,
     the distances are summed from differences.
@@ -29,7 +29,7 @@ def by_differences(search, rows, depth):
 
 
 def ranks_of(search, row, scores, half_norm, depth):
-    """Of the positives of a query within `depth`, ascending, from its float64 `scores` [G]."""
+    """Ranks of a query's positives up to `depth`, ascending, from its float64 `scores` [G]."""
     def margin(score):
         return 8 * (search.gallery.shape[1] + 4) ** 0.5 * np.finfo(float).eps * (half_norm - score)
 
@@ -44,7 +44,7 @@ def ranks_of(search, row, scores, half_norm, depth):
     order = candidates[scores[candidates].argsort()]
     first, end = scores[order].searchsorted(lowest), scores[order].searchsorted(highest, 'right')
     several = end - first > 1
-    # where margins begin and end that hold other images than their positive
+    # margins that hold other images than their positive: where they begin and end
     opened, closed = (np.bincount(bound[several], minlength=len(order) + 1) for bound in (first, end))
     close = (opened - closed).cumsum()[:-1] > 0
     if close.any():

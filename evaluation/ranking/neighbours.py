@@ -10,11 +10,11 @@ from tqdm import tqdm
 from evaluation.ranking import precision
 from utilities import stopping
 
-# The error of the difference of two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query is below BLUR √(D + 4) ε ½‖q‖² if ‖g‖
-# is about ‖q‖: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019), of which the
-# largest among millions of measured errors was about half. A score counts as exact if the bound is less than a fraction
-# of the score: PER_IMAGE times the size of the gallery, since more images mean more ties to decide, but at most
-# TOLERANCE.
+# Two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query, with ‖g‖ about ‖q‖, have a difference with an error below
+# BLUR √(D + 4) ε ½‖q‖²: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019). The
+# largest of millions of measured errors was about half of it. A score counts as exact if the bound is less than a
+# fraction of the score: PER_IMAGE times the size of the gallery, since more images mean more ties to decide, but at
+# most TOLERANCE.
 BLUR, TOLERANCE, PER_IMAGE = 4, 1e-4, 1e-8
 
 
@@ -22,11 +22,11 @@ class Search:
     """
     Queries and their gallery. The score of a pair is −½‖q − g‖², in a unit of its own: the higher, the more similar.
 
-    embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, of the
-                points `move` gives; evaluation.ranking.deciding ranks what these cannot.
+    embeddings: [N, D] float32 or float64 tensor, on the device to compute on. Scores are computed in float32, from the
+                points that `move` returns; evaluation.ranking.deciding ranks the queries whose order they leave open.
     labels:     [N] int64 array.
     is_query:   None: each image is a query; else [N] bool.
-    in_gallery: None: all images, or with is_query those that are no queries; else [N] bool. A query that is in the
+    in_gallery: None: all images, or with is_query all images that are no queries; else [N] bool. A query that is in the
                 gallery too is left out of its own ranking.
     ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery, in place of their embeddings; the score
                 is then their inner product.
@@ -34,7 +34,7 @@ class Search:
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
     own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
     n_positives: [number of queries]
-    symmetric:   whether the matrix of scores is: each image is a query, and the gallery are all images.
+    symmetric:   whether the score matrix is symmetric: each image is a query, and all images are the gallery.
     """
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None):
@@ -56,7 +56,7 @@ class Search:
 
     @functools.cached_property
     def move(self):
-        """The function that gives the points [n, D] whose scores are computed, of some queries or gallery images."""
+        """The function from queries or gallery images to the points [n, D] whose scores are computed."""
         if not self.euclidean:
             return lambda points: points
         return precision.around_their_mean(*(self.gallery, self.queries)[:1 if self.symmetric else 2])
@@ -71,7 +71,7 @@ class Search:
 
     def half_norms(self, moved):
         """
-        [n]: ½‖x‖² of points x; 0 with a ranking. A score is the inner product of its two points, minus both of these.
+        [n]: ½‖x‖² of points x; 0 with a ranking. A score is the inner product of two points, minus both half norms.
         """
         return (moved * moved).sum(dim=1) / 2 if self.euclidean else moved.new_zeros(len(moved))
 
@@ -84,7 +84,7 @@ class Search:
         return torch.cat([self.half_norms(self.move(part)) for part in self.queries.split(precision.ROWS)])
 
     def blur(self, rows):
-        """The difference below which float32 cannot order two scores of a query, if both are near 0: [q], of some."""
+        """[q] the difference below which float32 cannot order two scores near 0, for the queries `rows`."""
         width = BLUR * (self.queries.shape[1] + 4) ** 0.5 * torch.finfo(torch.float32).eps
         return width * rows_of(self.query_half_norms, rows)
 
@@ -98,20 +98,20 @@ class Search:
 
     @functools.cached_property
     def by_class(self):
-        """[G] the gallery in the order of its classes; [number of queries] each query's place in it, G for none."""
+        """[G] the gallery in the order of its classes; [number of queries] each query's place in it, G if not in it."""
         order = np.argsort(self.gallery_labels, kind='stable')
         places = np.full(len(order) + 1, len(order))
         places[order] = np.arange(len(order))
         return order, places[self.own]
 
     def positives(self, rows):
-        """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: whether a query has so many."""
+        """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: False where a query has fewer."""
         (order, own), n_positives = self.by_class, self.n_positives[rows]
         slots = np.arange(n_positives.max())
         exists = slots < n_positives[:, None]
         first = np.concatenate([[0], self.sizes.cumsum()])[self.query_labels[rows]]
         places = first[:, None] + slots
-        places += places >= own[rows, None]                # the query itself is no positive
+        places += places >= own[rows, None]                # skip the query itself
         return order[np.where(exists, places, 0)], exists
 
     def scores(self, rows, images=None):
@@ -139,7 +139,7 @@ class Search:
         return self.without_selves(scores, rows, images)
 
     def precise_scores(self, rows):
-        """The same in float64, for Euclidean scores."""
+        """As scores(), in float64; for Euclidean scores."""
         queries = self.move(rows_of(self.queries, rows), torch.float64)
         scores = queries.new_empty(len(rows), len(self.gallery))
         for start in range(0, len(self.gallery), precision.ROWS):
@@ -159,11 +159,11 @@ class Search:
 
     @functools.cached_property
     def originals(self):
-        """[G] the index of the first gallery image with the same embedding, bit by bit, as each."""
+        """[G] for each gallery image, the index of the first one with the same embedding, bit by bit."""
         rows, originals = np.ascontiguousarray(self.gallery.cpu().numpy()), np.arange(len(self.gallery))
         words = rows.view(np.uint32)
         odd = np.random.default_rng(0).integers(0, 2 ** 63, words.shape[1], dtype=np.uint64) * 2 + 1
-        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64: as a hash
+        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64, as a hash
         _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
         alike = np.flatnonzero(counts[place] > 1)
         if len(alike):
@@ -174,19 +174,19 @@ class Search:
 
     @functools.cached_property
     def copies(self):
-        """[c] the gallery images whose embedding an image before them has, too."""
+        """[c] the gallery images that have the same embedding as an earlier one."""
         return np.flatnonzero(self.originals != np.arange(len(self.originals)))
 
     @functools.cached_property
     def shares_embeddings(self):
-        """[number of queries] bool: whether an image of the query's class has the embedding of one of another class."""
+        """[number of queries] bool: whether images of the query's and another class have the same embedding."""
         first, other = self.gallery_labels[self.originals[self.copies]], self.gallery_labels[self.copies]
         shared = np.zeros(len(self.sizes), bool)
         shared[first[first != other]] = shared[other[first != other]] = True
         return shared[self.query_labels]
 
     def squared_distances(self, row, images):
-        """[n] of a query and some `images` [n] of the gallery, in float64 from their differences."""
+        """[n] float64, from the differences of the query `row` and the gallery's `images` [n]."""
         images, copies = np.unique(self.originals[images], return_inverse=True)
         query, found = precision.wide(self.queries[row]), []
         for start in range(0, len(images), precision.ROWS):
@@ -228,8 +228,9 @@ def chunks(rows, n_gallery, n_scores=1 << 24):
 
 def bisect(table, first, values):
     """
-    [n]: where in table.ravel() the first number is that is not below each value, in a row of the table [m, k], which
-    ascends; the end of the row if there is none. first: [n] int64, where each row begins; values: [n].
+    Binary search: [n] the place in table.ravel() of the first number that is not below each value, in one row of the
+    table [m, k], whose rows ascend; the end of the row if there is none. first: [n] int64, where the row of each value
+    begins; values: [n].
     """
     flat, place, left = table.ravel(), first.copy(), table.shape[1]
     while left > 1:
@@ -240,7 +241,7 @@ def bisect(table, first, values):
 
 
 def in_threads(work, items, description=None):
-    """Yields work(item) for each, on as many threads as torch would use, with a single-threaded BLAS in each."""
+    """Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS."""
     from threadpoolctl import threadpool_limits
     stopped = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What keeps float32's digits: a common origin and unit for distances, which neither changes."""
+"""Keeps float32's digits: moves and scales points to an origin and unit that lose none; ranks stay the same."""
 import math
 
 import torch
@@ -8,19 +8,20 @@ ROWS = 1024                  # embeddings that are held in float64 at a time
 
 
 def wide(points):
-    """In float64, on the CPU where the device has none."""
+    """The points in float64, on the CPU if the device has no float64."""
     return (points.cpu() if points.device.type == 'mps' else points).double()
 
 
 def around_their_mean(*sets):
     """
-    A function that moves points [n, D] to the mean of `sets`, tensors [N, D], and scales them so that their mean
-    squared norm is about 1; both in float64, and then rounded to `dtype`. Scores of float32 are as exact as the points'
-    norms are small against their distances, and squares beyond 1e±38 are lost.
+    Centres and scales points so that float32 keeps their digits: returns a function that subtracts the mean of `sets`,
+    tensors [N, D], from points [n, D], and divides them so that the mean squared norm of the sets is about 1, in
+    float64, and rounds to `dtype`. Otherwise float32 scores lose digits if norms are large against distances, and
+    squares beyond 1e±38 are lost.
 
-    The origin is the mean rounded, in each component, to a power of 2 between one and two standard deviations, and the
-    unit is a power of 2: values of few digits stay what they are, with all their ties, and centred points of norm 1 do
-    not change at all, for which there is no copy.
+    Each component of the mean is rounded to a multiple of a power of 2, one to two standard deviations, and the unit is
+    a power of 2: values of few digits keep all their digits and ties, and centred points of norm 1 do not change at all
+    and are not copied.
     """
     sets = [points for points in sets if len(points)]
     if not sets:
@@ -49,5 +50,5 @@ def around_their_mean(*sets):
 
 
 def on_the_sphere(points):
-    """[N, D] over their norms, however small or large these are, in float64; a zero vector stays one."""
+    """[N, D] points divided by their norms, however small or large, in float64; a zero vector stays zero."""
     return F.normalize(wide(points), dim=1, eps=1e-100)

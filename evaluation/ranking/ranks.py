@@ -1,9 +1,9 @@
 """
 The ranks of every query's positives: exact, in memory that grows with the number of positive pairs only.
 
-The rank of a positive is 1 + the number of gallery images that come before it: those with a higher score, and those
-with the same score and a smaller index. Three ways give the same ranks: by_counting and by_sorting, one of which
-choosing selects, and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
+The rank of a positive is 1 + the number of gallery images that come before it: images with a higher score, or with the
+same score and a smaller index. Three ways give the same ranks: by_counting or by_sorting on the CPU (choosing selects
+one of them), and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
 """
 import numpy as np
 import torch
@@ -22,10 +22,10 @@ BACKENDS = ('auto', 'count', 'sort', 'torch')
 
 def positive_ranks(search, depth=np.inf, backend='auto'):
     """
-    Yields, in groups that together are the queries with a positive: rows [q], indices among the queries, and the
-    ranks of their positives, [q, R] float64, ascending and padded with inf. The nearest image has rank 1.
+    Yields, for groups of the queries that have a positive: rows [q], indices among the queries, and the ranks of their
+    positives, [q, R] float64, ascending and padded with inf. The nearest image has rank 1.
 
-    depth:       a number, or one for each query: ranks beyond it may be given as inf.
+    depth:       a number, or one for each query: ranks beyond it may be inf.
     backend:     one of BACKENDS.
     """
     if backend == 'auto':
@@ -34,10 +34,10 @@ def positive_ranks(search, depth=np.inf, backend='auto'):
 
 
 def by_torch(search, depth):
-    """Counts as by_counting does, for one positive of each query at a time in whole rows of scores: for GPUs."""
+    """Counts like by_counting, but in whole rows of scores, for one positive of each query at a time: for GPUs."""
     rows, device = np.flatnonzero(search.n_positives), search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
-    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # alike numbers in a chunk
+    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # similar numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)

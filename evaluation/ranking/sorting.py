@@ -1,6 +1,6 @@
 """
-The ranks of the positives by sorting: the scores of each query, or only the highest if no metric uses the others, are
-sorted, and the scores of its positives are found in this order by binary search.
+The ranks of the positives by sorting. The scores of each query are sorted, or only the highest if no metric uses the
+others; the scores of its positives are found among them by binary search.
 """
 import numpy as np
 import torch
@@ -8,11 +8,11 @@ import torch
 from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.neighbours import bisect, chunks, in_threads
 
-CHUNK = 1 << 21              # scores in memory at a time and per thread: 8 MB
+CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB
 
 
 def by_sorting(search, depth, rows=None):
-    """ranking.positive_ranks by sorting, on the CPU; of the queries `rows` only, if given."""
+    """ranking.positive_ranks by sorting, on the CPU; rows: None, or the only queries to rank."""
     rows = np.flatnonzero(search.n_positives) if rows is None else rows
     parts, unclear = chunks(rows, len(search.gallery), CHUNK), []
     depth = np.broadcast_to(depth, len(search.n_positives))
@@ -25,7 +25,7 @@ def by_sorting(search, depth, rows=None):
 
 
 def sorted_ranks(search, part, depth):
-    """For some queries: [q, R] ranks as positive_ranks yields them; [q] bool, whether float32 can order the scores."""
+    """[q, R] ranks of some queries, as positive_ranks yields them; [q] bool, whether float32 can order their scores."""
     places, exists = search.positives(part)
     scores = search.scores(part)
     margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
@@ -62,7 +62,7 @@ def highest(scores, k):
 
 
 def is_partial(k, n):
-    """Whether it is faster to find the k highest of n numbers and sort these than to sort all numbers."""
+    """Whether finding the k highest of n numbers and sorting them is faster than sorting all numbers."""
     return k < n / 4
 
 

@@ -364,7 +364,7 @@ def test_an_index_of_another_network_is_refused(network, another, photos, tmp_pa
     other = retrieval.load(another, 'cpu')
     for work in (lambda: index.load_network(another, 'cpu'), lambda: changes.create(tmp_path / 'index', other[0]),
                  lambda: changes.add(tmp_path / 'index', *other, images_of(photos))):
-        with pytest.raises(UserError, match='another network than that of .*quick_s2 made this index: the weights'):
+        with pytest.raises(UserError, match='the network of .*quick_s2 did not make this index: the weights'):
             work()
 
 
