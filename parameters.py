@@ -45,7 +45,7 @@ from utilities.manual import Facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
-main.py --help resumable      the flags that --resume may change; machine: those that results do not depend on
+main.py --help resumable      the flags that --resume may change; machine: flags that do not change results
 main.py --help all            every flag
 
 docs/flags.md says more."""
@@ -89,10 +89,10 @@ def run_parameters(parser):
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
     add('--resume', metavar='RUN_FOLDER', mode=True, common=True,
-        help='continue this run exactly where it stopped; a larger --n_epochs extends it; may change: `--help '
-             'resumable machine`')
+        help='continue this run exactly where it stopped; larger --n_epochs extends it; `--help resumable machine` '
+             'lists flags that may change')
     switch('--auto_resume', mode=True,
-           help='continue the run of this --group and --seed, if one has the same settings; otherwise start it')
+           help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
     add('--untrained', metavar='RUN_FOLDER', mode=True,
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
@@ -122,7 +122,7 @@ def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', untrained=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
-        help="folder of the data sets' folders; for --dataset folder, the one that contains images/")
+        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
     add('--csv', metavar='FILE', resumable=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')
@@ -492,7 +492,7 @@ def loss_parameters(parser):
     add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2,
         help='margin between the distances of the positive and of the negative pair of a triplet')
     add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2,
-        help='margin between the distance of the positive pair and that of two samples of two other classes')
+        help='margin between the distances of the positive pair and of two samples of two other classes')
     add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='number of centres per class')
     add('--loss_softtriplet_margin_delta', type=REAL, default=0.01,
         help='margin, subtracted from the similarity to the own class')
@@ -510,7 +510,7 @@ def loss_parameters(parser):
     add('--loss_histogram_nbins', type=number(int, 2), default=65,
         help='number of histogram nodes for cosine similarities from -1 to 1')
     add('--loss_snr_margin', type=REAL, default=0.2,
-        help='margin, in units of the ratio of noise variance to signal variance')
+        help='margin, as a ratio of noise variance to signal variance')
     add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005,
         help='weight of the term that pulls the mean of each embedding to zero')
     add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
@@ -573,7 +573,7 @@ def loss_parameters(parser):
     add('--loss_smoothap_temperature', type=POSITIVE, default=0.01,
         help='temperature of the sigmoids that compare cosine similarities')
     add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16],
-        help='values of k; those above the batch size are replaced by it')
+        help='values of k; values above the batch size are replaced by it')
     add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0,
         help='temperature of the sigmoids that compare ranks with k')
     add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01,
@@ -601,9 +601,9 @@ def loss_parameters(parser):
     add('--loss_linear_classifier_lr', type=NOT_NEGATIVE, default=0.00001, resumable=True,
         help='learning rate of the class weights and biases')
     add('--loss_tcm_margin_pos', type=REAL, default=0.9,
-        help='margin of positive pairs; those with a cosine similarity up to it add to the loss')
+        help='margin of positive pairs; pairs with a cosine similarity up to it add to the loss')
     add('--loss_tcm_margin_neg', type=REAL, default=0.5,
-        help='margin of negative pairs; those with a cosine similarity from it on add to the loss')
+        help='margin of negative pairs; pairs with at least this cosine similarity add to the loss')
     add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
     add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
     add('--loss_s2sd_source', default='multisimilarity', help='name of the loss of the embeddings, as for --loss')
@@ -616,13 +616,13 @@ def loss_parameters(parser):
            help='compute the larger embeddings from mean plus maximum of the feature maps instead of pooled features')
     add('--loss_s2sd_target_dims', nargs='+', type=POSITIVE_INT, default=[512, 1024, 1536, 2048],
         help='dimensions of the larger embeddings')
-    switch('--loss_s2sd_feat_distill', help='add the distillation from the features to that from the larger embeddings')
+    switch('--loss_s2sd_feat_distill', help='distil from the features too, in addition to the larger embeddings')
     add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
     add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
         help='number of batches before the distillation from the features begins')
     add('--loss_oproxy_mode',
         choices={'anchor': 'the samples of the batch, as in proxyanchor', 'nca': 'the proxies, as in proxynca_pp'},
-        default='anchor', help='what the sums in the logarithms are over')
+        default='anchor', help='terms of the sums inside the logarithms')
     add('--loss_oproxy_pos_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
         help='scale of the cosine similarities of positive pairs; also for nir')
     add('--loss_oproxy_neg_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
@@ -660,7 +660,7 @@ def loss_parameters(parser):
             help='without effect; kept for compatibility with the public code')
     add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
     add('--loss_hier_k', type=POSITIVE_INT, default=20,
-        help='number of nearest neighbours; mutual ones are related; should be less than --bs')
+        help='number of nearest neighbours; mutual nearest neighbours count as related; should be less than --bs')
     add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
     add('--loss_hier_temperature', type=POSITIVE, default=0.1,
         help='temperature of the softmax that selects the nearest common ancestor; distances are divided by it')
@@ -727,7 +727,8 @@ def evaluation_parameters(parser):
     add('--eval_reference', choices={'self': 'their own split', 'train': 'the training split', 'all': 'both'},
         default='self', help='gallery of the test and validation queries')
     add('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
-        help='what makes a positive; parent: the super-class; within: the class, among images of its super-class')
+        help='images that count as positives; parent: of the super-class; within: of the class, among images of its '
+             'super-class')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
     switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')

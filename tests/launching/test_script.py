@@ -84,7 +84,7 @@ def test_the_script_of_the_docs_is_taken(tmp_path, capsys):
     page = (ROOT / 'docs' / 'run_scripts.md').read_text().partition('## Your own script')[2]
     own, plain = re.findall(r'```bash\n(.*?)```', page, re.DOTALL)[:2]
     for name, text, n_runs in (('own', own, 9), ('plain', plain, 2)):
-        (tmp_path / f'{name}.sh').write_text(text.replace('source run_lines.sh', f'source {ROOT}/run_lines.sh'))
+        (tmp_path / f'{name}.sh').write_text(text.replace('source run_scripts', f'source {ROOT}/run_scripts'))
         assert Launch_Runs.main([str(tmp_path / f'{name}.sh'), '--dry_run']) == 0
         assert f'{n_runs} runs, and main.py takes the flags of each.' in capsys.readouterr().out
 
