@@ -45,7 +45,7 @@ def similarities_in_rows(batch):
     batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        return gram.sub_(gram.diagonal() / 2)
+        return gram - gram.diagonal() / 2
 
 
 class BatchMiner:

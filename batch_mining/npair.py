@@ -32,20 +32,18 @@ def npair_tuples(labels, negatives='all'):
     order = torch.randperm(len(labels), device=labels.device)
     ordered, index = labels[order].sort(stable=True)
     order = order[index]                                           # by class, in random order within a class
-    # uint8: & and reductions of bool are slow
-    chosen = torch.zeros(len(labels), len(labels), dtype=torch.uint8, device=labels.device)
+    chosen = torch.zeros(len(labels), len(labels), dtype=torch.bool, device=labels.device)
     if negatives == 'pairs':
         follows = F.pad(ordered[1:] == ordered[:-1], (1, 1))       # whether the sample before has the same class
-        chosen[order, order.roll(-1)] = (follows[1:] & ~follows[:-1]).view(torch.uint8)   # the first two of each class
-        is_anchor, is_positive = chosen.amax(dim=1, keepdim=True), chosen.amax(dim=0)
-        return chosen.view(torch.bool), ((is_anchor & is_positive) ^ chosen).view(torch.bool)
+        chosen[order, order.roll(-1)] = follows[1:] & ~follows[:-1]   # the first two of each class
+        is_anchor, is_positive = chosen.any(dim=1, keepdim=True), chosen.any(dim=0)
+        return chosen, (is_anchor & is_positive) ^ chosen
     start = torch.searchsorted(ordered, ordered)
     size = torch.searchsorted(ordered, ordered, right=True) - start
     index = torch.arange(len(labels), device=labels.device) - start                # each sample's number in its class
     step = 1 + (torch.rand(len(labels), device=labels.device) * (size - 1)).long().minimum((size - 2).clamp(min=0))
-    chosen[order, order[start + (index + step) % size]] = (size > 1).view(torch.uint8)    # 0 for a class of one sample
-    differ = (labels[:, None] != labels).view(torch.uint8)
-    return chosen.view(torch.bool), (differ & chosen.sum(dim=1, keepdim=True, dtype=torch.uint8)).view(torch.bool)
+    chosen[order, order[start + (index + step) % size]] = size > 1    # none for a class of one sample
+    return chosen, (labels[:, None] != labels) & chosen.any(dim=1, keepdim=True)
 
 
 class BatchMiner:

@@ -58,7 +58,7 @@ def parametric_triplets(batch, labels, weights, support_lim=(0.1, 1.4), among_al
     probabilities = weights[torch.bucketize(squared, edges[1:-1].square())]
     same = labels.unsqueeze(1) == labels
     size = same.sum(dim=1, keepdim=True)
-    negative = sample_weighted(probabilities if among_all else probabilities.masked_fill_(same, 0))
+    negative = sample_weighted(probabilities if among_all else probabilities.masked_fill(same, 0))
     positive, _ = sample_uniform(same if among_all else same.fill_diagonal_(False))
     anchor = ((size - 1) * (len(labels) - size)).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
@@ -69,8 +69,8 @@ def squared_distances(batch):
     batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        norms = gram.diagonal().clone()                          # adding the strided diagonal takes six times as long
-        return (norms[:, None] + norms - 2 * gram).clamp_(min=0)
+        norms = gram.diagonal()
+        return (norms[:, None] + norms - 2 * gram).clamp(min=0)
 
 
 def sample_weighted(weights, n=1):
@@ -84,8 +84,8 @@ def sample_weighted(weights, n=1):
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total.expand(-1, n)).mul_(total)        # below the total, so that a column reaches it
-    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
+    threshold = torch.rand_like(total.expand(-1, n)) * total        # below the total, so that a column reaches it
+    return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[1] - 1)
 
 
 def sample_uniform(mask, otherwise=None):

@@ -39,6 +39,7 @@ def sample_numbers(n, k, device):
     """k distinct random numbers below n in random order, all equally likely; all n numbers if k is at least n."""
     if n <= max(16 * k, 4096):
         return torch.randperm(n, device=device)[:k]
+    # a permutation of all triplets takes 11 ms for 512 samples, and 0.4 GB for 4,000
     numbers = torch.randint(n, (2 * k,), device=device).sort().values
     repeated = torch.cat([numbers.new_zeros(1, dtype=torch.bool), numbers[1:] == numbers[:-1]])
     keys = torch.rand(2 * k, device=device) + 2 * repeated          # at most about k / 8 of the 2 k numbers repeat

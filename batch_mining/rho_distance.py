@@ -46,12 +46,13 @@ def negative_weights(batch, same, lower_cutoff=0.5):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
-    gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
-    norms = gram.diagonal().clone()                          # adding the strided diagonal takes six times as long
-    squared = (norms.unsqueeze(1) + norms).sub_(gram, alpha=2).clamp_(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
-    logs = torch.addcmul(squared, squared, squared, value=-0.25, out=gram).log_().mul_((3 - batch.shape[1]) / 2)
+    with torch.autocast(batch.device.type, enabled=False):
+        gram = batch @ batch.T
+    norms = gram.diagonal()
+    squared = (norms[:, None] + norms - 2 * gram).clamp(max(lower_cutoff, 1e-6) ** 2, (2 - 1e-3) ** 2)
+    logs = (squared - squared.square() / 4).log() * ((3 - batch.shape[1]) / 2)
     # finite: −inf would give nan in rows without a negative
-    return logs.masked_fill_(same, torch.finfo(logs.dtype).min).softmax(dim=1).mul_(squared.rsqrt_())
+    return logs.masked_fill(same, torch.finfo(logs.dtype).min).softmax(dim=1) * squared.rsqrt()
 
 
 def sample_weighted(weights, n=1):
@@ -65,8 +66,8 @@ def sample_weighted(weights, n=1):
     exact = weights.dtype if weights.device.type in ('cpu', 'mps') else torch.float64
     cumulated = weights.cumsum(dim=1, dtype=exact)
     total = cumulated[:, -1:]
-    threshold = torch.rand_like(total.expand(-1, n)).mul_(total)        # below the total, so that a column reaches it
-    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=weights.shape[1] - 1)
+    threshold = torch.rand_like(total.expand(-1, n)) * total        # below the total, so that a column reaches it
+    return torch.searchsorted(cumulated, threshold, right=True).clamp(max=weights.shape[1] - 1)
 
 
 def sample_uniform(mask, otherwise=None):

@@ -33,22 +33,22 @@ def semihard_triplets(batch, labels, margin=0.2, power=2):
     """
     different = labels.unsqueeze(1) != labels
     positive, n_positives = sample_uniform((~different).fill_diagonal_(False))
-    gap = distance_powers(batch, power)
-    gap.sub_(gap.gather(1, positive.clamp(max=len(labels) - 1)))                        # d_an^power − d_ap^power
-    window = (gap > 0).logical_and_(gap < margin).logical_and_(different)
+    distances = distance_powers(batch, power)
+    gap = distances - distances.gather(1, positive.clamp(max=len(labels) - 1))          # d_an^power − d_ap^power
+    window = (gap > 0) & (gap < margin) & different
     negative, n_negatives = sample_uniform(window, otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
 
 def distance_powers(batch, power):
-    """‖x_i − x_j‖^power: [B, B]; for power 2 without ‖x_i‖², which is constant in a row."""
+    """‖x_i − x_j‖^power: [B, B]."""
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
-    gram = torch.mm(batch, batch.T, out=batch.new_empty(len(batch), len(batch)))       # `out` is exempt from autocast
-    norms = gram.diagonal().clone()                          # adding the strided diagonal takes six times as long
-    powers = torch.add(norms, gram, alpha=-2, out=gram)
-    return powers if power == 2 else powers.add_(norms.unsqueeze(1)).clamp_(min=0).pow_(power / 2)
+    with torch.autocast(batch.device.type, enabled=False):
+        gram = batch @ batch.T
+    norms = gram.diagonal()
+    return (norms[:, None] + norms - 2 * gram).clamp(min=0).pow(power / 2)
 
 
 def sample_uniform(mask, otherwise=None):

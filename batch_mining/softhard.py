@@ -26,8 +26,8 @@ def softhard_triplets(batch, labels):
     farthest_positive = similarity.masked_fill(~positives, torch.inf).amin(dim=1, keepdim=True)
     nearest_negative = similarity.masked_fill(~different, -torch.inf).amax(dim=1, keepdim=True)
     farther, nearer = similarity < nearest_negative, similarity > farthest_positive
-    positive, n_positives = sample_uniform(farther.logical_and_(positives), otherwise=positives)
-    negative, n_negatives = sample_uniform(nearer.logical_and_(different), otherwise=different)
+    positive, n_positives = sample_uniform(farther & positives, otherwise=positives)
+    negative, n_negatives = sample_uniform(nearer & different, otherwise=different)
     anchor = (n_positives * n_negatives).nonzero()[:, :1]
     return torch.cat([anchor, positive.gather(0, anchor), negative.gather(0, anchor)], dim=1)
 
@@ -38,7 +38,7 @@ def similarities_in_rows(batch):
     batch = batch - batch.mean(dim=0)                    # keeps distances; smaller norms have smaller rounding errors
     with torch.autocast(batch.device.type, enabled=False):
         gram = batch @ batch.T
-        return gram.sub_(gram.diagonal() / 2)
+        return gram - gram.diagonal() / 2
 
 
 def sample_uniform(mask, otherwise=None):

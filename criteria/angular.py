@@ -20,11 +20,10 @@ ACCEPTS_MASKS = True
 def log_terms(logits, pairs, target):
     """
     [B]: for each row i of the logits l [B, B], log(1 + Σ_j e^{l_ij − l_it}) over the `pairs` [B, B] j of i except its
-    `target` t [B]. It is the cross entropy of the logits, whose memory is overwritten.
+    `target` t [B]. It is the cross entropy of the logits.
     """
     # finite: −inf would make the gradient of a row without pairs nan
-    with torch.no_grad():          # their gradient is zero anyway, like e^{logit}
-        logits.masked_fill_(~pairs, torch.finfo(logits.dtype).min / 2)
+    logits = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min / 2)
     return F.cross_entropy(logits, target, reduction='none')
 
 
@@ -35,8 +34,8 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
     """
     batch = F.normalize(batch, dim=1)
     tangent2 = math.tan(math.radians(alpha)) ** 2
-    target = positives.view(torch.uint8).argmax(dim=1)                            # arbitrary where there is no positive
-    positive = batch.index_select(0, target)
+    target = positives.int().argmax(dim=1)                                        # arbitrary where there is no positive
+    positive = batch[target]
     logits = (4 * tangent2 * (batch + positive)) @ batch.T
     own = 2 * (1 + tangent2) * (batch * positive).sum(dim=1, keepdim=True)
     return log_terms(logits.scatter(1, target[:, None], own), positives | negatives, target)
@@ -44,7 +43,7 @@ def angular_terms(batch, positives, negatives, alpha=45.0):
 
 def npair_terms(batch, positives, negatives):
     """[B]: log(1 + Σ_n e^{x_a·x_n − x_a·x_p}) of each anchor a; nothing is normalised."""
-    return log_terms(batch @ batch.T, positives | negatives, positives.view(torch.uint8).argmax(dim=1))
+    return log_terms(batch @ batch.T, positives | negatives, positives.int().argmax(dim=1))
 
 
 def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, npair_l2=0.005):

@@ -49,14 +49,14 @@ def distances_between(batch, references):
     centre = references.detach().mean(dim=0)             # keeps distances; smaller norms have smaller rounding errors
     batch, references = batch - centre, references - centre
     x, y = batch.pow(2).sum(dim=1, keepdim=True), references.pow(2).sum(dim=1)
-    squared = torch.addmm(y, batch, references.T, alpha=-2).add_(x)
+    squared = x + y - 2 * batch @ references.T
     apart = squared > 16 * torch.finfo(batch.dtype).eps * y
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
 def pair_distances(batch, first, second):
     """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. Where it is 0 its gradient is 0."""
-    return torch.linalg.vector_norm(batch.index_select(0, first) - batch.index_select(0, second), dim=1)
+    return torch.linalg.vector_norm(batch[first] - batch[second], dim=1)
 
 
 class Criterion(torch.nn.Module):

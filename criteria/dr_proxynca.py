@@ -49,8 +49,7 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         similarities = -(squared if scale else distances) * apart
         own = labels[:, None]
         if gamma:
-            few = len(labels) < len(proxies)            # multiply the matrix with fewer rows
-            of_own = proxies[labels] @ proxies.T if few else (proxies @ proxies.T)[labels]           # w_n·w_own
+            of_own = proxies[labels] @ proxies.T                                # w_n·w_own
             side = of_own - products - products.gather(1, own) + x              # (w_n − x)·(w_own − x)
             direction = side / (distances * distances.gather(1, own)) * (apart & apart.gather(1, own))
             others = similarities - gamma * direction

@@ -35,13 +35,16 @@ def histogram_loss(batch, labels, n_nodes=65):
         similarities = (batch @ batch.T)[first, second].clamp(-1, 1)
         is_positive = labels[first] == labels[second]
         position = (similarities + 1) * ((n_nodes - 1) / 2)
-        node = position.detach().floor().clamp(max=n_nodes - 2)
+        node = position.detach().long().clamp(max=n_nodes - 2)
         fraction = position - node                               # goes to the node above; 1 − fraction to `node`
-        index = node.long() + n_nodes * is_positive              # nodes of negative pairs, then of positive pairs
         # float64: a float32 sum over millions of pairs loses digits; MPS has no float64
         fraction = fraction.to(batch.dtype if batch.device.type == 'mps' else torch.float64)
-        counts = fraction.new_zeros(2 * n_nodes).index_add(0, index, 1 - fraction).index_add(0, index + 1, fraction)
-        negative, positive = counts.view(2, n_nodes)
+
+        def histogram(mask):
+            counts = fraction.new_zeros(n_nodes)
+            return counts.index_add(0, node, (1 - fraction) * mask).index_add(0, node + 1, fraction * mask)
+
+        positive, negative = histogram(is_positive), histogram(~is_positive)
         n_positive = is_positive.sum()
         n_negative = len(is_positive) - n_positive
         return ((negative * positive.cumsum(0)).sum() / (n_negative * n_positive).clamp(min=1)).to(batch.dtype)

@@ -23,12 +23,6 @@ def root(squared, apart):
     return squared.where(apart, 1).sqrt().where(apart, 0)
 
 
-def logsumexp(exponents):
-    """log Σ_j e^{exponents_ij}: [B]. On the CPU, torch.logsumexp is ten times slower if exponentials underflow."""
-    largest, index = exponents.max(dim=1)
-    return largest + F.cross_entropy(exponents, index, reduction='none')
-
-
 def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     """
     Args:
@@ -50,7 +44,7 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
         distances = root(*squared_distances(batch))
         same = labels[:, None] == labels
         # finite: −inf would make the gradient of a batch of one class nan; relu makes the term 0
-        push = logsumexp((neg_margin - distances).masked_fill(same, torch.finfo(batch.dtype).min / 2))
+        push = (neg_margin - distances).masked_fill(same, torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         structured = F.relu(distances + torch.logaddexp(push[:, None], push))
         positives = same ^ torch.eye(len(labels), dtype=torch.bool, device=labels.device)
         loss = structured.where(positives, 0).square().sum() / (2 * positives.count_nonzero()).clamp(min=1)

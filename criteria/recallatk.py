@@ -83,6 +83,7 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
         batch = F.normalize(batch, dim=1)
         if simix:
             batch, labels = mix(batch, labels)
+        # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
         members, is_member = class_members(labels)
         is_positive = is_member & (members != torch.arange(len(labels), device=labels.device)[:, None])
         n_positives = is_positive.sum(dim=1)

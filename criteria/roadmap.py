@@ -62,6 +62,7 @@ def supap(cosines, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0):
     ρ⁻ = Σ_n H(s_qn − s_qj) is an upper bound of the number of negatives that are more similar than j.
     """
     offset = 1 / (1 + math.exp(-delta / tau)) + 0.5 if offset < 0 else offset
+    # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
     members, is_member = class_members(labels)
     size = is_member.sum(dim=1)
     tie = 8 * torch.finfo(cosines.dtype).eps                        # smaller differences of cosines are rounding errors

@@ -69,6 +69,7 @@ def smoothap_loss(batch, labels, temperature=0.01):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)
+        # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
         members, is_member = class_members(labels)
         size = is_member.sum(dim=1)
         weight = (size > 1).to(batch.dtype) / size            # weight per precision; 0 without positives

@@ -36,7 +36,7 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         n_classes, n_centroids, dim = centroids.shape
-        # classes last: a softmax over a short last dimension takes several times as long
+        # classes last: twice as fast at 512 x 128 as a softmax over the short dimension of centres
         centroids = F.normalize(centroids.to(batch.dtype).transpose(0, 1).reshape(-1, dim), dim=1)      # [K C, D]
         cosines = (F.normalize(batch, dim=1) @ centroids.T).view(len(batch), n_centroids, n_classes)
         similarities = ((cosines / gamma).softmax(dim=1) * cosines).sum(dim=1)
