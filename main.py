@@ -36,7 +36,8 @@ def run(opt, arguments):
     with lock.held(state.folder), explained_stop(opt, state):
         first = continue_run(opt, state, arguments, built.data) if opt.resume else 0
         print(parts.summary(opt, state.folder, built, first))
-        with recorded(opt, state, first) as records:
+        own = (opt, state.folder, state.settings, first, state.records)
+        with Records(*own) if processes.is_main() else contextlib.nullcontext() as records:
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
             if first == 0:
@@ -67,13 +68,6 @@ def begin(opt, arguments):
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
-
-
-def recorded(opt, state, first):
-    """The Records of a run from the epoch `first` on; an empty context in all processes except process 0."""
-    if processes.is_main():
-        return Records(opt, state.folder, state.settings, first, state.records)
-    return contextlib.nullcontext()
 
 
 def find_folder(opt, settings, arguments, data):
