@@ -136,7 +136,7 @@ def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
 
 
 @pytest.mark.parametrize('flags, change', [
-    ('--loss contrastive --batch_mining all --xbm_size 50', ('xbm_size', 50, 60)),
+    ('--loss contrastive --batch_mining all --xbm_size 50 --xbm_start 0', ('xbm_size', 50, 60)),
     ('--batch_mining parametric --miner_parametric_adapt --use_tv_split --tv_split_by_samples',
      ('miner_parametric_n_support', 30, 20)),
     ('', ('optim', 'adam', 'sgd')), ('', ('seed', 1, 2)), ('', ('loss_margin_beta', 1.2, 1.3)),
