@@ -184,7 +184,7 @@ def distances(embedded, seed, n_pairs=200_000):
         return None
     values = {name: distances_of(embedded, *pair) for name, pair in pairs.items()}
     lowest, highest = np.quantile(np.concatenate(list(values.values())), [0, 1])
-    if lowest == highest:                                              # of identical embeddings
+    if lowest == highest:                                              # all embeddings are identical
         return None
     figure = new_figure(COLUMN, 0.7 * COLUMN)
     axes = figure.add_subplot(xlabel='score' if embedded.ranking else 'Euclidean distance', ylabel='density')
