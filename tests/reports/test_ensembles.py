@@ -305,7 +305,7 @@ REFUSALS = {
                           'damaged: its checksums do not fit its content'),
     'other checkpoint': (lambda one, other: change_epoch(other), 'it is of epoch 7, but the best one in log.csv is'),
     'no validation': (lambda one, other: change(other, storage_metrics=['nmi']), 'it has no val_nmi, which chooses'),
-    'no splits': (lambda one, other: (one / 'splits.yaml').write_text('splits: {'), 'not the splits of a run'),
+    'no splits': (lambda one, other: (one / 'splits.yaml').write_text('splits: {'), 'splits.yaml: not readable'),
     'broken log': (lambda one, other: cut_log(other), 'log.csv: cut off in its last line'),
     'other images': (lambda one, other: [change_splits(folder, lambda splits: splits['val'].update(n_images=3))
                                          for folder in (one, other)], '--source_path must lead to the same data'),
