@@ -233,12 +233,12 @@ def find(opt, name, layouts, where):
     the data set, with the folder above that is meant.
     """
     for layout in layouts:
-        if (Path(opt.source_path) / layout).exists():
+        if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
             return Path(opt.source_path) / layout
     given = Path(os.path.abspath(opt.source_path))
     for above, layout in itertools.product(given.parents[:4], layouts):
         place = above / layout
-        if place.is_dir() and (given in (place, *place.parents) or place in given.parents):
+        if os.path.isdir(place) and (given in (place, *place.parents) or place in given.parents):
             raise UserError(f'--source_path {opt.source_path}: this folder is part of the data set; give the one above '
                             f'{Path(layout).parts[0]}: --source_path {above}')
     expected = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)

@@ -205,6 +205,8 @@ def test_a_folder_inside_the_data_set_is_recognised(dataset, given, opt, tmp_pat
     (tmp_path / 'elsewhere').mkdir()
     with pytest.raises(UserError, match=f'--dataset {dataset}: expected {tmp_path}/elsewhere'):
         select(opt, tmp_path / 'elsewhere', dataset)
+    with pytest.raises(UserError, match=f'--dataset {dataset}: expected {tmp_path}/99'):
+        select(opt, tmp_path / ('9' * 300), dataset)                        # longer than a name can be
 
 
 def test_listed_images_that_are_missing(opt, tmp_path):
