@@ -59,11 +59,10 @@ class LanguageGuided(torch.nn.Module):
     def forward(self, batch, labels, step, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device; step: its number, from 1 -> scalar."""
         loss = self.criterion(batch=batch, labels=labels, step=step, **kwargs)
-        self.log = getattr(self.criterion, 'log', {})
-        if step < self.delay:
-            return loss
-        guidance = language_guidance(batch, labels, self.vectors, *self.arguments)
-        self.log = self.log | {'language_guidance': guidance.detach()}
+        guidance = torch.zeros_like(loss)
+        if step >= self.delay:
+            guidance = language_guidance(batch, labels, self.vectors, *self.arguments)
+        self.log = getattr(self.criterion, 'log', {}) | {'language_guidance': guidance.detach()}
         return loss + self.weight * guidance
 
     def parameter_groups(self):
