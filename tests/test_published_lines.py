@@ -37,8 +37,8 @@ GUIDED = [('cub200', 2, 200, 128, 90, 7.5, None), ('cub200', 2, 300, 128, 108, 1
 OF_S2SD = ('s2sd --loss_s2sd_source multisimilarity --loss_s2sd_target multisimilarity --loss_s2sd_feat_distill '
            '--loss_s2sd_feat_distill_delay 0 --loss_s2sd_pool_aggr --loss_s2sd_feat_w')
 LINES += [f'--source_path data --log_online --project LanguageGuidance --gpu 0 --seed {seed} --dataset {dataset} '
-          f'--gamma 1 --n_epochs {n_epochs} --tau {n_epochs} --arch resnet50_frozen_normalize --embed_dim {dim} --bs {bs} '
-          f'--loss {f"{OF_S2SD} {feat_w}" if feat_w else "multisimilarity"} --language_distill_w {weight} '
+          f'--gamma 1 --n_epochs {n_epochs} --tau {n_epochs} --arch resnet50_frozen_normalize --embed_dim {dim} '
+          f'--bs {bs} --loss {f"{OF_S2SD} {feat_w}" if feat_w else "multisimilarity"} --language_distill_w {weight} '
           '--language_pseudoclass --language_vectors vectors.npz'
           for dataset, seed, n_epochs, dim, bs, weight, feat_w in GUIDED]
 
