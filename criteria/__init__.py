@@ -49,6 +49,7 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.deep_adversarial import DeepAdversarial
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
+from criteria.language_guidance import LanguageGuided
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
 from utilities.combination import Given, Miner, parts
@@ -102,10 +103,11 @@ CRITERIA = {
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
-def select(opt, batchminer):
+def select(opt, batchminer, language=None):
     """
-    The criterion of --loss, one name or a sum a+b, with the distillation of --distill, if set. batchminer: its miner;
-    for a sum, a list with one miner per loss.
+    The criterion of --loss, one name or a sum a+b, with language guidance and the distillation of --distill, if set.
+    batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
+    classes, with --language_distill_w; an evaluation needs none.
 
     Raises UserError for combinations of flags, loss and miner that do not work.
     """
@@ -132,6 +134,9 @@ def select(opt, batchminer):
         names = [part.loss for part in flags]
         names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
         criterion = WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+    if opt.language_distill_w:
+        criterion = LanguageGuided(criterion, language, opt.language_distill_w, opt.language_delay, opt.language_shift,
+                                   opt.language_temp, opt.language_distill_dir)
     return Distilled(criterion, opt.distill_w, opt.distill_T) if has_teacher(opt) else criterion
 
 
