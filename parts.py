@@ -214,7 +214,7 @@ def read_language(opt, class_names):
         return None, None
     n_vectors = opt.language_pseudoclass_topk if opt.language_pseudoclass else 1
     vectors = torch.from_numpy(class_vectors.read(opt.language_vectors, class_names, n_vectors))
-    return vectors, Checksum(f'the vectors of --language_vectors {opt.language_vectors}',
+    return vectors, Checksum(f'the set of vectors of --language_vectors {opt.language_vectors}',
                              checkpoint.checksum({'vectors': vectors}))
 
 

@@ -116,7 +116,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, q
     np.savez(moved, class_names=NAMES, vectors=random(12, 2, 5, seed=1).numpy())
     capsys.readouterr()
     assert run('--resume', folder, '--n_epochs', '2', '--language_vectors', moved) == 2
-    assert f'the vectors of --language_vectors {moved} is not the one' in capsys.readouterr().err
+    assert f'the set of vectors of --language_vectors {moved} is not the one' in capsys.readouterr().err
     np.savez(moved, class_names=NAMES, vectors=random(13, 2, 5).numpy()[:0:-1])
     assert run('--resume', folder, '--n_epochs', '2', '--language_vectors', moved) == 0
     assert_same_end(whole, folder)
