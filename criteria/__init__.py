@@ -1,6 +1,7 @@
 """Criteria: the losses that networks are trained with."""
 import argparse
 import inspect
+import sys
 import types
 
 from criteria import (
@@ -17,6 +18,7 @@ from criteria import (
     hier,
     histogram,
     hyperbolic,
+    keywords,
     lifted,
     liftedstructure,
     linear_classifier,
@@ -51,8 +53,8 @@ from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Given, Miner, parts
-from utilities.errors import UserError, choose
+from utilities.combination import Given, Miner, as_in_public_code, parts
+from utilities.errors import UserError, choose, undeclared_flags
 
 CRITERIA = {
     # Roth et al., ICML 2020
@@ -102,12 +104,30 @@ CRITERIA = {
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
-def select(opt, batchminer):
+@undeclared_flags()
+def select(*arguments, **named):
+    """
+    select(opt, batchminer): see of_run. select(loss, opt, to_optim=None, batchminer=None): see inside, the form of the
+    public code. Raises UserError for combinations of flags, loss and miner that do not work.
+    """
+    return (inside if isinstance(arguments[0], str) else of_run)(*arguments, **named)
+
+
+def inside(loss, opt, to_optim=None, batchminer=None):
+    """
+    The criterion `loss` for a criterion of the public code that contains it. With to_optim, a list of optimizer groups:
+    (criterion, to_optim with its groups).
+    """
+    choose(CRITERIA, loss, 'criteria.select:')
+    own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0}
+    criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, None)
+    return criterion if to_optim is None else (criterion, to_optim + parameter_groups(criterion))
+
+
+def of_run(opt, batchminer):
     """
     The criterion of --loss, one name or a sum a+b, with the distillation of --distill, if set. batchminer: its miner;
     for a sum, a list with one miner per loss.
-
-    Raises UserError for combinations of flags, loss and miner that do not work.
     """
     flags = parts(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
@@ -189,7 +209,16 @@ def asked_for(opt, loss):
     names = getattr(CRITERIA.get(loss), 'REQUIRES_INPUTS', ())
     for name in names:
         choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
-    return [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
+    asked = [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
+    if takes_maps(opt, loss) and 'feature_maps' not in asked:
+        asked.append('feature_maps')
+    return asked
+
+
+def takes_maps(opt, loss):
+    """Whether a loss of the public code gets feature maps; it gets pooled features if the network has no maps."""
+    criterion = getattr(CRITERIA.get(loss), 'Criterion', None)
+    return bool(criterion) and keywords.has_public_features(criterion) and getattr(opt, 'n_maps', True) is not None
 
 
 def need_positives(opt):
@@ -217,7 +246,7 @@ def build(opt, batchminer, pml_arguments):
     if getattr(module, 'REQUIRES_CRITERIA', False):
         return build_around(opt, module, batchminer, pml_arguments)
     if not module.REQUIRES_BATCHMINER:
-        criterion = fitted(module.Criterion(opt))
+        criterion = fitted(module.Criterion(as_in_public_code(opt)))
     else:
         check_miner(opt, module, batchminer)
         if opt.cascade and not takes_pairs(module):
@@ -225,7 +254,7 @@ def build(opt, batchminer, pml_arguments):
         if opt.daml and not takes_pairs(module):
             return adversarial(opt, module, batchminer)
         batchminer = miner_for(opt, module, batchminer)
-        criterion = fitted(module.Criterion(opt, batchminer))
+        criterion = fitted(module.Criterion(as_in_public_code(opt), batchminer))
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
             raise UserError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
@@ -239,16 +268,7 @@ def fitted(criterion):
     Adapts the criterion that its file made to the program: it then ignores the keywords that its `forward` does not
     take, and has parameter_groups().
     """
-    taken = inspect.signature(criterion.forward).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-
-    def chosen(module, arguments, given):
-        if 'avg_batch_features' in taken:                                   # its name in the public code
-            given = {'avg_batch_features': given.get('batch_features')} | given
-        return arguments, {name: value for name, value in given.items() if takes_all or name in taken}
-
-    if not takes_all or 'avg_batch_features' in taken:
-        criterion.register_forward_pre_hook(chosen, with_kwargs=True)
+    keywords.restrict(criterion)
     if not hasattr(criterion, 'parameter_groups'):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
     return criterion
@@ -308,7 +328,8 @@ def adversarial(opt, module, batchminer):
 def miner_for(opt, module, batchminer):
     """The miner, returning its tuples in the form that a criterion of this file takes."""
     takes_masks = getattr(module, 'ACCEPTS_MASKS', False)
-    of_public_code = not takes_masks and (takes_pairs(module) or hasattr(module, 'batchminer'))      # it imports this
+    imports_miners = any(value is sys.modules.get('batchminer') for value in vars(module).values())
+    of_public_code = not takes_masks and (takes_pairs(module) or imports_miners)
     return Miner(batchminer, opt.batch_mining, takes_masks or takes_pairs(module), gives_lists=of_public_code)
 
 
