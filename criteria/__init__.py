@@ -1,7 +1,6 @@
 """Criteria: the losses that networks are trained with."""
 import argparse
 import inspect
-import sys
 import types
 
 from criteria import (
@@ -120,6 +119,8 @@ def inside(loss, opt, to_optim=None, batchminer=None):
     """
     choose(CRITERIA, loss, 'criteria.select:')
     own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0}
+    if isinstance(batchminer, Miner):                              # of batchminer.select, or the outer criterion's own
+        own['batch_mining'], batchminer = batchminer.name, batchminer.batchminer
     criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, None)
     return criterion if to_optim is None else (criterion, to_optim + parameter_groups(criterion))
 
@@ -328,8 +329,8 @@ def adversarial(opt, module, batchminer):
 def miner_for(opt, module, batchminer):
     """The miner, returning its tuples in the form that a criterion of this file takes."""
     takes_masks = getattr(module, 'ACCEPTS_MASKS', False)
-    imports_miners = any(value is sys.modules.get('batchminer') for value in vars(module).values())
-    of_public_code = not takes_masks and (takes_pairs(module) or imports_miners)
+    imported = {value.__name__ for value in vars(module).values() if inspect.ismodule(value)}
+    of_public_code = not takes_masks and (takes_pairs(module) or 'batchminer' in imported)
     return Miner(batchminer, opt.batch_mining, takes_masks or takes_pairs(module), gives_lists=of_public_code)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import parameters
+from tests.helpers import executed, folder_of, rows_of
+from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
@@ -170,16 +172,38 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
     assert ' passed' in done.stdout
 
 
+# argv: a folder and the arguments of a run. The process is a fork that has imported the packages of this program, which
+# those of the folder replace.
+OF_COPY = """
+import sys
+from pathlib import Path
+folder = sys.argv.pop(1)
+names = {path.stem for path in Path(folder).iterdir()}
+for name in [name for name in sys.modules if name.split('.')[0] in names]:
+    del sys.modules[name]
+sys.path.insert(0, folder)
+import main
+assert main.__file__.startswith(folder)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
 def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
     """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
     if not (ROOT / '.git').exists():
         pytest.skip('not a git checkout')
     folder = copied(tmp_path / 'code')
-    (folder / 'criteria' / 'own_loss.py').write_text(TRIPLES.replace('{convert}', 'labels.cpu().numpy()'))
-    (folder / 'batch_mining' / 'own_miner.py').write_text(MINER)
-    register(folder, 'criteria', 'CRITERIA', 'own_loss')
-    register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
-    run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+    network = NETWORK.replace('{returned}', RETURNED['tuple'])
+    parts = {('criteria', 'CRITERIA'): TRIPLES.replace('{convert}', 'labels.cpu().numpy()'),
+             ('batch_mining', 'BATCHMINERS'): MINER, ('datasampler', 'SAMPLERS'): SAMPLER,
+             ('architectures', 'ARCHITECTURES'): network}
+    for (package, registry), text in parts.items():
+        (folder / package / 'own_part.py').write_text(text)
+        register(folder, package, registry, 'own_part')
+    code, _, errors = executed(tmp_path, OF_COPY, folder, *quick, '--n_epochs', '1', '--loss', 'own_part',
+                               '--batch_mining', 'own_part', '--data_sampler', 'own_part', '--arch', 'own_part')
+    assert code == 0, errors
+    assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
 
 
 def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
