@@ -1,7 +1,7 @@
 """For criteria written for the public code of Roth et al., which import this name: the registry of batch_mining/."""
 import argparse
 
-from batch_mining import BATCHMINERS as BATCHMINING_METHODS
+from batch_mining import BATCHMINERS as BATCHMINING_METHODS  # noqa: F401
 from batch_mining import build
 from utilities.combination import Miner
 

@@ -124,7 +124,7 @@ def network_of(monkeypatch, opt, returned='tuple', text=NETWORK, **flags):
     """(the class of the file, the EmbeddingNetwork made of it)."""
     module = module_of(text.replace('{returned}', RETURNED[returned]))
     monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module)
-    flags = opt(**{'arch': 'own_normalize', 'embed_dim': 5, 'input_size': 12, 'input_mean': [0], 'input_std': [1]} | flags)
+    flags = opt(**{'embed_dim': 5, 'input_size': 12, 'input_mean': [0], 'input_std': [1]} | flags)
     torch.manual_seed(0)
     return module.Network(argparse.Namespace(**vars(flags), pretrained=False)), architectures.select(flags)
 
@@ -141,8 +141,10 @@ def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, a
     for training in (False, True):
         theirs.train(training), ours.train(training)
         output = theirs(images.contiguous())
-        expected, features, maps = (output['embeds'], output['avg_features'], output['features']) if returned == 'dict' \
-            else (output[0], *output[1]) if returned == 'tuple' else (output, None, None)
+        if returned == 'dict':
+            expected, features, maps = (output[name] for name in ('embeds', 'avg_features', 'features'))
+        else:
+            expected, features, maps = (output[0], *output[1]) if returned == 'tuple' else (output, None, None)
         embeddings, pooled = ours(images)
         torch.testing.assert_close(embeddings, expected)
         torch.testing.assert_close(ours(pooled)[0], expected)
@@ -155,11 +157,12 @@ def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, a
 
 
 def test_a_public_network_whose_embeddings_are_something_else_is_refused(opt, monkeypatch):
-    for change, sentence in ((('= self.model.fc(y)', '= self.model.fc(y) * 2 + 1'), 'not self.model.last_linear of its'),
-                             (('self.model.last_linear = self.model.fc', 'self.model.fc'), 'has no embedding layer self.'),
-                             (('opt.embed_dim)', '7)'), r'\[2, 7\] of two images .* with --embed_dim 5'),
-                             (('for block in', 'x = self.model.layer1(x)\n        for block in'), 'images of 12 pixels'),
-                             (('opt.pretrained', 'open("/nowhere")'), 'could not load its weights .*--not_pretrained')):
+    for change, sentence in (
+            (('= self.model.fc(y)', '= self.model.fc(y) * 2 + 1'), 'not self.model.last_linear of its'),
+            (('self.model.last_linear = self.model.fc', 'self.model.fc'), 'has no embedding layer self.model.last_lin'),
+            (('opt.embed_dim)', '7)'), r'\[2, 7\] of two images .* with --embed_dim 5'),
+            (('for block in', 'x = self.model.layer1(x)\n        for block in'), 'images of 12 pixels'),
+            (('opt.pretrained', 'open("/nowhere")'), 'could not load its weights .*--not_pretrained')):
         text = NETWORK.replace(*change)
         assert text != NETWORK
         monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module_of(text.replace('{returned}', 'z')))
@@ -263,7 +266,7 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(quick, 
         json.dumps([str(tmp_path / 'code'), *data]))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
-    assert lines[0] == 'criteria: 2 of 3'
+    assert lines[0] == 'criteria: 2 of 3', out
     assert lines[1].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
     assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[1]
     assert lines[2] == 'batchminer: 1 of 2' and '  own_none.py: --batch_mining own_none: it returned None' in lines[3]

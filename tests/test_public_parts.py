@@ -304,7 +304,8 @@ def test_a_criterion_gives_its_miner_distances_and_gets_them(registered, opt, mo
     distances = torch.cdist(BATCH, BATCH)
     monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': WithDistances}))
     registered(TRIPLES.replace('{convert}', 'labels').replace(
-        'self.batchminer(batch, labels)', 'self.batchminer(batch, labels, distances=torch.cdist(batch, batch).detach())'))
+        'self.batchminer(batch, labels)',
+        'self.batchminer(batch, labels, distances=torch.cdist(batch, batch).detach())'))
     assert value(opt, loss='own', batch_mining='all') == pytest.approx(
         value(opt, loss='triplet', batch_mining='all'), rel=1e-5)
     a, p, n = torch.tensor(OnTheCpu(None)(BATCH, LABELS)).T
