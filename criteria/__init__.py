@@ -212,9 +212,7 @@ def asked_for(opt, loss):
     for name in names:
         choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
     asked = [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
-    if takes_maps(opt, loss) and 'feature_maps' not in asked:
-        asked.append('feature_maps')
-    return asked
+    return [*asked, 'feature_maps'] if takes_maps(opt, loss) else asked
 
 
 def takes_maps(opt, loss):
