@@ -181,7 +181,8 @@ def backbone_of(opt):
 def network_of(opt, backbone):
     """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
-    if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
+    is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
+    if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return model.to(opt.device)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import parameters
-from tests.helpers import FROM_COPY, executed
+from tests.helpers import FROM_COPY, executed, folder_of, rows_of
+from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
@@ -174,14 +175,22 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
 
 def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
     """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
-    if not (ROOT / '.git').exists():
-        pytest.skip('not a git checkout')
-    folder = copied(tmp_path / 'code')
-    (folder / 'criteria' / 'own_loss.py').write_text(TRIPLES.replace('{convert}', 'labels.cpu().numpy()'))
-    (folder / 'batch_mining' / 'own_miner.py').write_text(MINER)
-    register(folder, 'criteria', 'CRITERIA', 'own_loss')
-    register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
-    run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+    folder = tmp_path / 'code'
+    for package in ('criteria', 'batch_mining', 'datasampler', 'architectures'):
+        shutil.copytree(ROOT / package, folder / package)                         # with its compiled files
+    for path in ROOT.iterdir():
+        if path.suffix == '.py' or path.is_dir() and any(path.glob('*.py')) and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    network = NETWORK.replace('{returned}', RETURNED['tuple'])
+    parts = {('criteria', 'CRITERIA'): TRIPLES.replace('{convert}', 'labels.cpu().numpy()'),
+             ('batch_mining', 'BATCHMINERS'): MINER, ('datasampler', 'SAMPLERS'): SAMPLER,
+             ('architectures', 'ARCHITECTURES'): network}
+    for (package, registry), text in parts.items():
+        (folder / package / 'own_part.py').write_text(text)
+        register(folder, package, registry, 'own_part')
+    flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
+    run_in(folder, *quick, '--n_epochs', '1', '--no_train_metrics', *flags)
+    assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
 
 
 def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
