@@ -180,7 +180,7 @@ def flags_of(kind, name):
 
 
 def defaults():
-    """What hubconf.json has: for each loss and miner its file, its flags with their defaults, and what else it needs."""
+    """The content of hubconf.json: file, defaults of the flags and further needs of each loss and miner."""
     found = {}
     for kind in ('losses', 'miners'):
         folder, registry, _ = KINDS[kind]

@@ -3,7 +3,7 @@ import argparse
 
 import torch
 
-from .errors import UserError          # relative: hubconf.py loads this file under another package's name
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
 
 
 def parts(opt):
@@ -51,7 +51,7 @@ def lists_of(positives, negatives, name):
     negatives. Positives and negatives are lists of A arrays, or arrays [A, n] if every anchor has n. For the miner
     npair, which gives one positive per anchor, the positives are a list of A indices.
     """
-    import numpy as np                       # here, since hubconf.py needs torch only
+    import numpy as np  # here, since hubconf.py needs torch only
 
     def indices_of(mask):
         rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
