@@ -37,7 +37,7 @@ def criterion(loss, miner=None, **settings):
     some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].
 
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names; a call raises
-    TypeError or ValueError for a wrong batch or wrong labels (`check_batch`).
+    TypeError or ValueError for a wrong batch or wrong labels.
     """
     inner = _inner(loss, settings)
     if miner is not None and not any(_module('losses', name).REQUIRES_BATCHMINER for name in inner or [loss]):
@@ -52,7 +52,7 @@ def criterion(loss, miner=None, **settings):
         raise TypeError(f'criterion {loss!r}: give {error.name}') from None
     n_classes = getattr(opt, 'n_classes', None)
     built.register_forward_pre_hook(
-        lambda _, arguments, named: check_batch(*_called_with(*arguments, **named), n_classes), with_kwargs=True)
+        lambda _, arguments, named: _check_batch(*_called_with(*arguments, **named), n_classes), with_kwargs=True)
     return built
 
 
@@ -74,7 +74,7 @@ def miner(name, masks=False, **settings):
     mined = _miner(opt, name, masks)
 
     def mine(batch, labels):
-        check_batch(batch, labels)
+        _check_batch(batch, labels)
         return mined(batch, labels)
     return mine
 
@@ -109,7 +109,7 @@ def network(run_or_export, device='cpu'):
         return _exported(file, device)
 
 
-def check_batch(batch, labels, n_classes=None):
+def _check_batch(batch, labels, n_classes=None):
     """
     Raises TypeError for labels that are not integers; ValueError for shapes other than [B, D] and [B], for two devices,
     and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does not wait.
