@@ -6,17 +6,17 @@ finds your package. hubconf.json has the defaults of parameters.py; `python docs
 """
 import importlib
 import json
+import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import types
-from pathlib import Path
 
 import torch
 
 dependencies = ['torch']
-_ROOT = Path(__file__).resolve().parent
+_ROOT = pathlib.Path(__file__).resolve().parent
 _METHODS = json.loads((_ROOT / 'hubconf.json').read_text())     # {'losses', 'miners': {name: file, defaults, needs}}
 _KIND = {'losses': 'criterion', 'miners': 'miner'}
 
@@ -93,7 +93,7 @@ def network(run_or_export, device='cpu'):
 
     Raises ValueError with the message of main.py where a run cannot be exported, and where `device` does not fit.
     """
-    path = Path(run_or_export)
+    path = pathlib.Path(run_or_export)
     if path.suffix == '.onnx':
         if torch.device(device).type != 'cpu':
             raise ValueError(f'{path}: device {device}: .onnx files compute on the CPU here; export a .pt2')
@@ -101,7 +101,7 @@ def network(run_or_export, device='cpu'):
     if path.suffix == '.pt2':
         return _exported(path, device)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / 'network.pt2'
+        file = pathlib.Path(folder) / 'network.pt2'
         done = subprocess.run([sys.executable, str(_ROOT / 'main.py'), '--export', str(path), str(file)],
                               capture_output=True, text=True)
         if done.returncode:
