@@ -297,7 +297,8 @@ def page(kind, name):
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
-        '## In your own loop', '', '```python', snippet(kind, name).rstrip(), '```', '',
+        '## In your own loop', '', 'In one line: [own_loop.md](../../own_loop.md).' if kind != 'samplers' else '', '',
+        '```python', snippet(kind, name).rstrip(), '```', '',
         '## Recipes', '', *recipes(kind, name), '',
         '## Time', '', *measured(kind, name), '',
         '## Results', '', *results(kind, name), ''])
