@@ -108,6 +108,16 @@ class Flow(torch.nn.Module):
         return points, log_determinant
 
 
+def check_classes(labels, n_classes):
+    """Raises ValueError for a class outside 0 ... n_classes − 1. On a GPU it is an assertion, without a wait."""
+    if labels.device.type in ('cpu', 'cuda'):
+        in_range = (labels.clamp(0, n_classes - 1) == labels).all()
+        if labels.is_cuda:
+            torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
+        elif not in_range:
+            raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
+
+
 def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32.0, neg_alpha=32.0, pos_delta=0.1,
              neg_delta=-0.1):
     """
@@ -129,6 +139,7 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
     >>> nir_loss(batch, torch.tensor([0, 1]), proxies, lambda points, conditions: (points - conditions, 0.), w_align=0.)
     tensor(1.1107)
     """
+    check_classes(labels, len(proxies))
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         proxies = F.normalize(proxies.to(batch.dtype), dim=1)

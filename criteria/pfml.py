@@ -71,6 +71,16 @@ def potential_energy(points, labels, alpha=4.0, delta=0.2):
     return total - total.detach() / 2
 
 
+def check_classes(labels, n_classes):
+    """Raises ValueError for a class outside 0 ... n_classes − 1. On a GPU it is an assertion, without a wait."""
+    if labels.device.type in ('cpu', 'cuda'):
+        in_range = (labels.clamp(0, n_classes - 1) == labels).all()
+        if labels.is_cuda:
+            torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
+        elif not in_range:
+            raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
+
+
 def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
     """
     Args:
@@ -88,6 +98,9 @@ def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
     >>> pfml_loss(batch, torch.tensor([0, 1]), proxies, alpha=2., delta=1.)
     tensor(5.)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
+    check_classes(labels, len(proxies))
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         n_classes, n_proxies, dim = proxies.shape
