@@ -120,8 +120,12 @@ def _check_batch(batch, labels, n_classes=None):
         raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
     if labels.device != batch.device:
         raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
-    if n_classes is not None:
-        _import('criteria', 'proxyanchor').check_classes(labels, n_classes)
+    if n_classes is not None and labels.device.type in ('cpu', 'cuda') and len(labels):
+        in_range = (labels.clamp(0, n_classes - 1) == labels).all()
+        if labels.is_cuda:
+            torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
+        elif not in_range:
+            raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
 
 
 def _called_with(batch, labels, **more):
