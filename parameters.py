@@ -52,6 +52,7 @@ docs/flags.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
+OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
@@ -68,6 +69,10 @@ def miners_of(opt):
 
 def is_mined(opt):
     return miners_of(opt) or all(part.batch_mining == 'none' for part in combination.parts(opt))
+
+
+def optimizers_of(opt):
+    return {opt.optim, opt.embed_optim, opt.loss_optim}
 
 
 def augmentation_of(opt):
@@ -274,14 +279,21 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
-    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: opt.optim in ('adam', 'adamw'),
+    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
+    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default together with --optim')
+    add('--loss_optim', choices=OPTIMIZERS,
+        help='optimizer of the parameters of the loss; by default together with --optim')
+    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
-        effect=lambda opt: opt.optim in ('adam', 'adamw'),
+        effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='decays of the moving averages of gradients and squared gradients in the optimizers adam and adamw')
-    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: opt.optim in ('sgd', 'rmsprop'),
+    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: {'sgd', 'rmsprop'} & optimizers_of(opt),
         help='momentum of the optimizers sgd and rmsprop')
+    add('--embed_momentum', type=FRACTION, effect=lambda opt: opt.embed_optim in ('sgd', 'rmsprop'),
+        help='momentum in --embed_optim sgd and rmsprop; by default --momentum')
+    add('--loss_momentum', type=FRACTION, effect=lambda opt: opt.loss_optim in ('sgd', 'rmsprop'),
+        help='momentum in --loss_optim sgd and rmsprop; by default --momentum')
     add('--scheduler',
         choices={'none': 'constant', 'step': 'multiplied by --gamma after each epoch in --tau',
                  'cosine': 'annealed to --lr_floor over --n_epochs',

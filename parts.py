@@ -62,9 +62,14 @@ class Parts:
         scaler = self.step and self.step.scaler
         parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
                               'scaler': scaler if scaler and scaler.is_enabled() else None}
-        own = criteria.optimizers(self.criterion) if self.criterion else []
-        parts |= {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
+        parts |= self.further_optimizers()
         return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
+
+    def further_optimizers(self):
+        """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
+        own = criteria.optimizers(self.criterion) if self.criterion else []
+        of_flags = self.schedule.further if self.schedule else {}
+        return of_flags | {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
 
 
 def build(opt):

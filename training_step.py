@@ -26,7 +26,7 @@ class TrainingStep:
         self.opt, self.model, self.criterion = opt, parts.model, parts.criterion
         self.teacher = parts.teacher and parts.teacher.eval()
         self.inputs = criteria.required_inputs(opt, self.criterion)        # the inputs that the criterion asks for
-        self.optimizers = [parts.optimizer, *criteria.optimizers(self.criterion)]
+        self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
