@@ -22,7 +22,7 @@ from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, reading, run_folder
-from utilities import combination, command_line, pml
+from utilities import combination, command_line, pml, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -426,14 +426,14 @@ def batch_mining_parameters(parser):
         help='PADS: rate of the moving average of the rewards in REINFORCE')
     switch('--miner_parametric_no_self_reg', effect=lambda opt: opt.miner_parametric_adapt,
            help='PADS: sample negatives from other classes only, and never the anchor as its own positive')
-    add('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+    add('--miner_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
         help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping per such miner, or for all")
 
 
 def loss_parameters(parser):
     add, switch = new_group(parser, 'losses', 'losses and what is added to any loss')
     add('--loss', default='margin', common=True, names=CRITERIA,
-        help='loss, also pml:NAME, a class of pytorch-metric-learning, or a sum a+b with the miners c+d')
+        help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
@@ -473,10 +473,14 @@ def loss_parameters(parser):
         help='temperature of the distillation; cosine similarities are divided by it')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
-    add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+    add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the parameters of pml:NAME; a negative value means --lr')
+    add('--loss_torch_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+        help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
+    add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
+        help='learning rate of the classifier of torch:NAME; a negative value means --lr')
     add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance below which positive pairs add no loss')
     add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance above which negative pairs add no loss')
     switch('--loss_contrastive_active_only', help='average over the pairs with a non-zero loss only (Musgrave et al.)')
@@ -1044,13 +1048,13 @@ def is_idle(action, opt, used):
 
 
 def method(name):
-    """The part of a flag's name that stands for a loss or miner: its own name, or pml."""
-    return 'pml' if name.startswith(pml.PREFIX) else name
+    """The part of a flag's name that stands for a loss or miner: its own name, or its library: pml or torch."""
+    return name.partition(':')[0] if name.startswith((pml.PREFIX, torch_losses.PREFIX)) else name
 
 
 def owner(flag):
     """The method that a flag's name begins with: 'loss_dr_triplet_margin' -> ['dr_triplet']; None where it has none."""
     kind, _, rest = flag.partition('_')
     registry = {'loss': CRITERIA, 'miner': BATCHMINERS, 'data': SAMPLERS}.get(kind)
-    names = [name for name in [*registry, 'pml'] if rest.startswith(f'{name}_')] if registry else []
+    names = [name for name in [*registry, 'pml', 'torch'] if rest.startswith(f'{name}_')] if registry else []
     return [max(names, key=len)] if names else None

@@ -17,7 +17,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from records import backends, checkpoint, run_folder
-from utilities import allocator, combination, device, pml, processes
+from utilities import allocator, combination, device, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
@@ -104,7 +104,9 @@ def check_names(opt):
     for part in combination.parts(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
-            if name.startswith(pml.PREFIX):
+            if kind == 'losses' and name.startswith(torch_losses.PREFIX):
+                torch_losses.find(name.removeprefix(torch_losses.PREFIX))
+            elif name.startswith(pml.PREFIX):
                 pml.find(kind, name.removeprefix(pml.PREFIX), flag)
             else:
                 choose(known, name, flag)

@@ -15,13 +15,15 @@ STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this progra
             'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
 
 
-def arguments(opt, kind, index):
-    """The mapping of --<kind>_pml_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses."""
-    given = getattr(opt, f'{kind}_pml_args')
+def arguments(opt, kind, index, library='pml'):
+    """
+    The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
+    """
+    given = getattr(opt, f'{kind}_{library}_args')
     names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
-    wanted = [i for i, name in enumerate(names) if name.startswith(PREFIX)]
+    wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
     if given and len(given) not in (1, len(wanted)):
-        raise UserError(f'--{kind}_pml_args: expected one mapping for each {PREFIX}NAME ({len(wanted)}), not '
+        raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')
     if len(given) <= 1 or index not in wanted:
         return given[0] if given else {}
