@@ -34,6 +34,7 @@ from utilities.command_line import (
     Parser,
     given,
     known,
+    merged,
     new_group,
     number,
     read_config,
@@ -426,7 +427,7 @@ def batch_mining_parameters(parser):
         help='PADS: rate of the moving average of the rewards in REINFORCE')
     switch('--miner_parametric_no_self_reg', effect=lambda opt: opt.miner_parametric_adapt,
            help='PADS: sample negatives from other classes only, and never the anchor as its own positive')
-    add('--miner_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+    add('--miner_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='batch_mining',
         help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping per such miner, or for all")
 
 
@@ -473,11 +474,11 @@ def loss_parameters(parser):
         help='temperature of the distillation; cosine similarities are divided by it')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
-    add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+    add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the parameters of pml:NAME; a negative value means --lr')
-    add('--loss_torch_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+    add('--loss_torch_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
     add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the classifier of torch:NAME; a negative value means --lr')
@@ -850,11 +851,14 @@ def parse(arguments, defaults=None):
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, flags_with('mode'))
     for file in modes.config:
-        asked |= read_config(parser, file, flags_with('mode'))
-    opt = parser.parse_args([*tokens(settings | asked, parser), *arguments])
+        asked = merged(parser, asked, read_config(parser, file, flags_with('mode')))
+    before, typed = merged(parser, settings, asked), given(parser, arguments)
+    opt = parser.parse_args([*tokens(before, parser), *arguments])
+    for name in flags_with('arguments_of').keys() & before.keys():
+        value = merged(parser, before, typed)[name]
+        setattr(opt, name, [value] if isinstance(value, dict) else value or [])
     if opt.check_overlap in DATASETS:
         opt.dataset = opt.check_overlap
-    typed = given(parser, arguments)
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1

@@ -1,4 +1,5 @@
 """Hyperparameter_Search.py: what it refuses, what it finds, and how a study is extended."""
+import json
 import re
 
 import numpy as np
@@ -183,3 +184,16 @@ def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch
         search, study, trial, lambda text: [texts.append(text), progress(text)]))
     assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '1']) == 0
     assert len(texts) == len(set(texts)) > 1 and texts[-1] == 'fold 0: epoch 2/2, fold 1: epoch 2/2'
+
+
+def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags, stub):
+    folder, at = stub(), flags.index('--loss')
+    pml = ['--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}']
+    assert Hyperparameter_Search.main([*flags[:at], *flags[at + 2:], *pml, '--tune', 'loss_pml_args.margin', '0.1', '0.3',
+                                       '--n_trials', '1', '--n_epochs', '0']) == 0
+    margin = float(table_of(folder)[0]['loss_pml_args.margin'])
+    for config in ('--config', str(folder / 'study' / 'best.yaml')), ():
+        run = next((folder / 'study' / 'trials').rglob('*_fold0_s1.json'), None)
+        found = parameters.parse([*config, '--fold', '0']).loss_pml_args if config else json.loads(
+            run.read_text())['loss_pml_args']
+        assert found == [{'swap': True, 'margin': margin}]
