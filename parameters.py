@@ -338,6 +338,8 @@ def batch_creation_parameters(parser):
         help='number of images per class in a batch')
     add('--views', metavar='N', type=POSITIVE_INT, default=1,
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
+    add('--train_level', metavar='N', type=COUNT, default=0,
+        help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
     switch('--data_cover_epoch', of=['class_random'], help='class_random: visit every class once per epoch')
     add('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
@@ -740,7 +742,8 @@ def evaluation_parameters(parser):
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
     add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
-        help='metrics whose best network on each split is kept; the first one selects the best epoch')
+        help='metrics whose best network on each split is kept; the first selects the best epoch; also '
+             'within_map_at_r, with a level of --eval_level')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
@@ -862,6 +865,8 @@ def parse(arguments, defaults=None):
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
+    if not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+        opt.storage_metrics = evaluation.storage_metrics(opt)
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -980,6 +985,9 @@ def check(opt):
     if opt.unsupervised and opt.samples_per_class > 1:
         raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
                         'leave the flag out, and give --views to have each image in its batch several times')
+    if opt.unsupervised and opt.train_level:
+        raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
+                        'class of its own has no super-class')
     if opt.unsupervised and opt.embed_init == 'lda':
         raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
     if opt.distill == 'ema' and opt.ema is None:

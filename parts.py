@@ -134,7 +134,8 @@ def check(opt, data):
             and datasampler.distinct(opt) == 'classes'):
         raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
-    if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'
+    metric, level = evaluation.of_level(opt.storage_metrics[0])
+    if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(data.evaluation[name]) == data.evaluation[name].n_queries
                     for name in splits)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
@@ -170,7 +171,7 @@ def fit_embedding(opt, parts):
     if opt.embed_init in embedding_layer.FITTED:
         train = parts.data.evaluation['train']
         features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
+        embedding_layer.fit(opt, parts.model.f_embed, features, parts.data.train.labels)
 
 
 def backbone_of(opt):
