@@ -784,6 +784,8 @@ def record_parameters(parser):
     add('--save_path', default='Training_Results', machine=True, common=True,
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
+    switch('--tuple_statistics', resumable=True,
+           help='count hard pairs in each batch, and write all means over training steps to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
