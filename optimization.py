@@ -1,4 +1,4 @@
-"""The optimizers of a run, their learning rates as a function of flags and step, and the moving average of the weights."""
+"""The optimizers of a run, their learning rates as a function of flags and step, the moving average of the weights."""
 import copy
 import math
 from types import SimpleNamespace

@@ -56,8 +56,8 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         thresh:     λ, the cosine that separates positives from negatives.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
                     the index [B] of each sample among them; by default the batch.
-        log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and `violating_positives` and
-                    `violating_negatives`, how many of them are positive and negative.
+        log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and how many of them are
+                    positive and negative, `violating_positives` and `violating_negatives`.
 
     Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /
     β; anchors without a positive or a negative add 0.

@@ -185,7 +185,7 @@ def of_level(name):
 
 
 def storage_metrics(opt):
-    """The --storage_metrics; if the level class is not evaluated, metrics without a level get the first --eval_level."""
+    """The --storage_metrics; without the level class, metrics that name no level get the first --eval_level."""
     if 'class' in opt.eval_level:
         return opt.storage_metrics
     return [name if of_level(name)[1] != 'class' else Column('', name, opt.eval_level[0]).at_split

@@ -402,7 +402,7 @@ def test_flags_with_an_effect_or_a_default_value_are_not(command):
     (['loss_pml_args: {alpha: 32}', 'loss: "pml:X"'], '', [{'alpha': 32}]),                # the loss is named later
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss_pml_args', []),
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}', 'loss_pml_args: []'], '--loss_pml_args "{a: 1}"', [{'a': 1}]),
-    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y', []),                 # another loss, other arguments
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y', []),          # another loss, other arguments
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y --loss_pml_args "{a: 1}"', [{'a': 1}]),
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:X --loss_pml_args "{a: 1}"', [{'alpha': 32, 'a': 1}]),
     (['{loss: "pml:X+pml:Y", loss_pml_args: [{a: 1}, {b: 2}]}'], '--loss_pml_args "{c: 3}"',

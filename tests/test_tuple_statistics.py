@@ -52,7 +52,7 @@ def test_statistics_are_recorded_and_change_nothing(quick, run, tmp_path):
     quick += ['--no_train_metrics', '--loss', 'contrastive', '--batch_mining', 'pml:MultiSimilarityMiner', '--n_epochs',
               '1', '--evaluation_metrics', 'e_recall@1']
     assert run(*quick) == 0 and run(*quick, '--tuple_statistics', '--group', 'counted') == 0
-    (untrained, plain), (counted, row) = rows_of(folder_of(tmp_path)), rows_of(folder_of(tmp_path, 'counted_s1'))
+    (_, plain), (counted, row) = rows_of(folder_of(tmp_path)), rows_of(folder_of(tmp_path, 'counted_s1'))
     names = {f'step_{name}' for name in ('hard_positives', 'hard_negatives', 'violating_positives', 'grad_norm',
                                          'violating_negatives', 'tuples', 'miner_num_pos_pairs')}
     assert names <= row.keys() and not any(name.startswith('step_') for name in plain)

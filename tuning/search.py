@@ -105,7 +105,8 @@ def parse(opt, others):
     tuned = ranges.parse_all(opt.tune)
     search = Search(opt, main, tuned, slots.of_flags(opt))
     for ends in zip(*(ranges.ends_of(distribution) for distribution in tuned.values()), strict=True):
-        parameters.parse([*others, *command_line.tokens(ranges.settings_of(dict(zip(tuned, ends, strict=True))))], DEFAULTS)
+        settings = ranges.settings_of(dict(zip(tuned, ends, strict=True)))
+        parameters.parse([*others, *command_line.tokens(settings)], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
         train = datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)['train']

@@ -1,4 +1,4 @@
-"""What --tuple_statistics counts in each batch: hard pairs, and the statistics that pytorch-metric-learning collects."""
+"""What --tuple_statistics counts in each batch: hard pairs, and what pytorch-metric-learning collects."""
 import contextlib
 
 import torch

@@ -1,7 +1,7 @@
 """The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
 import csv
-import json
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path

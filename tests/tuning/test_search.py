@@ -189,8 +189,8 @@ def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch
 def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags, stub):
     folder, at = stub(), flags.index('--loss')
     pml = ['--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}']
-    assert Hyperparameter_Search.main([*flags[:at], *flags[at + 2:], *pml, '--tune', 'loss_pml_args.margin', '0.1', '0.3',
-                                       '--n_trials', '1', '--n_epochs', '0']) == 0
+    assert Hyperparameter_Search.main([*flags[:at], *flags[at + 2:], *pml, '--tune', 'loss_pml_args.margin', '0.1',
+                                       '0.3', '--n_trials', '1', '--n_epochs', '0']) == 0
     margin = float(table_of(folder)[0]['loss_pml_args.margin'])
     for config in ('--config', str(folder / 'study' / 'best.yaml')), ():
         run = next((folder / 'study' / 'trials').rglob('*_fold0_s1.json'), None)
