@@ -742,8 +742,8 @@ def evaluation_parameters(parser):
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
     add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
-        help='metrics whose best network on each split is kept; the first selects the best epoch; also '
-             'within_map_at_r, with a level of --eval_level')
+        help='metrics, also with a level as within_map_at_r, whose best network is kept; the first selects the best '
+             'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
