@@ -1,14 +1,15 @@
 """Hyperparameter_Search.py: what it refuses, what it finds, and how a study is extended."""
-import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 import Hyperparameter_Search
 import parameters
 from tests.tuning.stub import TUNE, table_of
-from tuning import optimize, search, status
+from tuning import optimize, report, search, status
 from utilities.errors import UserError
 
 
@@ -186,14 +187,14 @@ def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch
     assert len(texts) == len(set(texts)) > 1 and texts[-1] == 'fold 0: epoch 2/2, fold 1: epoch 2/2'
 
 
-def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags, stub):
-    folder, at = stub(), flags.index('--loss')
-    pml = ['--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}']
-    assert Hyperparameter_Search.main([*flags[:at], *flags[at + 2:], *pml, '--tune', 'loss_pml_args.margin', '0.1',
-                                       '0.3', '--n_trials', '1', '--n_epochs', '0']) == 0
-    margin = float(table_of(folder)[0]['loss_pml_args.margin'])
-    for config in ('--config', str(folder / 'study' / 'best.yaml')), ():
-        run = next((folder / 'study' / 'trials').rglob('*_fold0_s1.json'), None)
-        found = parameters.parse([*config, '--fold', '0']).loss_pml_args if config else json.loads(
-            run.read_text())['loss_pml_args']
-        assert found == [{'swap': True, 'margin': margin}]
+def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):
+    at = flags.index('--loss')
+    arguments = [*flags[:at], *flags[at + 2:], '--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}',
+                 '--tune', 'loss_pml_args.margin', '0.1', '0.3']
+    found = search.parse(*Hyperparameter_Search.build().parse_known_args(arguments))
+    found.folder.mkdir()
+    (found.folder / 'base.yaml').write_text(yaml.safe_dump(found.settings))
+    for command in found.commands({'loss_pml_args.margin': .25}, 'trial', 'trials'):
+        assert parameters.parse(command).loss_pml_args == [{'swap': True, 'margin': .25}]
+    best = report.whole(found, SimpleNamespace(params={'loss_pml_args.margin': .25}))
+    assert next(iter(best.items())) == ('loss_pml_args', [{'swap': True, 'margin': .25}])
