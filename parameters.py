@@ -234,6 +234,10 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
+    add('--prompts', type=COUNT, default=0, metavar='N',
+        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
+    add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
+        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
