@@ -87,8 +87,9 @@ def check_size(opt, timm, network):
         for flag in ('input_size', 'eval_size'):
             side, size = patches.patch_size[0], getattr(opt, flag)
             if size and size % side:
+                below, above = size // side * side, (size // side + 1) * side
                 raise UserError(f'--{flag} {size}: --arch {opt.arch} divides images into patches of {side} pixels; '
-                                f'give a multiple, such as {max(size // side, 1) * side} or {(size // side + 1) * side}')
+                                f'give a multiple, such as {f"{below} or " if below else ""}{above}')
 
 
 def backbone(opt, name):
