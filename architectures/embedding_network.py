@@ -39,7 +39,8 @@ class Backbone:
     head:     name prefixes of the removed classifiers in weight files.
     renamed:  {name prefix in weight files: the network's name prefix}, where they differ.
     download: () -> the pretrained state dict; None where there is none.
-    converted: (network, state dict) -> a state dict with the network's names and shapes, where the library can convert it.
+    converted: (network, state dict) -> a state dict with the network's names and shapes, as far as the library can
+              convert it; None where it converts none.
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
               ViT; None if this is not known.
     n_prefix: the number of tokens before the patch tokens; the first of them is the class token.

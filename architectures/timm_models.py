@@ -53,8 +53,8 @@ def name_in_timm(opt, name):
     except Exception as error:  # the hub's client reports a missing repository or connection in its own ways
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         hint = ('download the repository on a machine with internet (hf download OWNER/NAME --local-dir FOLDER), and '
-                'give --arch timm:local-dir:FOLDER' if source == 'hf-hub' else 'give a folder as `hf download OWNER/NAME '
-                '--local-dir FOLDER` makes it')
+                'give --arch timm:local-dir:FOLDER' if source == 'hf-hub' else
+                'give a folder as `hf download OWNER/NAME --local-dir FOLDER` makes it')
         raise UserError(f'--arch {opt.arch}: its config.json could not be read: {first_line}\n{hint}') from None
 
 

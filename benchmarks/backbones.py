@@ -58,7 +58,8 @@ def step(arch, size, n_images, flags=(), amp=True):
     Adam); with amp, under autocast to bfloat16. What an operation allocates inside, and what the allocator keeps in
     reserve, is not included.
     """
-    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', str(size), *flags])
+    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--embed_dim', '256', '--input_size',
+                             str(size), *flags])
     with torch.device('meta'):                         # networks are built there, since some read numbers meanwhile
         model = architectures.select(opt)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,4 +1,4 @@
-"""--prompts: the network equals a loop over its blocks that inserts the prompts by hand; only they and the head train."""
+"""--prompts: the network equals a loop over its blocks with prompts inserted by hand; only they and the head train."""
 import copy
 import functools
 
@@ -45,7 +45,8 @@ def by_hand(plain, prompts, images):
     n_prefix = plain.num_prefix_tokens
     prefix, patches, own = plain.norm_pre(tokens)[:, :n_prefix], plain.norm_pre(tokens)[:, n_prefix:], None
     if rope is not None:
-        still = torch.cat([torch.zeros_like(rope[..., :N_PROMPTS, ::2]), torch.ones_like(rope[..., :N_PROMPTS, ::2])], -1)
+        half = rope[..., :N_PROMPTS, ::2]
+        still = torch.cat([torch.zeros_like(half), torch.ones_like(half)], dim=-1)
         rope = torch.cat([still, rope], dim=-2)
     for number, block in enumerate(plain.blocks):
         own = own if prompts[number] is None else prompts[number].expand(len(images), -1, -1)

@@ -1,4 +1,4 @@
-"""timm:hf-hub:OWNER/NAME and timm:local-dir:FOLDER, weights of another grid of patches, and sizes: all without a network."""
+"""timm:hf-hub:OWNER/NAME, timm:local-dir:FOLDER, weights of another grid of patches, sizes: all without internet."""
 import functools
 import json
 import shutil
@@ -98,7 +98,8 @@ def test_a_folder_cannot_run_code(folder, opt, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('arch, n_prefix, side', [                          # tokens with a position, size of a patch
-    ('vit_small_patch14_reg4_dinov2', 0, 14), ('vit_base_patch16_siglip_224', 0, 16), ('vit_base_patch32_clip_224', 1, 32)])
+    ('vit_small_patch14_reg4_dinov2', 0, 14), ('vit_base_patch16_siglip_224', 0, 16),
+    ('vit_base_patch32_clip_224', 1, 32)])
 def test_weights_of_another_grid_are_resized(arch, n_prefix, side, opt, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
     torch.manual_seed(0)
@@ -111,6 +112,18 @@ def test_weights_of_another_grid_are_resized(arch, n_prefix, side, opt, tmp_path
     torch.testing.assert_close(own['pos_embed'][0, n_prefix:], resized)
     assert torch.equal(own['pos_embed'][0, :n_prefix], state['pos_embed'][0, :n_prefix])
     assert all(torch.equal(value, state[name]) for name, value in own.items() if name != 'pos_embed')
+
+
+def test_weights_with_the_names_of_dinov2_are_converted(opt, tmp_path, monkeypatch):
+    arch = 'vit_small_patch14_reg4_dinov2'
+    monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
+    state, place = timm.create_model(arch, img_size=56, num_classes=0).state_dict(), torch.rand(1, 1, 24)
+    theirs = {name: value for name, value in state.items() if name != 'reg_token'}
+    theirs |= {'register_tokens': state['reg_token'], 'cls_token': state['cls_token'] - place,
+               'pos_embed': torch.cat([place, state['pos_embed']], dim=1), 'mask_token': torch.rand(1, 24)}
+    torch.save(theirs, tmp_path / 'w.pth')
+    model = architectures.select(opt(arch=f'timm:{arch}', weights=str(tmp_path / 'w.pth'), input_size=56))
+    torch.testing.assert_close(dict(model.backbone.state_dict()), dict(state))
 
 
 def test_weights_of_other_networks_are_not_converted(opt, tmp_path):
@@ -152,10 +165,11 @@ def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_p
     assert len(rows_of(folder_of(tmp_path))) == (3 if file.stem == 'linear' else 2)
 
 
-@pytest.mark.parametrize('flags', [[], ['--prompts', '10']])
-def test_the_calculated_memory_is_that_of_a_step_on_the_cpu(flags):
+def test_the_calculated_memory_is_that_of_a_step_on_the_cpu():
+    flags = ['--prompts', '10']
     _, n_trained, n_bytes = backbones.step('timm:test_vit', 64, 32, flags, amp=False)
-    opt = parameters.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--input_size', '64', *flags])
+    opt = parameters.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--embed_dim', '256', '--input_size',
+                            '64', *flags])
     model, images = architectures.select(opt), torch.rand(32, 3, 64, 64)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, foreach=False)
