@@ -119,7 +119,7 @@ def note_resumption(opt, state, arguments, first, data):
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        with processes.ending_together():
+        with processes.ending_together(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {state.folder}')

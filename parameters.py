@@ -463,6 +463,27 @@ def loss_parameters(parser):
         help='weight of the distillation; 0 means no teacher')
     add('--distill_T', type=POSITIVE, default=1.0, effect=lambda opt: opt.distill and opt.distill_w,
         help='temperature of the distillation; cosine similarities are divided by it')
+    add('--language_distill_w', type=NOT_NEGATIVE, default=0.0,
+        help='weight of language guidance (Roth et al., CVPR 2022), with --language_vectors; 0 means none')
+    add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
+        help='language guidance: .npz file of class_names and their vectors; docs/training_methods.md has its format')
+    switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
+           help='language guidance: several vectors of each class, such as its likeliest ImageNet classes, not one')
+    add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
+        effect=lambda opt: opt.language_distill_w and opt.language_pseudoclass,
+        help='language guidance: how many vectors of each class are used, the first ones of the file')
+    add('--language_delay', type=COUNT, default=0, effect=lambda opt: opt.language_distill_w,
+        never=('language guidance never begins', lambda opt, n_steps: opt.language_delay > n_steps),
+        help='language guidance: the first batch that it is added to, counted from 1')
+    add('--language_shift', type=REAL, default=1.0, effect=lambda opt: opt.language_distill_w,
+        help='language guidance: added to the similarities of the language vectors')
+    add('--language_temp', type=POSITIVE, default=1.0, effect=lambda opt: opt.language_distill_w,
+        help='language guidance: temperature, by which similarities are divided')
+    add('--language_distill_dir', default='backward', effect=lambda opt: opt.language_distill_w,
+        choices={'backward': 'KL(batch ‖ language)', 'forward': 'KL(language ‖ batch)'},
+        help='language guidance: direction of the KL divergence')
+    add('--language_model', obsolete=True, metavar='NAME',
+        help='without effect, since --language_vectors has the vectors of the text model; for scripts of Roth et al.')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
     add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
@@ -969,6 +990,10 @@ def check(opt):
     if opt.distill == 'ema' and opt.ema is None:
         raise UserError('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give '
                         'that flag too, such as --ema 0.999')
+    if opt.language_distill_w and not opt.language_vectors:
+        raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
+                        'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
+                        'docs/training_methods.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

@@ -16,6 +16,7 @@ import optimization
 import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
+from datasets import class_vectors
 from records import backends, checkpoint, run_folder
 from utilities import allocator, combination, device, pml, processes
 from utilities.errors import UserError, choose
@@ -24,8 +25,8 @@ from utilities.randomness import seed_everything
 
 @dataclass
 class Checksum:
-    """The checksum of the network in `place`. Checkpoints hold it, so that a resumed run refuses another network."""
-    place: str
+    """The checksum of what a run reads from elsewhere. Checkpoints hold it, so that a resumed run refuses another."""
+    what: str
     value: str
 
     def state_dict(self):
@@ -33,7 +34,7 @@ class Checksum:
 
     def load_state_dict(self, state):
         if state != self.state_dict():
-            raise ValueError(f'the network of {self.place} is not the one that the run began with')
+            raise ValueError(f'{self.what} is not the one that the run began with')
 
 
 @dataclass
@@ -41,8 +42,8 @@ class Parts:
     """
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
-    None if the teacher is the moving average. skipped_in_a_row: number of consecutive skipped steps at the end of the
-    last epoch.
+    None if the teacher is the moving average. language_checksum: None without --language_distill_w. skipped_in_a_row:
+    number of consecutive skipped steps at the end of the last epoch.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -55,6 +56,7 @@ class Parts:
     ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
+    language_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
 
     def with_state(self):
@@ -77,7 +79,8 @@ def build(opt):
         fit_embedding(opt, parts)
     parts.miner = batch_mining.select(criteria.with_used_miners(opt))
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
-    parts.criterion = criteria.select(opt, parts.miner).to(opt.device)
+    language, parts.language_checksum = read_language(opt, parts.data.train.class_names)
+    parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
     parts.sampler = datasampler.select(drawn, parts.data.train)
@@ -178,7 +181,8 @@ def backbone_of(opt):
 def network_of(opt, backbone):
     """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
-    if opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none':
+    is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
+    if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return model.to(opt.device)
 
@@ -201,7 +205,18 @@ def load_teacher(opt, size):
         raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and this '
                         f'run\'s network images of {size}; give this run --input_size {network.input_size}')
     print(f'teacher: {own.arch} of {checkpoint.find(opt.distill)}, epoch {states["epoch"]}')
-    return network.requires_grad_(False), Checksum(opt.distill, checkpoint.checksum(states['model']))
+    checksum = Checksum(f'the network of {opt.distill}', checkpoint.checksum(states['model']))
+    return network.requires_grad_(False), checksum
+
+
+def read_language(opt, class_names):
+    """The language vectors of the training classes [C, k, D], and their Checksum; None without --language_distill_w."""
+    if not opt.language_distill_w:
+        return None, None
+    n_vectors = opt.language_pseudoclass_topk if opt.language_pseudoclass else 1
+    vectors = torch.from_numpy(class_vectors.read(opt.language_vectors, class_names, n_vectors))
+    return vectors, Checksum(f'the set of vectors of --language_vectors {opt.language_vectors}',
+                             checkpoint.checksum({'vectors': vectors}))
 
 
 def has_checkpoint(opt):

@@ -10,13 +10,14 @@ from architectures import (
     mobilenet_v2,
     pooling,
     pretrainedmodels_models,
+    public_network,
     resnet50,
     timm_models,
     torchvision_models,
     weights,
 )
 from architectures.embedding_network import EmbeddingNetwork, count_features
-from utilities.errors import UserError, choose, nearest
+from utilities.errors import UserError, choose, nearest, undeclared_flags
 
 ARCHITECTURES = {
     'resnet50': resnet50,
@@ -69,6 +70,7 @@ def unknown(arch, names, choices):
     return UserError(f'--arch {arch}: unknown; {choices}; {" and ".join(SUFFIXES[:2])} may be appended{near}')
 
 
+@undeclared_flags()
 def select_backbone(opt):
     """The Backbone of --arch without its weights; nothing is downloaded. Raises UserError for an unknown name."""
     module, name = find(opt.arch)
@@ -76,6 +78,8 @@ def select_backbone(opt):
         if not name.startswith(getattr(module, 'SOURCES', ())) and name not in (names := module.names()):
             raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
+    elif hasattr(module, 'Network'):
+        backbone = public_network.backbone(opt, module)
     else:
         backbone = module.backbone(opt)
     for flag in ('mean', 'std'):
@@ -83,7 +87,7 @@ def select_backbone(opt):
             setattr(backbone, flag, per_channel(opt, f'input_{flag}'))
     if opt.input_bgr is not None:
         backbone.bgr = opt.input_bgr
-    if '_double' in parse(opt.arch)[1]:
+    if '_double' in parse(opt.arch)[1] and backbone.f_embed is None:
         if opt.pool not in (None, 'avg_max'):
             raise UserError(f'--arch {opt.arch}: _double means --pool avg_max; leave --pool {opt.pool} out')
         opt = argparse.Namespace(**vars(opt) | {'pool': 'avg_max'})
@@ -104,7 +108,8 @@ def select(opt, backbone=None):
     backbone = backbone or select_backbone(opt)
     arch, suffixes = parse(opt.arch)
     weights.load(opt, arch, backbone)
-    return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, '_normalize' in suffixes)
+    normalize = '_normalize' in suffixes if backbone.normalize is None else backbone.normalize
+    return EmbeddingNetwork(opt, backbone, '_frozen' in suffixes, normalize)
 
 
 def per_channel(opt, flag):

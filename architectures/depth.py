@@ -16,7 +16,8 @@ def blocks(network):
     norm belongs to the block before it.
     """
     found = []
-    for name in units(network):
+    root = getattr(network, 'ROOT', '')
+    for name in units(network.get_submodule(root), root and f'{root}.'):
         module, block = network.get_submodule(name), INCEPTION.match(name)
         is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
         if found and (is_norm or block and found[-1][0].startswith(block[0])):

@@ -47,6 +47,8 @@ class Backbone:
     takes_prompts: whether --prompts can be inserted: all blocks take tokens [B, T, C] of any number.
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
+    f_embed:  the network's own embedding layer; None if it is made by the flags.
+    normalize: whether the embeddings are normalised; None if --arch says so.
     """
     network: torch.nn.Module
     size: int
@@ -62,6 +64,8 @@ class Backbone:
     takes_prompts: bool = False
     pool: Callable | None = None
     n_features: int | None = None
+    f_embed: torch.nn.Module | None = None
+    normalize: bool | None = None
 
 
 @torch.no_grad()
@@ -113,7 +117,9 @@ class EmbeddingNetwork(torch.nn.Module):
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
-        self.f_embed = embedding_layer(cascade.of_level(opt), backbone.n_features)
+        self.f_embed = backbone.f_embed
+        if self.f_embed is None:
+            self.f_embed = embedding_layer(cascade.of_level(opt), backbone.n_features)
         self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank or opt.prompts:

@@ -18,8 +18,8 @@ from batch_mining import (
     softhard,
 )
 from utilities import pml
-from utilities.combination import parts
-from utilities.errors import UserError, choose
+from utilities.combination import as_in_public_code, parts
+from utilities.errors import UserError, choose, undeclared_flags
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -46,11 +46,13 @@ def select(opt):
     return miners if len(miners) > 1 else miners[0]
 
 
+@undeclared_flags()
 def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    return module and module.BatchMiner(opt)
+    # the margin of semihard, which is not set, is that of the loss in its own unit
+    return module and module.BatchMiner(opt if hasattr(module, 'MARGIN_POWERS') else as_in_public_code(opt))
 
 
 class Miners(list):

@@ -17,6 +17,7 @@ from criteria import (
     hier,
     histogram,
     hyperbolic,
+    keywords,
     lifted,
     liftedstructure,
     linear_classifier,
@@ -49,10 +50,12 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.deep_adversarial import DeepAdversarial
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
+from criteria.language_guidance import LanguageGuided
 from criteria.weighted_sum import WeightedSum
 from utilities import pml
-from utilities.combination import Given, Miner, parts
-from utilities.errors import UserError, choose
+from utilities.combination import Given, Miner, as_in_public_code, parts
+from utilities.errors import UserError, choose, undeclared_flags
+from utilities.parameter_groups import optimizers, own_groups, parameter_groups  # noqa: F401
 
 CRITERIA = {
     # Roth et al., ICML 2020
@@ -102,12 +105,33 @@ CRITERIA = {
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
-def select(opt, batchminer):
+@undeclared_flags()
+def select(*arguments, **named):
     """
-    The criterion of --loss, one name or a sum a+b, with the distillation of --distill, if set. batchminer: its miner;
-    for a sum, a list with one miner per loss.
+    select(opt, batchminer, language=None): see of_run. select(loss, opt, to_optim=None, batchminer=None), the form of
+    the public code: see inside. Raises UserError for combinations of flags, loss and miner that do not work.
+    """
+    return (inside if isinstance(arguments[0], str) else of_run)(*arguments, **named)
 
-    Raises UserError for combinations of flags, loss and miner that do not work.
+
+def inside(loss, opt, to_optim=None, batchminer=None):
+    """
+    The criterion `loss` for a criterion of the public code that contains it. With to_optim, a list of optimizer groups:
+    (criterion, to_optim with its groups).
+    """
+    choose(CRITERIA, loss, 'criteria.select:')
+    own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0}
+    if isinstance(batchminer, Miner):                              # of batchminer.select, or the outer criterion's own
+        own['batch_mining'], batchminer = batchminer.name, batchminer.batchminer
+    criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, None)
+    return criterion if to_optim is None else (criterion, to_optim + parameter_groups(criterion))
+
+
+def of_run(opt, batchminer, language=None):
+    """
+    The criterion of --loss, one name or a sum a+b, with language guidance and the distillation of --distill, if set.
+    batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
+    classes, with --language_distill_w; an evaluation needs none.
     """
     flags = parts(opt)
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
@@ -132,6 +156,9 @@ def select(opt, batchminer):
         names = [part.loss for part in flags]
         names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
         criterion = WeightedSum(names, criteria, opt.loss_weights or [1.0] * len(criteria))
+    if opt.language_distill_w:
+        criterion = LanguageGuided(criterion, language, opt.language_distill_w, opt.language_delay, opt.language_shift,
+                                   opt.language_temp, opt.language_distill_dir)
     return Distilled(criterion, opt.distill_w, opt.distill_T) if has_teacher(opt) else criterion
 
 
@@ -189,7 +216,14 @@ def asked_for(opt, loss):
     names = getattr(CRITERIA.get(loss), 'REQUIRES_INPUTS', ())
     for name in names:
         choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
-    return [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
+    asked = [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
+    return [*asked, 'feature_maps'] if takes_maps(opt, loss) else asked
+
+
+def takes_maps(opt, loss):
+    """Whether a loss of the public code gets feature maps; it gets pooled features if the network has no maps."""
+    criterion = getattr(CRITERIA.get(loss), 'Criterion', None)
+    return bool(criterion) and keywords.has_public_features(criterion) and getattr(opt, 'n_maps', True) is not None
 
 
 def need_positives(opt):
@@ -217,7 +251,7 @@ def build(opt, batchminer, pml_arguments):
     if getattr(module, 'REQUIRES_CRITERIA', False):
         return build_around(opt, module, batchminer, pml_arguments)
     if not module.REQUIRES_BATCHMINER:
-        criterion = fitted(module.Criterion(opt))
+        criterion = fitted(module.Criterion(as_in_public_code(opt)))
     else:
         check_miner(opt, module, batchminer)
         if opt.cascade and not takes_pairs(module):
@@ -225,7 +259,7 @@ def build(opt, batchminer, pml_arguments):
         if opt.daml and not takes_pairs(module):
             return adversarial(opt, module, batchminer)
         batchminer = miner_for(opt, module, batchminer)
-        criterion = fitted(module.Criterion(opt, batchminer))
+        criterion = fitted(module.Criterion(as_in_public_code(opt), batchminer))
     if opt.xbm_size and getattr(module, 'SUPPORTS_MEMORY', False):
         if opt.xbm_size < opt.bs:
             raise UserError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
@@ -239,16 +273,7 @@ def fitted(criterion):
     Adapts the criterion that its file made to the program: it then ignores the keywords that its `forward` does not
     take, and has parameter_groups().
     """
-    taken = inspect.signature(criterion.forward).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-
-    def chosen(module, arguments, given):
-        if 'avg_batch_features' in taken:                                   # its name in the public code
-            given = {'avg_batch_features': given.get('batch_features')} | given
-        return arguments, {name: value for name, value in given.items() if takes_all or name in taken}
-
-    if not takes_all or 'avg_batch_features' in taken:
-        criterion.register_forward_pre_hook(chosen, with_kwargs=True)
+    keywords.restrict(criterion)
     if not hasattr(criterion, 'parameter_groups'):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
     return criterion
@@ -308,7 +333,8 @@ def adversarial(opt, module, batchminer):
 def miner_for(opt, module, batchminer):
     """The miner, returning its tuples in the form that a criterion of this file takes."""
     takes_masks = getattr(module, 'ACCEPTS_MASKS', False)
-    of_public_code = not takes_masks and (takes_pairs(module) or hasattr(module, 'batchminer'))      # it imports this
+    imported = {value.__name__ for value in vars(module).values() if inspect.ismodule(value)}
+    of_public_code = not takes_masks and (takes_pairs(module) or 'batchminer' in imported)
     return Miner(batchminer, opt.batch_mining, takes_masks or takes_pairs(module), gives_lists=of_public_code)
 
 
@@ -326,31 +352,3 @@ def check_miner(opt, module, batchminer):
                         f'{", ".join(module.ALLOWED_MINING_OPS)}')
     if opt.dr_weight and takes_pairs(module):
         raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
-
-
-def parameter_groups(criterion):
-    """The optimizer groups of a criterion and the criteria inside it."""
-    return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
-
-
-def own_groups(criterion):
-    """
-    A criterion's `optim_dict_list`, or one group of its parameters with its learning rate `lr`, without the parameters
-    that it trains by its own optimizers.
-    """
-    elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
-                 for parameter in group['params']}
-    if hasattr(criterion, 'optim_dict_list'):
-        return criterion.optim_dict_list
-    own = [parameter for parameter in criterion.parameters() if parameter not in elsewhere]
-    trained = any(parameter.requires_grad for parameter in own)
-    if trained and not hasattr(criterion, 'lr'):
-        raise UserError(f'{type(criterion).__module__}.{type(criterion).__name__} has parameters, but neither a rate '
-                        'self.lr nor optimizer groups self.optim_dict_list')
-    return [{'params': own, 'lr': criterion.lr}] if trained else []
-
-
-def optimizers(criterion):
-    """The optimizers that a criterion and the criteria inside it own; each returns them in a method optimizers()."""
-    return [optimizer for module in criterion.modules() if hasattr(module, 'optimizers')
-            for optimizer in module.optimizers()]

@@ -32,12 +32,12 @@ def npair_loss(batch, positives, negatives, l2=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        # an anchor's term is the cross entropy of its inner products with its pairs; the target is the positive
+        # the loss of an anchor is the cross entropy of its inner products with its pairs; the target is the positive
+        anchors, target = positives.nonzero().T
+        pairs = (positives | negatives)[anchors]
         # finite: −inf would make the gradient of a row without pairs nan
-        logits = (batch @ batch.T).masked_fill(~(positives | negatives), torch.finfo(batch.dtype).min / 2)
-        is_anchor, target = positives.int().max(dim=1)
-        terms = F.cross_entropy(logits, target, reduction='none')
-        loss = terms.where(is_anchor > 0, 0).sum() / is_anchor.sum().clamp(min=1)
+        logits = (batch[anchors] @ batch.T).masked_fill(~pairs, torch.finfo(batch.dtype).min / 2)
+        loss = F.cross_entropy(logits, target, reduction='sum') / max(len(anchors), 1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss
 
 

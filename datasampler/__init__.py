@@ -12,8 +12,9 @@ from datasampler import (
     hierarchical_sampler,
     image_random_sampler,
 )
+from datasampler.public_storage import PublicSampler
 from datasampler.storage import Storage
-from utilities.errors import UserError, choose
+from utilities.errors import UserError, choose, undeclared_flags
 
 SAMPLERS = {
     'class_random': class_random_sampler,
@@ -68,19 +69,16 @@ def choose_batch(opt, images):
               f'{len(sizes)} classes, too few for the default {before[0]} and {before[1]}')
 
 
+@undeclared_flags()
 def select(opt, images):
     """
     The sampler --data_sampler over the training images; with --views, its batches have --bs / --views different images.
     Raises UserError if the flags and the images do not fit.
     """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
-    if hasattr(module.Sampler, 'create_storage') or hasattr(module.Sampler, 'precompute_indices'):
-        raise UserError(f'--data_sampler {opt.data_sampler}: it has create_storage or precompute_indices, as in the '
-                        'public code, which main.py does not call. Set REQUIRES_STORAGE = True in its file, take the '
-                        'memory bank (Storage) as the fourth argument of the constructor, keep it as self.storage, and '
-                        'select the batches in __iter__ (docs/extending.md); remove these methods')
+    has_own_storage = hasattr(module.Sampler, 'create_storage')            # it is written for the public code
     required = []
-    if getattr(module, 'REQUIRES_STORAGE', False):
+    if getattr(module, 'REQUIRES_STORAGE', False) and not has_own_storage:
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
         if opt.unsupervised:
@@ -89,12 +87,15 @@ def select(opt, images):
         required.append(images.superclasses)
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:
-        return module.Sampler(of_images, images.image_dict, images.image_list, *required)
+        sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
     except UserError as error:
         if opt.views == 1:
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
+    if has_own_storage and getattr(sampler, 'requires_storage', True):
+        return PublicSampler(opt, sampler, images.image_list)
+    return sampler
 
 
 def fill_storage(sampler, embed):

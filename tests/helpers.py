@@ -52,6 +52,23 @@ def executed(folder, code, *arguments, seconds=1200):
     return process.returncode, out.read_text(), errors.read_text()
 
 
+# argv[1]: a copy of the checkout, whose modules replace those of this checkout, which the forked process has imported.
+FROM_COPY = """
+import os, sys
+from pathlib import Path
+copy = sys.argv[1]
+names = {path.stem for path in Path(copy).iterdir()}
+for name in [name for name in sys.modules if name.split('.')[0] in names]:
+    del sys.modules[name]
+sys.path.insert(0, copy)
+os.chdir(copy)
+import main
+assert main.__file__.startswith(copy)
+from tests.blank import plots
+plots.install()
+"""
+
+
 def rows_of(folder, without=('seconds',)):
     with open(folder / 'log.csv', newline='') as file:
         return [{name: value for name, value in row.items() if name not in without} for row in csv.DictReader(file)]

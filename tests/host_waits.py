@@ -29,6 +29,7 @@ MINERS = {
 LARGEST = 'the size of the largest class of the batch, which is the width of a matrix or the number of terms'
 LOSSES = {
     'hyperbolic': {NUMBER: LARGEST},
+    'npair': {SHAPE: 'the number of anchors'},
     'recallatk': {NUMBER: LARGEST},
     'roadmap': {NUMBER: LARGEST},
     'smoothap': {NUMBER: LARGEST},

@@ -7,27 +7,17 @@ from pathlib import Path
 import pytest
 
 from records import checkpoint
-from tests.helpers import assert_same_end, executed, folder_of, rows_of
+from tests.helpers import FROM_COPY, assert_same_end, executed, folder_of, rows_of
 from tests.test_structure import copied
 
 ROOT = Path(__file__).parents[1]
 EDITS = re.findall(r'\n## (.*?)\n.*?```diff\n(.*?)```.*?Run it with `(.*?)`',
                    (ROOT / 'docs' / 'research_edits.md').read_text(), re.DOTALL)
 
-# argv: the copy, the arguments of a run, the flags of the edit. The process is a fork that has imported the packages of
-# this program, which those of the copy replace.
-RUNS = """
-import json, sys
-from pathlib import Path
-copy, arguments, flags = sys.argv[1], *map(json.loads, sys.argv[2:])
-names = {path.stem for path in Path(copy).iterdir()} | {'tests'}
-for name in [name for name in sys.modules if name.split('.')[0] in names]:
-    del sys.modules[name]
-sys.path.insert(0, copy)
-import main
-from tests.blank import plots
-assert main.__file__.startswith(copy)
-plots.install()
+# argv: the copy, the arguments of a run, the flags of the edit
+RUNS = FROM_COPY + """
+import json
+arguments, flags = map(json.loads, sys.argv[2:])
 
 def run(name, *more):
     named = [] if '--resume' in more else [*arguments, '--group', name]

@@ -1,13 +1,16 @@
 """Criteria, miners and samplers that are written to the contract of the public code of Roth et al."""
 import importlib
 import itertools
+import re
 import uuid
 
 import numpy as np
 import pytest
 import torch
 
+import architectures
 import batch_mining
+import batchminer
 import criteria
 import datasampler
 from batch_mining import npair as npair_miner
@@ -255,23 +258,129 @@ def test_a_criterion_that_does_not_import_the_registry_gets_triplets_that_it_can
     assert np.isfinite(value(opt, loss='own', batch_mining='semihard'))
 
 
-class Storing(torch.utils.data.Sampler):
-    requires_storage = True
+INSIDE = IMPORTS.replace('True, False', 'False, True') + '''
+import batchminer as bmine
+import criteria
+ALLOWED_MINING_OPS = None
 
-    def __init__(self, opt, image_dict, image_list):
-        self.requires_storage = True
+class Criterion(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+        target = criteria.select({inner!r}, opt, batchminer=bmine.select(opt.batch_mining, opt))
+        same, groups = criteria.select({inner!r}, opt, [{{'params': []}}], bmine.select(opt.batch_mining, opt))
+        assert type(same) is type(target) and len(groups) == 1 + bool(list(same.parameters()))
+        self.target, self.lr = target, opt.lr
 
-    def create_storage(self, dataloader, model, device):
-        raise AssertionError
-
-    def precompute_indices(self):
-        raise AssertionError
-
-
-@pytest.mark.parametrize('declared', [{}, {'REQUIRES_STORAGE': True}])
-def test_a_sampler_with_a_storage_of_its_own_is_refused_with_what_to_change(declared, opt, monkeypatch):
-    monkeypatch.setitem(datasampler.SAMPLERS, 'own', type('own', (), {'Sampler': Storing} | declared))
-    with pytest.raises(UserError, match=r'--data_sampler own: .*REQUIRES_STORAGE = True .*Storage.*docs/extending.md'):
-        datasampler.select(opt(data_sampler='own'), images_of([4, 4, 4]))
+    def forward(self, batch, labels, batch_features, f_embed, **kwargs):
+        return self.target(batch, labels, batch_features=batch_features, f_embed=f_embed, **kwargs)
+'''
 
 
+@pytest.mark.parametrize('inner, miner', [('triplet', 'all'), ('margin', 'semihard'), ('npair', 'npair'),
+                                          ('lifted', 'lifted'), ('multisimilarity', 'none')])
+def test_a_criterion_of_the_public_code_selects_a_criterion_and_a_miner_by_their_names(inner, miner, registered, opt):
+    registered(INSIDE.format(inner=inner))
+    ours, theirs = (value(opt, loss=loss, batch_mining=miner, miner_semihard_margin=0.2) for loss in (inner, 'own'))
+    assert theirs == pytest.approx(ours, rel=1e-5)
+
+
+def test_an_unknown_criterion_inside_another_is_named(registered, opt):
+    registered(INSIDE.format(inner='tripplet'))
+    with pytest.raises(UserError, match='criteria.select: tripplet: unknown; .*did you mean triplet'):
+        value(opt, loss='own', batch_mining='none')
+
+
+class WithDistances(OnTheCpu):
+    """A miner that may be given the distances of the batch."""
+
+    def __call__(self, batch, labels, distances=None):
+        triplets = super().__call__(batch, labels)
+        return triplets[:3] if distances is None else [[a, p, n] for a, p, n in triplets
+                                                       if distances[a, p] > distances[a, n]]
+
+
+def test_a_criterion_gives_its_miner_distances_and_gets_them(registered, opt, monkeypatch):
+    """`all` has no parameter `distances` and gives all triplets; the criterion then gets their number."""
+    distances = torch.cdist(BATCH, BATCH)
+    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': WithDistances}))
+    registered(TRIPLES.replace('{convert}', 'labels').replace(
+        'self.batchminer(batch, labels)',
+        'self.batchminer(batch, labels, distances=torch.cdist(batch, batch).detach())'))
+    assert value(opt, loss='own', batch_mining='all') == pytest.approx(
+        value(opt, loss='triplet', batch_mining='all'), rel=1e-5)
+    a, p, n = torch.tensor(OnTheCpu(None)(BATCH, LABELS)).T
+    terms = (distances[a, p].square() - distances[a, n].square() + 0.2)[distances[a, p] > distances[a, n]]
+    assert value(opt, loss='own', batch_mining='own') == pytest.approx(terms.mean().item(), rel=1e-4)
+    triplets, found = batchminer.select('own', opt(loss='own'))(BATCH, LABELS, return_distances=True)
+    assert triplets == OnTheCpu(None)(BATCH, LABELS)[:3] and torch.allclose(found, distances, atol=1e-3)
+
+
+def test_the_margin_of_semihard_is_a_number_for_files_of_the_public_code(registered, opt, monkeypatch):
+    seen = []
+
+    class Reads(OnTheCpu):
+        def __init__(self, opt):
+            super().__init__(opt)
+            seen.append(opt.miner_semihard_margin)
+
+    monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': Reads}))
+    for loss, margin, expected in (('triplet', None, 0.3), ('multisimilarity', None, 0.1), ('npair', None, 0.2),
+                                   ('triplet', 0.7, 0.7)):
+        batch_mining.select(opt(loss=loss, batch_mining='own', miner_semihard_margin=margin, loss_triplet_margin=0.3))
+        assert seen.pop() == expected
+    registered(PROXIES.replace("self.par = opt", "self.par = opt; assert opt.miner_semihard_margin == 0.2"))
+    assert np.isfinite(value(opt, loss='own', batch_mining='none'))
+    ours = batch_mining.select(opt(loss='margin', batch_mining='semihard', loss_margin_margin=0.4))
+    assert ours.margin == 0.4 and ours.power == 1                                    # the loss's unit, as before
+
+
+FEATURES = IMPORTS.replace('True, False', 'False, False') + '''
+class Criterion(torch.nn.Module):
+    def __init__(self, opt):
+        super().__init__()
+
+    def forward(self, batch, labels, batch_features, avg_batch_features):
+        self.seen = batch_features, avg_batch_features
+        return batch.sum()
+'''
+
+
+def test_a_later_criterion_gets_maps_as_batch_features_and_pooled_ones_as_avg_batch_features(registered, opt):
+    registered(FEATURES)
+    maps, pooled = torch.rand(12, 4, 3, 3), torch.rand(12, 4)
+    flags = opt(loss='own', batch_mining='none', n_maps=4)
+    assert criteria.required_inputs(flags) == {'feature_maps'}
+    criterion = criteria.select(flags, None)
+    criterion(batch=BATCH, labels=LABELS, batch_features=pooled, feature_maps=maps, step=1)
+    assert criterion.seen[0] is maps and criterion.seen[1] is pooled
+    flags.n_maps = None                                            # the network has none
+    assert criteria.required_inputs(flags) == set()
+    criterion(batch=BATCH, labels=LABELS, batch_features=pooled)
+    assert criterion.seen[0] is pooled and criterion.seen[1] is pooled
+
+
+def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(registered, opt, quick, run, capsys,
+                                                                             tmp_path, monkeypatch):
+    sentence = (r"own_\w+\.py, line \d+, reads --{0}, which parameters.py does not declare; declare it there: "
+                r"add\('--{0}', type=float, default=...\)")
+    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * opt.loss_own_rate'))
+    with pytest.raises(UserError, match=sentence.format('loss_own_rate')):
+        criteria.select(opt(loss='own', batch_mining='none'), None)
+
+    def reads(self, opt, *more):
+        return opt.data_own_size
+    for package, registry, name, flag, more in (
+            (batch_mining, batch_mining.BATCHMINERS, 'BatchMiner', 'batch_mining', ()),
+            (datasampler, datasampler.SAMPLERS, 'Sampler', 'data_sampler', (images_of([4, 4]),)),
+            (architectures, architectures.ARCHITECTURES, 'Network', 'arch', ())):
+        monkeypatch.setitem(registry, 'own', type('own', (), {name: type(name, (), {'__init__': reads})}))
+        build = package.select_backbone if package is architectures else package.select
+        with pytest.raises(UserError, match='reads --data_own_size, which parameters.py does not declare'):
+            build(opt(**{flag: 'own'}), *more)
+    registered(PROXIES.replace('own = torch.stack', 'self.par.loss_own_late; own = torch.stack'))
+    assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
+    assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)
+    assert not (tmp_path / 'runs' / 'folder' / 'quick_s1').exists()
+    registered(PROXIES.replace('opt.lr * 10', 'opt.lr * torch.no_such_thing'))
+    with pytest.raises(AttributeError, match='no_such_thing'):                   # not a flag: it keeps its traceback
+        criteria.select(opt(loss='own', batch_mining='none'), None)

@@ -1,6 +1,7 @@
-"""The settings of the published runs of S2SD and NIR, in flags: they parse, build, and take a step on a small batch."""
+"""The published runs of S2SD, NIR and language guidance, in flags: they parse, build, and take a step."""
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,11 +29,23 @@ LINES += [f'--source_path data {NIR} --dataset {dataset} --arch resnet50_frozen_
 LINES += [f'--source_path data {NIR} --dataset {dataset} --arch {arch} --embed_dim {dim} --loss nir --warmup 1 '
           f'--loss_nir_w_align {weight}' for (dataset, weight), (arch, dim) in itertools.product(
               {'cub200': .0075, 'cars196': .01}.items(), POOLS)]
+# data set, --seed, --n_epochs and --tau, --embed_dim, --bs, --language_distill_w, and for s2sd --loss_s2sd_feat_w
+GUIDED = [('cub200', 2, 200, 128, 90, 7.5, None), ('cub200', 2, 300, 128, 108, 1.5, 125),
+          ('cub200', 0, 150, 512, 90, 10, None), ('cub200', 0, 250, 512, 108, 2, 60),
+          ('cars196', 1, 250, 128, 108, 6, None), ('cars196', 0, 250, 128, 108, 2.5, 50),
+          ('cars196', 0, 250, 512, 108, 5.5, None), ('cars196', 0, 300, 512, 108, 2, 40)]
+OF_S2SD = ('s2sd --loss_s2sd_source multisimilarity --loss_s2sd_target multisimilarity --loss_s2sd_feat_distill '
+           '--loss_s2sd_feat_distill_delay 0 --loss_s2sd_pool_aggr --loss_s2sd_feat_w')
+LINES += [f'--source_path data --log_online --project LanguageGuidance --gpu 0 --seed {seed} --dataset {dataset} '
+          f'--gamma 1 --n_epochs {n_epochs} --tau {n_epochs} --arch resnet50_frozen_normalize --embed_dim {dim} '
+          f'--bs {bs} --loss {f"{OF_S2SD} {feat_w}" if feat_w else "multisimilarity"} --language_distill_w {weight} '
+          '--language_pseudoclass --language_vectors vectors.npz'
+          for dataset, seed, n_epochs, dim, bs, weight, feat_w in GUIDED]
 
 
 def test_there_are_as_many_as_were_published():
-    """But for four lines of NIR with flags that its own parser refuses."""
-    assert len([line for line in LINES if 's2sd' in line]) == 12 and len(LINES) == 12 + 14 - 4
+    """But for four lines of NIR with flags that its own parser refuses. The file of vectors is this program's flag."""
+    assert len([line for line in LINES if 's2sd' in line]) == 12 + 4 and len(LINES) == 12 + 14 - 4 + 8
 
 
 @pytest.mark.parametrize('line', LINES)
@@ -42,14 +55,20 @@ def test_they_parse_and_each_flag_has_an_effect(line):
 
 
 @pytest.mark.parametrize('line', [line for line in dict.fromkeys(
-    line.replace('cars196', 'cub200').replace('.0075', '.01') for line in LINES)])
-def test_they_build_and_take_a_step(line, patterns, monkeypatch):
+    line.replace('cars196', 'cub200').replace('.0075', '.01') for line in LINES
+    if 'language' not in line or 'cub200' in line)])                # those for cars196 differ in numbers only
+def test_they_build_and_take_a_step(line, patterns, monkeypatch, tmp_path):
     """ResNet-50 with one block of each stage: the widths that the flags are about are those of the whole network."""
     with_blocks(monkeypatch, [1, 1, 1, 1])
     if 'bninception' in line:
         pytest.importorskip('pretrainedmodels')
     small = ['--dataset', 'folder', '--source_path', str(patterns), '--not_pretrained', '--device', 'cpu', '--bs', '8',
              '--samples_per_class', '2', *(['--input_size', '64'] if 'resnet50' in line else [])]
+    if 'language' in line:
+        names = sorted(folder.name for folder in (patterns / 'images').iterdir())
+        vectors = np.random.default_rng(0).random((len(names), 5, 7))
+        np.savez(tmp_path / 'vectors.npz', class_names=names, vectors=vectors)
+        small += ['--language_vectors', str(tmp_path / 'vectors.npz')]
     opt = parameters.parse([*line.split(), *small])
     built = parts.build(opt)
     before = [parameter.detach().clone() for group in built.optimizer.param_groups for parameter in group['params']]
@@ -58,7 +77,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch):
     embeddings, features, *maps = built.model(images, 'feature_maps' in criteria.required_inputs(opt))
     assert len(maps) == opt.loss_s2sd_pool_aggr * (opt.loss == 's2sd')
     loss = built.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=built.model.f_embed,
-                           **dict(zip(['feature_maps'], maps, strict=False)))
+                           step=1, **dict(zip(['feature_maps'], maps, strict=False)))
     loss.backward()
     built.optimizer.step()
     after = [parameter for group in built.optimizer.param_groups for parameter in group['params']]

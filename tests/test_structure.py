@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import parameters
+from tests.helpers import FROM_COPY, executed, folder_of, rows_of
+from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
@@ -134,9 +136,12 @@ def register(folder, package, registry, name):
     file.write_text(text.replace(f'{registry} = {{\n', f"{registry} = {{\n    '{name}': {name},\n"))
 
 
-def run_in(folder, *arguments):
-    done = subprocess.run([sys.executable, 'main.py', *arguments], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def run_in(folder, *arguments, then=''):
+    """Runs main.py of the copy `folder`, and then code in the same process."""
+    code = FROM_COPY + "code = main.main(sys.argv[2:])\n" + then + '\nsys.exit(code)'
+    code, out, errors = executed(folder.parent, code, folder, *arguments)
+    assert code == 0, out + errors
+    return out
 
 
 def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
@@ -160,26 +165,32 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
     command, = re.findall(r'```bash\npython main.py (.*?)```', section, re.DOTALL)
     shorter = ['--n_epochs', '1', '--iterations_per_epoch', '1', '--no_train_metrics', '--pictures', 'none',
                '--evaluation_metrics', 'e_recall@1', '--bs', '32', '--kernels', '0', '--device', 'cpu']
-    run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter)
+    tests = ['tests/test_structure.py', 'tests/criteria/test_docs.py', 'tests/criteria/test_known_numbers.py',
+             '-k', 'docs.py or floors or one_for_every', '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider']
+    out = run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter,
+                 then=f'import pytest\ncode = code or pytest.main({tests})')
     assert (folder / 'Training_Results' / 'glyphs' / 'softmargin_s1' / 'summary.json').exists()
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider',
-                           'tests/test_structure.py', 'tests/criteria/test_docs.py',
-                           'tests/criteria/test_known_numbers.py', '-k', 'docs.py or floors or one_for_every'],
-                          cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert ' passed' in done.stdout
+    assert ' passed' in out
 
 
 def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
     """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
-    if not (ROOT / '.git').exists():
-        pytest.skip('not a git checkout')
-    folder = copied(tmp_path / 'code')
-    (folder / 'criteria' / 'own_loss.py').write_text(TRIPLES.replace('{convert}', 'labels.cpu().numpy()'))
-    (folder / 'batch_mining' / 'own_miner.py').write_text(MINER)
-    register(folder, 'criteria', 'CRITERIA', 'own_loss')
-    register(folder, 'batch_mining', 'BATCHMINERS', 'own_miner')
-    run_in(folder, *quick, '--n_epochs', '1', '--loss', 'own_loss', '--batch_mining', 'own_miner')
+    folder = tmp_path / 'code'
+    for package in ('criteria', 'batch_mining', 'datasampler', 'architectures'):
+        shutil.copytree(ROOT / package, folder / package)                         # with its compiled files
+    for path in ROOT.iterdir():
+        if path.suffix == '.py' or path.is_dir() and any(path.glob('*.py')) and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    network = NETWORK.replace('{returned}', RETURNED['tuple'])
+    parts = {('criteria', 'CRITERIA'): TRIPLES.replace('{convert}', 'labels.cpu().numpy()'),
+             ('batch_mining', 'BATCHMINERS'): MINER, ('datasampler', 'SAMPLERS'): SAMPLER,
+             ('architectures', 'ARCHITECTURES'): network}
+    for (package, registry), text in parts.items():
+        (folder / package / 'own_part.py').write_text(text)
+        register(folder, package, registry, 'own_part')
+    flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
+    run_in(folder, *quick, '--n_epochs', '1', '--no_train_metrics', *flags)
+    assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
 
 
 def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():

@@ -1,5 +1,6 @@
 """Sums of losses, and the tuples that a miner gives to a loss: triplets or masks; lists for public code only."""
 import argparse
+import inspect
 
 import numpy as np
 import torch
@@ -20,6 +21,13 @@ def parts(opt):
                         '(none where it needs none)')
     return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
             for loss, miner in zip(losses, miners, strict=True)]
+
+
+def as_in_public_code(opt):
+    """The flags as criteria and miners of the public code read them: --miner_semihard_margin is a number."""
+    if opt.miner_semihard_margin is not None:
+        return opt
+    return argparse.Namespace(**vars(opt) | {'miner_semihard_margin': getattr(opt, f'loss_{opt.loss}_margin', 0.2)})
 
 
 def triplets_of(positives, negatives):
@@ -87,11 +95,16 @@ class Miner:
         self.batchminer, self.name, self.mined = batchminer, name, None
         self.takes_masks, self.gives_lists = takes_masks, gives_lists
 
-    def __call__(self, batch, labels):
-        """labels [B]: a tensor on any device, an array or a list."""
+    def __call__(self, batch, labels, return_distances=False, **options):
+        """
+        labels [B]: a tensor on any device, an array or a list. As in the public code: options (`distances`, [B, B])
+        are passed to a miner that takes them, and return_distances=True gives (tuples, distances [B, B]).
+        """
+        if return_distances:
+            return self(batch, labels, **options), torch.cdist(batch.detach(), batch.detach())
         # the miners of the public code have a name, and turn labels on the CPU into an array
         device = 'cpu' if hasattr(self.batchminer, 'name') else batch.device
-        mined = self.batchminer(batch, torch.as_tensor(labels, device=device))
+        mined = self.batchminer(batch, torch.as_tensor(labels, device=device), **self.taken(options))
         try:
             self.mined = in_tensors(mined, batch)
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -101,6 +114,14 @@ class Miner:
         if not self.takes_masks:
             self.mined = self.last
         return in_lists(self.mined, self.name) if self.gives_lists else self.mined
+
+    def taken(self, options):
+        """The options that the miner takes. Distances are left out for others, which compute their own."""
+        if not options:
+            return {}
+        names = inspect.signature(self.batchminer).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+        return {name: value for name, value in options.items() if takes_all or name in names or name != 'distances'}
 
     @property
     def last(self):

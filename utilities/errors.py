@@ -1,10 +1,12 @@
 """The two kinds of failure that are reported by a sentence instead of a traceback, and the exit codes of scripts."""
+import argparse
 import contextlib
 import difflib
 import errno
 import os
 import sqlite3
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +90,20 @@ def choose(table, name, flag):
     if name not in table:
         raise UserError(f'{flag} {name}: unknown; choose from {", ".join(table)}{nearest(name, table)}')
     return table[name]
+
+
+@contextlib.contextmanager
+def undeclared_flags():
+    """In the block, or the decorated function, reading a flag that parameters.py does not declare is a UserError."""
+    try:
+        yield
+    except AttributeError as error:
+        if not isinstance(error.obj, argparse.Namespace):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads '
+                        f'--{error.name}, which parameters.py does not declare; declare it there: '
+                        f"add('--{error.name}', type=float, default=...)") from error
 
 
 class Ended(Exception):

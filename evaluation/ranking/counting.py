@@ -18,7 +18,9 @@ this fast:
   the images c, d is the tile of the queries c, d and the images a, b, which is not computed again.
 - A score below the score of a query's farthest positive changes no rank, nor does a score beyond the last rank that a
   metric uses. One comparison per score finds the others, the candidates, and only these are looked up among the
-  scores of the positives.
+  scores of the positives. The score at the last rank k is at least the k-th highest score in any part of the gallery;
+  the part with the query's class serves if k is at most the number of positives. Otherwise, the score is estimated
+  from a sample of the gallery.
 - Queries and gallery are in the order of their classes, the largest first. The queries of a tile then have about as
   many positives each, and few tiles contain scores of positives.
 
@@ -79,6 +81,7 @@ class Strip:
     above:       [q, R + 1] numbers of images of other classes, counted so far: how many reach the floor, and how many
                  come before each positive.
     unclear:     [q] bool: whether the order of such an image and a positive is within the error of float32.
+    left:        the gallery image with which the next tile to count begins.
     """
     queries: np.ndarray
     labels: np.ndarray
@@ -91,6 +94,7 @@ class Strip:
     floor: np.ndarray
     above: np.ndarray
     unclear: np.ndarray
+    left: int
 
     def ranks(self, width):
         """[q, width] ranks of the positives, ascending and padded with inf; inf for positives below the floor, too."""
@@ -139,50 +143,66 @@ class Counting:
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
         self.sample = self.gallery[sample_of(len(self.gallery))]
         order = np.lexsort((self.query_labels, -search.n_positives))
-        order = order[:np.count_nonzero(search.n_positives)]
-        self.strips = list(in_threads(self.look_up, [order[i:i + TILE] for i in range(0, len(order), TILE)]))
+        self.order = order[:np.count_nonzero(search.n_positives)]
+        self.strips = list(in_threads(self.look_up, range(0, len(self.order), TILE)))
 
     def points(self, queries):
         """[q, D + 2]: the points whose inner products with `gallery` are the scores."""
         points = self.search.move(self.search.queries[queries]).numpy()
         return np.concatenate([points, np.ones_like(points[:, :1]), -self.half_norms[queries, None]], axis=1)
 
-    def look_up(self, queries):
-        """The Strip of some queries."""
+    def look_up(self, start):
+        """The Strip of the queries from `start` on. In a symmetric matrix, counts the tile on the diagonal, too."""
+        queries = self.order[start:start + TILE]
         points, labels, depth = self.points(queries), self.query_labels[queries], self.depth[queries]
         indices, exists = self.search.positives(queries)
         columns = self.columns[indices]
-        low, high = columns[exists].min(), columns[exists].max() + 1
+        low, high, block = columns[exists].min(), columns[exists].max() + 1, None
         if high - low <= 8 * TILE:
-            scores = product(points, self.gallery[low:high])
-            scores = np.take_along_axis(scores, np.where(exists, columns - low, 0), axis=1)
+            if self.search.symmetric:
+                low, high = min(low, start), max(high, min(start + TILE, len(self.gallery)))
+            block = product(points, self.gallery[low:high])                # the scores of the positives are in it
+            scores = np.take_along_axis(block, np.where(exists, columns - low, 0), axis=1)
         else:                                               # the classes of a few queries can span the whole gallery
             scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[column]) for column in columns.T], axis=1)
         scores[~exists] = np.inf
-        farthest_first = np.lexsort((-indices, scores))
-        scores, indices = (np.take_along_axis(array, farthest_first, axis=1) for array in (scores, indices))
+        scores, indices = farthest_first(scores, indices)
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         blur, lowest = self.search.blur(queries).numpy(), scores - margins
-        nearest = estimate(product(points, self.sample), len(self.gallery), depth.max())
+        n_positives = self.search.n_positives[queries]
+        if block is not None and (depth <= n_positives).all():
+            nearest = highest(block, depth.max() + 1)                      # 1 more for the query itself
+        else:
+            nearest = estimate(product(points, self.sample), len(self.gallery), depth.max())
         floor = np.maximum(lowest.min(axis=1), nearest)[:, None]
         doubtful = np.where((margins > 0) & (scores >= floor), lowest, np.inf).min(axis=1)
         unclear = ((margins > 0) & (scores < floor) & (scores + 2 * margins >= floor)).any(axis=1)
         above = np.zeros((len(queries), scores.shape[1] + 1), np.int32)
-        return Strip(queries, labels, self.search.n_positives[queries], depth, scores, indices, blur, doubtful,
-                     floor[:, 0], above, unclear)
+        strip = Strip(queries, labels, n_positives, depth, scores, indices, blur, doubtful, floor[:, 0], above, unclear,
+                      start if self.search.symmetric else 0)
+        if block is not None and self.search.symmetric:
+            self.count_tile(strip, block[:, start - low:start - low + TILE].copy())
+        return strip
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""
-        strip, symmetric = self.strips[number], self.search.symmetric
+        strip = self.strips[number]
         points = self.points(strip.queries)
-        for left in range(number * TILE if symmetric else 0, len(self.gallery), TILE):
-            scores, labels = product(points, self.gallery[left:left + TILE]), self.labels[left:left + TILE]
-            if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
-                scores[strip.labels[:, None] == labels] = -np.inf              # ranks() counts the positives
-            self.add(strip, scores, self.indices[left:left + TILE])
-            if symmetric and number < left // TILE < len(self.strips):
+        while strip.left < len(self.gallery):
+            left = strip.left
+            scores = product(points, self.gallery[left:left + TILE])
+            self.count_tile(strip, scores)
+            if self.search.symmetric and number < left // TILE < len(self.strips):
                 other = self.strips[left // TILE]          # the queries of that strip are the images of this tile
                 self.add(other, scores[:, :len(other.queries)].T, strip.queries)
+
+    def count_tile(self, strip, scores):
+        """Counts the `scores` [q, g] of a strip's queries with the gallery images from `strip.left` on."""
+        tile = slice(strip.left, strip.left + TILE)
+        labels, strip.left = self.labels[tile], tile.stop
+        if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
+            scores[strip.labels[:, None] == labels] = -np.inf                  # ranks() counts the positives
+        self.add(strip, scores, self.indices[tile])
 
     def add(self, strip, scores, indices):
         """Adds the counts from the `scores` [q, g] of a strip's queries with the gallery images `indices` [g]."""
@@ -197,6 +217,23 @@ def sample_of(n_gallery):
     return np.sort(np.random.default_rng(0).permutation(n_gallery)[:SAMPLE])
 
 
+def farthest_first(scores, indices):
+    """The scores and indices [q, R] of positives in ascending order of the scores, equal scores by descending index."""
+    order = scores.argsort(axis=1)                     # takes a fifth of the time of lexsort, but has no order for ties
+    ascending = np.take_along_axis(scores, order, axis=1)
+    if ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] < np.inf)).any():
+        order = np.lexsort((-indices, scores))
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
+
+
+def highest(scores, number):
+    """[q] the `number`-th highest score in each row of `scores` [q, n]; −inf if there are fewer."""
+    n = scores.shape[1]
+    if number > n:
+        return np.full(len(scores), -np.inf, scores.dtype)
+    return np.partition(scores, n - int(number), axis=1)[:, n - int(number)]
+
+
 def estimate(scores, n_gallery, depth):
     """
     [q] low estimates of each query's score at rank `depth`, from its scores [q, s] with a sample of the gallery: the
@@ -206,9 +243,7 @@ def estimate(scores, n_gallery, depth):
     n = scores.shape[1]
     mean = depth * n / n_gallery if depth < n_gallery else np.inf
     place = min(depth, np.ceil(mean + DEVIATIONS * mean ** 0.5)) + 1                   # 1 more for the query itself
-    if place > n:
-        return np.full(len(scores), -np.inf, scores.dtype)
-    return np.partition(scores, n - int(place), axis=1)[:, n - int(place)]
+    return highest(scores, place)
 
 
 def count(strip, scores, indices):

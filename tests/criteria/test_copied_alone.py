@@ -95,7 +95,8 @@ def test_copied_alone_it_imports_runs_its_example_and_trains(name, results):
     assert not results[name], results[name] + results['output']
 
 
-@pytest.mark.parametrize('name', ['weighted_sum', 'cross_batch_memory', 'direction_regularisation', 'distillation'])
+@pytest.mark.parametrize('name', ['weighted_sum', 'cross_batch_memory', 'direction_regularisation', 'distillation',
+                                  'language_guidance'])
 def test_the_examples_of_what_goes_around_a_loss(name):
     examples = doctest.testmod(getattr(criteria, name))
     assert examples.attempted and not examples.failed

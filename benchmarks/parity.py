@@ -1,0 +1,129 @@
+"""
+Which parts of a public code base work here unedited: criteria, miners, samplers and networks that are written for the
+public code of Roth et al.
+
+python -m benchmarks.parity FOLDER [FOLDER ...] [FLAGS OF main.py]
+
+FOLDER is a checkout with the folders criteria, batch_mining or batchminer, datasampler, architectures, or some of them.
+Each file is registered under its name, in a process of its own, and trains two epochs of two steps (on the glyphs,
+with the network conv4, unless the flags say otherwise). Nothing is written into the folder or into this checkout.
+"""
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from utilities.errors import UserError, exit_code
+
+LIMIT = 300                                                           # seconds for one part
+PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
+            'datasampler': 'datasampler', 'architectures': 'architectures'}
+FLAGS = ('--dataset glyphs --arch conv4_normalize --not_pretrained --embed_dim 16 --bs 16 --samples_per_class 2 '
+         '--n_epochs 2 --iterations_per_epoch 2 --kernels 0 --device cpu --no_train_metrics --pictures none '
+         '--evaluation_metrics e_recall@1 --loss triplet --batch_mining random --data_batchmatch_bigbs 32').split()
+
+
+def parts_of(folder):
+    """{name of a folder of parts: its files}."""
+    found = {name: sorted(path for path in (folder / name).glob('*.py') if not path.name.startswith('_'))
+             for name in PACKAGES if (folder / name).is_dir()}
+    if not any(found.values()):
+        raise UserError(f'{folder}: expected a folder with {", ".join(PACKAGES)}, or some of them')
+    return found
+
+
+def register(package, file):
+    """Imports the file as a module of the package and adds it to the registry; the module."""
+    name = f'{package}.{file.stem}'
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    owner = importlib.import_module(package)
+    registry = {'criteria': 'CRITERIA', 'batch_mining': 'BATCHMINERS', 'datasampler': 'SAMPLERS',
+                'architectures': 'ARCHITECTURES'}[package]
+    getattr(owner, registry)[file.stem] = module
+    return module
+
+
+def selecting(package, name, module):
+    """The flags that select the part; for a criterion with a miner that it allows."""
+    if package != 'criteria':
+        flag = {'batch_mining': '--batch_mining', 'datasampler': '--data_sampler', 'architectures': '--arch'}[package]
+        return [flag, name] + ['--input_size', '64'] * (package == 'architectures')
+    allowed = module.ALLOWED_MINING_OPS or ['distance']
+    miner = 'distance' if 'distance' in allowed else allowed[0]
+    return ['--loss', name, '--batch_mining', miner if module.REQUIRES_BATCHMINER else 'none']
+
+
+def train(package, file, flags):
+    """The exit code of a training run with the part."""
+    import main
+    module = register(package, file)
+    sys.argv = ['main.py']
+    return main.main([*FLAGS, *selecting(package, file.stem, module), *flags])
+
+
+def outcome(package, file, flags, log):
+    """None if the part trains, or a sentence about why it does not. It trains in a fork of this process."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+            sys.dont_write_bytecode = True
+            code = train(package, file, flags)
+        except BaseException as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            print(f'{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})', file=sys.stderr)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    try:
+        end = time.monotonic() + LIMIT
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > end:
+                return f'it takes more than {LIMIT} seconds'
+            time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)                          # after Ctrl-C or too long a time
+    if ended[1] == 0:
+        return None
+    lines = [line for line in log.read_text().splitlines() if line.strip()] or [f'ended by {ended[1]}']
+    return next((line for line in lines if line.startswith('main.py: ')), lines[-1]).removeprefix('main.py: error: ')
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog='benchmarks.parity', allow_abbrev=False,
+                                     description=__doc__.split('\n\n')[0].strip())
+    parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER')
+    opt, flags = parser.parse_known_args(arguments)
+    checkouts = {folder: parts_of(folder.resolve()) for folder in opt.folders}
+    importlib.import_module('main')                                   # once, before the forks
+    with tempfile.TemporaryDirectory() as scratch:
+        own = ['--source_path', scratch, '--save_path', f'{scratch}/runs', *flags]
+        for folder, found in checkouts.items():
+            for name, files in found.items():
+                failed = {}
+                for file in files:
+                    log = Path(scratch) / f'{len(list(Path(scratch).glob("*.log")))}.log'
+                    if reason := outcome(PACKAGES[name], file, own, log):
+                        failed[file.name] = reason
+                print(f'{folder / name}: {len(files) - len(failed)} of {len(files)}')
+                for file, reason in failed.items():
+                    print(f'  {file}: {reason}', flush=True)
+
+
+if __name__ == '__main__':
+    sys.exit(exit_code('benchmarks.parity', lambda: main(sys.argv[1:])))

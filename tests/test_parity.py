@@ -1,0 +1,290 @@
+"""Networks and samplers that are written to the contract of the public code of Roth et al., and benchmarks.parity."""
+import argparse
+import importlib
+import json
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import architectures
+import datasampler
+from architectures import public_network
+from tests.helpers import ROOT, assert_same_end, executed, folder_of, images_of
+from tests.test_public_parts import MINER, PROXIES, TRIPLES
+from utilities.errors import UserError
+from utilities.randomness import seed_everything
+
+NETWORK = '''
+import torch
+import torch.nn as nn
+
+
+class Network(torch.nn.Module):
+    def __init__(self, opt):
+        super(Network, self).__init__()
+        self.pars, self.name, self.pretrained = opt, opt.arch, opt.pretrained
+        self.model = nn.Module()
+        self.model.layer1, self.model.norm = nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6)
+        self.model.layer2 = nn.Conv2d(6, 8, 3, stride=2, padding=1)
+        if 'frozen' in opt.arch:
+            for module in filter(lambda m: type(m) == nn.BatchNorm2d, self.model.modules()):
+                module.eval()
+                module.train = lambda _: None
+        self.feature_dim = opt.penultimate_dim = 8
+        self.model.last_linear = self.model.fc = nn.Linear(self.feature_dim, opt.embed_dim)
+        self.layer_blocks = nn.ModuleList([self.model.layer1, self.model.norm, self.model.layer2])
+        self.out_adjust = None
+
+    def forward(self, x, warmup=False, **kwargs):
+        for block in self.layer_blocks:
+            x = block(x)
+        maps = torch.relu(x)
+        y = nn.functional.adaptive_max_pool2d(maps, 1) if 'max' in self.name else maps.view(*maps.shape[:2], -1).mean(2)
+        y = y.view(y.size(0), -1)
+        z = self.model.fc(y)
+        if 'normalize' in self.pars.arch:
+            z = torch.nn.functional.normalize(z, dim=-1)
+        return {returned}
+'''
+RETURNED = {'tuple': 'z, (y, maps)', 'alone': 'z',
+            'dict': "{'embeds': z, 'avg_features': y, 'features': maps, 'extra_embeds': maps}"}
+SAMPLER = '''
+import random
+import numpy as np
+import torch
+REQUIRES_STORAGE = True
+
+
+class Sampler(torch.utils.data.sampler.Sampler):
+    def __init__(self, opt, image_dict, image_list):
+        self.image_dict, self.image_list, self.half = image_dict, image_list, opt.bs // 2
+        self.name, self.requires_storage, self.update_storage = 'far', True, not opt.data_storage_no_update
+        self.sampler_length = len(image_list) // opt.bs
+
+    def __iter__(self):
+        for i in range(self.sampler_length):
+            yield self.epoch_indices[i]
+
+    def __len__(self):
+        return self.sampler_length
+
+    def precompute_indices(self):
+        from joblib import Parallel, delayed
+        self.epoch_indices = Parallel(n_jobs=2)(delayed(self.far)() for _ in range(self.sampler_length))
+
+    def far(self):
+        distances = (self.storage - self.storage[np.random.randint(len(self.storage))]).norm(dim=1)
+        chosen = distances.argsort(descending=True)[:self.half].tolist()
+        return chosen + [random.choice(self.image_dict[self.image_list[index][-1]])[-1] for index in chosen]
+
+    def create_storage(self, dataloader, model, device):
+        _ = model.eval(), model.to(device)
+        with torch.no_grad():
+            found = [model(batch[1].type(torch.FloatTensor).to(device)) for batch in dataloader]
+        self.storage = torch.cat([embeds[0] if isinstance(embeds, tuple) else embeds for embeds in found]).cpu()
+
+    def full_storage_update(self, dataloader, model, device):
+        before = self.storage
+        self.create_storage(dataloader, model, device)
+        self.moved = self.storage - before
+
+    def replace_storage_entries(self, embeddings, indices):
+        self.storage[indices] = embeddings
+'''
+UNDECLARED = PROXIES.replace("'lr': opt.lr * 10", "'lr': opt.lr * opt.loss_own_lrmulti")
+PLAIN = '''
+import random
+import torch
+
+
+class Sampler(torch.utils.data.sampler.Sampler):
+    def __init__(self, opt, image_dict, image_list, **kwargs):
+        self.image_dict, self.bs, self.sampler_length = image_dict, opt.bs, len(image_list) // opt.bs
+        self.name, self.requires_storage = 'plain', False
+
+    def __iter__(self):
+        for _ in range(self.sampler_length):
+            classes = [random.choice(list(self.image_dict)) for _ in range(self.bs // 2)]
+            yield [random.choice(self.image_dict[label])[-1] for label in classes for _ in range(2)]
+
+    def __len__(self):
+        return self.sampler_length
+'''
+
+
+def module_of(text):
+    module = types.ModuleType('own')
+    exec(text, vars(module))
+    return module
+
+
+def network_of(monkeypatch, opt, returned='tuple', text=NETWORK, **flags):
+    """(the class of the file, the EmbeddingNetwork made of it)."""
+    module = module_of(text.replace('{returned}', RETURNED[returned]))
+    monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module)
+    flags = opt(**{'embed_dim': 5, 'input_size': 12, 'input_mean': [0], 'input_std': [1]} | flags)
+    torch.manual_seed(0)
+    return module.Network(argparse.Namespace(**vars(flags), pretrained=False)), architectures.select(flags)
+
+
+@pytest.mark.parametrize('arch', ['own', 'own_normalize', 'own_double_normalize_frozen'])
+@pytest.mark.parametrize('returned', RETURNED)
+def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, arch, opt, monkeypatch):
+    theirs, ours = network_of(monkeypatch, opt, returned, arch=arch)
+    theirs.load_state_dict({name.removeprefix('backbone.network.'): value for name, value in ours.state_dict().items()
+                            if name.startswith('backbone')} | {
+        f'model.{layer}.{name}': value for layer in ('fc', 'last_linear')
+        for name, value in ours.f_embed.state_dict().items()})
+    images = torch.rand(4, 3, 12, 12).to(memory_format=torch.channels_last)
+    for training in (False, True):
+        theirs.train(training), ours.train(training)
+        output = theirs(images.contiguous())
+        if returned == 'dict':
+            expected, features, maps = (output[name] for name in ('embeds', 'avg_features', 'features'))
+        else:
+            expected, features, maps = (output[0], *output[1]) if returned == 'tuple' else (output, None, None)
+        embeddings, pooled = ours(images)
+        torch.testing.assert_close(embeddings, expected)
+        torch.testing.assert_close(ours(pooled)[0], expected)
+        if maps is not None:
+            torch.testing.assert_close(pooled, features)
+            torch.testing.assert_close(ours(images, with_maps=True)[2], maps)
+    embeddings[:, 0].sum().backward()
+    assert all(parameter.grad.any() for name, parameter in ours.named_parameters())
+    assert len(list(ours.parameters())) == len(list(theirs.parameters()))
+
+
+def test_a_public_network_whose_embeddings_are_something_else_is_refused(opt, monkeypatch):
+    for change, sentence in (
+            (('= self.model.fc(y)', '= self.model.fc(y) * 2 + 1'), 'not self.model.last_linear of its'),
+            (('self.model.last_linear = self.model.fc', 'self.model.fc'), 'has no embedding layer self.model.last_lin'),
+            (('opt.embed_dim)', '7)'), r'\[2, 7\] of two images .* with --embed_dim 5'),
+            (('for block in', 'x = self.model.layer1(x)\n        for block in'), 'images of 12 pixels'),
+            (('opt.pretrained', 'open("/nowhere")'), 'could not load its weights .*--not_pretrained')):
+        text = NETWORK.replace(*change)
+        assert text != NETWORK
+        monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module_of(text.replace('{returned}', 'z')))
+        with pytest.raises(UserError, match=f'--arch own_normalize: .*{sentence}'):
+            architectures.select_backbone(opt(arch='own_normalize', embed_dim=5, input_size=12))
+    for flags in ({'embed_norm': 'batch'}, {'embed_layers': [3]}, {'cascade': [1]}):
+        with pytest.raises(UserError, match=f'--{[*flags][0]}: --arch own .* embedding layer of its own'):
+            network_of(monkeypatch, opt, arch='own', **flags)
+
+
+def test_a_public_network_with_another_pooling_has_no_maps_and_bninception_its_input_format(opt, monkeypatch):
+    module = module_of(NETWORK.replace('{returned}', RETURNED['tuple']))
+    for name in ('own', 'own_max', 'own_bninception'):
+        monkeypatch.setitem(architectures.ARCHITECTURES, name, module)
+    own, of_max, caffe = (architectures.select_backbone(opt(arch=name, input_size=12))
+                          for name in ('own', 'own_max', 'own_bninception'))
+    assert own.maps and not of_max.maps
+    assert caffe.bgr and np.allclose(caffe.std, 1 / 255) and not own.bgr and np.allclose(own.mean[0], 0.485)
+
+
+def sampler_of(monkeypatch, opt, text=SAMPLER, **flags):
+    monkeypatch.setitem(datasampler.SAMPLERS, 'own', module_of(text))
+    return datasampler.select(opt(data_sampler='own', bs=6, **flags), images_of([4, 4, 4]))
+
+
+def test_a_public_sampler_gets_its_memory_bank_filled_and_updated_as_by_the_public_main(opt, monkeypatch):
+    first, second, batch = torch.rand(12, 3), torch.rand(12, 3), torch.rand(2, 3)
+    for refill in (False, True):
+        sampler = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
+        datasampler.fill_storage(sampler, lambda: first)
+        assert torch.equal(sampler.sampler.storage, first)
+        seed_everything(1)
+        batches = [*sampler]
+        seed_everything(1)
+        assert batches == [*sampler] and len(batches) == len(sampler) == 2           # no worker with a seed of its own
+        datasampler.update_storage(sampler, batch, torch.tensor([3, 5]))
+        expected = first.clone()
+        expected[[3, 5]] = batch
+        assert torch.equal(sampler.sampler.storage, expected)
+        datasampler.fill_storage(sampler, lambda: second)
+        assert torch.equal(sampler.sampler.storage, second if refill else expected)
+        other = sampler_of(monkeypatch, opt, data_idx_full_prec=refill)
+        other.storage.load_state_dict(sampler.storage.state_dict())
+        assert hasattr(other.sampler, 'moved') == refill and other.storage.is_filled
+        assert torch.equal(other.sampler.storage, sampler.sampler.storage)
+    kept = sampler_of(monkeypatch, opt, data_storage_no_update=True)
+    datasampler.fill_storage(kept, lambda: first)
+    datasampler.update_storage(kept, batch, torch.tensor([3, 5]))
+    assert torch.equal(kept.sampler.storage, first)
+
+
+def test_a_public_sampler_with_an_array_as_memory_bank_needs_a_state_dict(opt, monkeypatch):
+    array = SAMPLER.replace(']).cpu()', ']).numpy()')
+    sampler = sampler_of(monkeypatch, opt, array)
+    with pytest.raises(UserError, match='--data_sampler own: .*state_dict and load_state_dict'):
+        datasampler.fill_storage(sampler, lambda: torch.rand(12, 3))
+    methods = '''
+    def state_dict(self):
+        return {'storage': torch.from_numpy(self.storage)}
+
+    def load_state_dict(self, state):
+        self.storage = state['storage'].numpy()
+
+    def update_storage(self, embeddings, indices):
+        self.storage[indices] = embeddings.numpy()
+'''
+    with_state = array.replace(', self.update_storage =', ', self.no_update =') + methods
+    sampler, other = (sampler_of(monkeypatch, opt, with_state) for _ in range(2))
+    datasampler.fill_storage(sampler, lambda: torch.zeros(12, 3))
+    datasampler.update_storage(sampler, torch.ones(1, 3), torch.tensor([4]))         # the method, as some files have it
+    other.storage.load_state_dict(sampler.storage.state_dict())
+    assert other.sampler.storage.sum() == 3 and (other.sampler.storage[4] == 1).all()
+
+
+def test_a_run_with_a_public_network_and_sampler_resumes_with_the_same_bits(quick, run, monkeypatch, tmp_path):
+    monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module_of(NETWORK.replace('{returned}', RETURNED['dict'])))
+    monkeypatch.setitem(datasampler.SAMPLERS, 'own', module_of(SAMPLER))
+    flags = [*quick, '--arch', 'own_frozen_normalize', '--data_sampler', 'own', '--no_train_metrics',
+             '--evaluation_metrics', 'e_recall@1', '--warmup', '1', '--ema', '0.9']
+    assert run(*flags) == 0
+    assert run(*flags, '--group', 'half', '--n_epochs', '1') == 0
+    assert run('--resume', folder_of(tmp_path, 'half_s1'), '--n_epochs', '2') == 0
+    assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'half_s1'))
+    assert run('--evaluate', folder_of(tmp_path)) == 0
+
+
+def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(quick, tmp_path):
+    parts = {'criteria/own_triples': TRIPLES.replace('{convert}', 'labels'), 'criteria/own_proxies': PROXIES,
+             'criteria/own_undeclared': UNDECLARED, 'batchminer/own_miner': MINER,
+             'batchminer/own_none': MINER.replace('return triplets', 'return None'),
+             'datasampler/own_bank': SAMPLER, 'datasampler/own_plain': PLAIN,
+             'architectures/own_tuple': NETWORK.replace('{returned}', RETURNED['tuple']),
+             'architectures/own_broken': NETWORK.replace('opt.pretrained', 'no_such_name')}
+    for name, text in parts.items():
+        (tmp_path / 'code' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'code' / f'{name}.py').write_text(text.replace('{returned}', 'z'))
+    data = ['--dataset', 'folder', '--source_path', quick[quick.index('--source_path') + 1], '--n_epochs', '1',
+            '--input_size', '16', '--bs', '12']
+    code, out, errors = executed(
+        tmp_path, 'import json, sys; from benchmarks import parity; parity.main(json.loads(sys.argv[1]))',
+        json.dumps([str(tmp_path / 'code'), *data]))
+    assert code == 0, errors
+    lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
+    assert lines[0] == 'criteria: 2 of 3', out
+    assert lines[1].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
+    assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[1]
+    assert lines[2] == 'batchminer: 1 of 2' and '  own_none.py: --batch_mining own_none: it returned None' in lines[3]
+    assert lines[4:6] == ['datasampler: 2 of 2', 'architectures: 1 of 2']
+    assert lines[6].startswith("  own_broken.py: NameError: name 'no_such_name' is not defined (own_broken.py, line ")
+    assert not [*(tmp_path / 'code').rglob('__pycache__')] and len(lines) == 7
+
+
+def test_a_folder_without_parts_is_refused(tmp_path):
+    parity = importlib.import_module('benchmarks.parity')
+    with pytest.raises(UserError, match='expected a folder with criteria, batch_mining'):
+        parity.main([str(tmp_path)])
+    assert parity.exit_code('benchmarks.parity', lambda: parity.main([str(ROOT / 'docs')])) == 2
+
+
+def test_the_input_of_the_embedding_layer_is_taken_once_per_call():
+    module = module_of(NETWORK.replace('{returned}', 'z'))
+    opt = argparse.Namespace(arch='own', embed_dim=5, pretrained=False)
+    features = public_network.PooledFeatures(module.Network(opt))
+    assert features(torch.rand(2, 3, 12, 12)).shape == (2, 8)
+    assert not features.network.model.last_linear._forward_pre_hooks
