@@ -240,6 +240,10 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
+    add('--prompts', type=COUNT, default=0, metavar='N',
+        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
+    add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
+        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
@@ -477,7 +481,7 @@ def loss_parameters(parser):
     add('--language_distill_w', type=NOT_NEGATIVE, default=0.0,
         help='weight of language guidance (Roth et al., CVPR 2022), with --language_vectors; 0 means none')
     add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
-        help='language guidance: .npz file of class_names and their vectors; docs/training_methods.md has its format')
+        help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
     switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
            help='language guidance: several vectors of each class, such as its likeliest ImageNet classes, not one')
     add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
@@ -1019,7 +1023,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/training_methods.md says how to make the file')
+                        'docs/combining.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

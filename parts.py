@@ -238,9 +238,9 @@ def keep_features(opt, parts):
     the features of the training images, if these are not augmented. To be called after the run's weights are loaded.
     Prints which features are kept.
 
-    Nothing is kept with mixed precision, compilation, several processes, a trained pooling or adapters, since results
-    could change. Features of training images are not kept either if the criterion takes images or feature maps, if the
-    teacher is another run's network, or if the features of an image depend on the rest of its batch.
+    Nothing is kept with mixed precision, compilation, several processes, a trained pooling, adapters or prompts, since
+    results could change. Features of training images are not kept either if the criterion takes images or feature maps,
+    if the teacher is another run's network, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
