@@ -39,19 +39,6 @@ class SumOverRows(torch.autograd.Function):
         return grad_output * ctx.saved_tensors[0], None, None
 
 
-def class_members(labels):
-    """
-    [B, M] indices of all samples of each sample's class, itself included, padded if the class has fewer than M samples;
-    and a mask [B, M], False for padding.
-    """
-    order = labels.argsort()
-    same = labels[:, None] == labels
-    size, start = (mask.sum(dim=1, dtype=torch.int32) for mask in (same, labels[:, None] > labels))
-    slots = torch.arange(int(size.max()), device=labels.device)
-    is_member = slots < size[:, None]
-    return order[(start[:, None] + slots).where(is_member, 0)], is_member
-
-
 def mix(batch, labels):
     """The batch and its labels, followed by a random point between every two samples of a class (SiMix)."""
     first, second = (labels[:, None] == labels).triu(diagonal=1).nonzero().T
@@ -83,22 +70,25 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
         batch = F.normalize(batch, dim=1)
         if simix:
             batch, labels = mix(batch, labels)
-        # memory: comparisons with the M samples of a class are B x M x B, and not B x B x B
-        members, is_member = class_members(labels)
-        is_positive = is_member & (members != torch.arange(len(labels), device=labels.device)[:, None])
+        is_positive = (labels[:, None] == labels).fill_diagonal_(False)
+        anchors, positives = is_positive.nonzero().T
         n_positives = is_positive.sum(dim=1)
         cuts = torch.as_tensor(k, device=batch.device).to(batch.dtype).clamp(max=len(labels))[:, None]         # [K, 1]
 
         def recalls(scores, rows):
-            scores = scores.scatter(1, rows[:, None], -torch.inf)                        # leaves out the query itself
-            own = scores.gather(1, members[rows]).where(is_positive[rows], 0)
-            ranks = 0.5 + torch.sigmoid((scores[:, None, :] - own[:, :, None]) / rank_temperature).sum(dim=2)
-            found = (torch.sigmoid((cuts - ranks[:, None, :]) / k_temperature) * is_positive[rows, None, :]).sum(dim=2)
-            most = torch.minimum(cuts[:, 0], n_positives[rows, None].clamp(min=1))
-            return (torch.minimum(found, cuts[:, 0]) / most).mean(dim=1).sum()
+            pairs = slice(None) if len(rows) == len(labels) else torch.isin(anchors, rows)
+            row, column = anchors[pairs] - rows[0], positives[pairs]
+            others = scores.scatter(1, rows[:, None], -torch.inf)                        # leaves out the query itself
+            gaps = (others[row] - scores[row, column, None]) / rank_temperature
+            ranks = 0.5 + torch.sigmoid(gaps).sum(dim=1)
+            hits = torch.sigmoid((cuts - ranks) / k_temperature)
+            found = hits.new_zeros(len(cuts), len(rows)).index_add(1, row, hits)
+            most = torch.minimum(cuts, n_positives[rows].clamp(min=1))
+            return (torch.minimum(found, cuts) / most).mean(dim=0).sum()
 
-        n_rows = max(1, 2 ** 20 // members.numel())
-        total = SumOverRows.apply(batch @ batch.T, recalls, n_rows)
+        n_rows = max(1, 2 ** 20 // max(1, len(anchors)))           # of about 4 MB of comparisons
+        cosines, everyone = batch @ batch.T, torch.arange(len(labels), device=labels.device)
+        total = SumOverRows.apply(cosines, recalls, n_rows) if n_rows < len(labels) else recalls(cosines, everyone)
         n_queries = (n_positives > 0).sum()
         return (n_queries - total) / n_queries.clamp(min=1)
 

@@ -30,7 +30,7 @@ LARGEST = 'the size of the largest class of the batch, which is the width of a m
 LOSSES = {
     'hyperbolic': {NUMBER: LARGEST},
     'npair': {SHAPE: 'the number of anchors'},
-    'recallatk': {NUMBER: LARGEST},
+    'recallatk': {SHAPE: 'the number of positive pairs'},
     'roadmap': {NUMBER: LARGEST},
     'smoothap': {NUMBER: LARGEST},
 }
