@@ -1,0 +1,76 @@
+"""
+Number of operations that a loss, with its miner, launches on a device in one step, forward and backward, beside the
+same loss of pytorch-metric-learning. On a GPU, each costs some microseconds of the host, whatever the size of the batch.
+
+Counted are the calls of torch's operators that compute: without views, and without operators that only allocate memory
+or describe a tensor. An operator counts once, though some of them launch several kernels. No GPU is needed.
+
+python -m benchmarks.operations [--losses NAME ...] [--size 112]
+"""
+import argparse
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from batch_mining.random_triplets import random_triplets
+from benchmarks.losses import CASES, SIZES, ours, random_batch, theirs
+from benchmarks.measure import table
+
+TARGET = 1.1
+ALLOCATE = {'empty', 'empty_like', 'empty_strided', 'new_empty', 'new_empty_strided', 'lift_fresh', 'detach',
+            '_local_scalar_dense', 'is_same_size', '_unsafe_view', 'set_', 'resize_'}
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators of the block in `names`, {name: number}."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if not function.is_view and name not in ALLOCATE:
+            self.names[name] = self.names.get(name, 0) + 1
+        return function(*args, **kwargs or {})
+
+
+def launches(step):
+    """{name of an operator: number} of the second call of a step; the first may prepare what is kept."""
+    step()
+    with Launches() as counter:
+        step()
+    return counter.names
+
+
+def compare(name, n_samples=112, dim=128):
+    """(number of operations of ours, of the library's or None) for a Case of benchmarks.losses."""
+    case = CASES[name]
+    batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
+    torch.manual_seed(0)
+    triplets = random_triplets(labels, n_samples) if case.triplets else None
+    n_classes = int(labels.max()) + 1
+    counted = [step and sum(launches(step).values()) for step in (
+        ours(case, batch, labels, triplets, n_classes), theirs(case, batch, labels, triplets, n_classes))]
+    return tuple(counted)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(dict.fromkeys(case.loss for case in CASES.values()))
+    parser.add_argument('--losses', nargs='+', default=names, metavar='NAME', choices=names, help=', '.join(names))
+    parser.add_argument('--size', type=int, default=112, choices=list(SIZES), help='batch size')
+    opt = parser.parse_args()
+    rows = []
+    for name, case in CASES.items():
+        if case.loss in opt.losses:
+            own, peer = compare(name, opt.size)
+            ratio = own / peer if peer else None
+            rows.append([name, str(own), '-' if peer is None else str(peer), '-' if ratio is None else f'{ratio:.2f}',
+                         '' if ratio is None else 'yes' if ratio <= TARGET else 'no'])
+    print(f'torch {torch.__version__}; {opt.size} x 128, forward and backward')
+    print(table(['loss', 'operations', 'pytorch-metric-learning', 'ratio', f'at most {TARGET}'], rows))
+
+
+if __name__ == '__main__':
+    main()
