@@ -28,8 +28,8 @@ def draw(opt, model, data, criterion, folder):
     be made, or no picture is asked for.
     """
     if not set(opt.pictures) & {*PICTURES}:
-        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be the '
-                        f'setting of the run; name some of {", ".join(PICTURES)}')
+        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
+                        f'the setting of the run; name some of {", ".join(PICTURES)}')
     if processes.is_main() and not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     processes.of_main(require_writable_folder, folder, '--draw')
@@ -38,7 +38,8 @@ def draw(opt, model, data, criterion, folder):
     files = processes.of_main(save, opt, embedded, split, folder)
     for file in files:
         print(file)
-    missing = [name for name in opt.pictures if name in PICTURES and not any(file.stem == f'{name}_{split}' for file in files)]
+    drawn = {file.stem for file in files}
+    missing = [name for name in opt.pictures if name in PICTURES and f'{name}_{split}' not in drawn]
     if missing:
         print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two images of one '
               'class, or only identical embeddings.')
