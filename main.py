@@ -194,14 +194,15 @@ def patience_is_over(opt, state):
 def finish(opt, embedded, split, records, state):
     """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
-    evaluation.curves.plot(records.rows, plots)
+    if opt.pictures != ['none']:
+        evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
     saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
         evaluation.projector.write(embedded, state.folder / 'tensorboard')
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
-    print(f'Done.\n  run folder:       {state.folder}\n  plots:            {plots}'
+    print(f'Done.\n  run folder:       {state.folder}' + (f'\n  plots:            {plots}' if plots.exists() else '')
           + (f'\n  retrieved images: {panel}' if panel in saved else ''))
 
 

@@ -797,9 +797,9 @@ def evaluation_parameters(parser):
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
     switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
-    add('--pictures', nargs='+', choices=['none', *PICTURES], metavar='PICTURE',
+    add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
-        help='plots of the test split to save after the last epoch, or none')
+        help='plots of the test split to save after the last epoch; metrics: a file of curves for each; or none')
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 

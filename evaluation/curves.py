@@ -9,35 +9,82 @@ from records.columns import Column
 from utilities import plotting
 
 COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
+FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; the --pictures of a file for each
+WIDEST = 4                                         # columns of the figure
+HEIGHT, LEGEND, FOOT, LEFT, RIGHT = 1.15, 0.3, 0.3, 0.45, 0.1               # inches: of a row, and of the margins
+GAPS = {'wspace': 0.32, 'hspace': 0.45}
 
 
 @plotting.styled
-def plot(rows, folder):
+def plot(rows, folder, single=False):
     """
-    Saves <metric>.png in `folder` for the loss and each metric, with a line per split, or per split and argument;
-    fractions are in percent. rows: the rows of log.csv, as text.
+    Saves curves.png in `folder`: the loss and each metric over the epochs, with a line per split, or per split and
+    argument; fractions are in percent. rows: the rows of log.csv, as text. single: also saves <metric>.png of each.
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
+    families = families_of(rows)
+    n_columns = min(len(families), WIDEST)
+    n_rows = -(-len(families) // n_columns)
+    width, height = 0.5 * plotting.COLUMN * max(n_columns, 2), HEIGHT * n_rows + LEGEND + FOOT
+    figure = plotting.new_figure(width, height)
+    figure.set_layout_engine('none')               # a search for the layout would draw all axes several times
+    grid = figure.add_gridspec(n_rows, n_columns, left=LEFT / width, right=1 - RIGHT / width, bottom=FOOT / height,
+                               top=1 - (LEGEND + 0.15) / height, **GAPS)
+    splits = {}
+    for index, members in enumerate(families.values()):
+        axes, ends = figure.add_subplot(grid[index], sharex=figure.axes[0] if index else None), {}
+        for column, line in zip(members.values(), draw(axes, rows, members), strict=True):
+            splits.setdefault(column.split, line)
+            ends[column.at_split] = line, column
+        for end in ends.values() if len(ends) > 1 else ():
+            label_end(axes, *end)
+        axes.set_title(titles.shared_axis(members.values()), loc='left', pad=3)
+        axes.tick_params(labelsize=6, length=2, pad=2, labelbottom=index + n_columns >= len(families))
+        axes.xaxis.labelpad = 1
+        if index + n_columns < len(families):
+            axes.set_xlabel('')
+    figure.legend(splits.values(), splits.keys(), loc='upper center', ncols=len(splits), borderaxespad=0.3)
+    plotting.save(figure, folder / FILE)
+    for family, members in families.items() if single else ():
+        figure = plotting.new_figure()
+        axes = figure.add_subplot(ylabel=titles.shared_axis(members.values()))
+        draw(axes, rows, members)
+        plotting.legend_above(axes)
+        plotting.save(figure, folder / f'{family}.png')
+
+
+def families_of(rows):
+    """{metric without its argument, or one of the distances: {column: Column}}, the loss first."""
     families = {'loss': {columns.LOSS: Column('train', 'loss')}}
     for name in rows[0] if rows else ():
         if (column := columns.parse(name)) and not columns.is_interval(name):
-            families.setdefault(column.at_split.partition('@')[0], {})[name] = column
-    for family, members in families.items():
-        figure = plotting.new_figure()
-        axes = figure.add_subplot()
-        lines = {}
-        for name, column in members.items():
-            colour, low_high = COLOURS[column.split], columns.interval(name)
-            line = lines.setdefault(column.at_split, plotting.LINES[len(lines) % len(plotting.LINES)])
-            axes.plot(*points(rows, name).T, color=colour, linestyle=line, marker='.',
-                      label=f'{column.split} {titles.metric(column.on("test").name)}')
-            axes.fill_between(*points(rows, *low_high).T, color=colour, alpha=0.15, linewidth=0)
-        axes.set_ylabel(titles.shared_axis(members.values()))
-        plotting.whole_epochs(axes)
-        axes.grid()
-        plotting.legend_above(axes)
-        plotting.save(figure, folder / f'{family}.png')
+            family = column.at_split if 'dists@' in name else column.at_split.partition('@')[0]   # their scales differ
+            families.setdefault(family, {})[name] = column
+    return families
+
+
+def draw(axes, rows, members):
+    """Draws the columns `members`, {name: Column}, with their intervals; returns their lines."""
+    styles, drawn = {}, []
+    for name, column in members.items():
+        colour, low_high = COLOURS[column.split], columns.interval(name)
+        style = styles.setdefault(column.at_split, plotting.LINES[len(styles) % len(plotting.LINES)])
+        drawn += axes.plot(*points(rows, name).T, color=colour, linestyle=style, marker='.',
+                           label=f'{column.split} {titles.metric(column.on("test").name)}')
+        band = points(rows, *low_high)
+        if len(band):
+            axes.fill_between(*band.T, color=colour, alpha=0.15, linewidth=0)
+    plotting.whole_epochs(axes)
+    axes.grid()
+    return drawn
+
+
+def label_end(axes, line, column):
+    """Writes the argument of a metric, such as the 4 of e_recall@4, beside the last point of its line."""
+    if len(places := line.get_xydata()):
+        axes.annotate(column.metric.partition('@')[2], places[-1], (2, 0), textcoords='offset points', fontsize=4.5,
+                      va='center', color=line.get_color(), annotation_clip=False)
 
 
 def points(rows, *names):

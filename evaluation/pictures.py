@@ -27,9 +27,9 @@ def draw(opt, model, data, criterion, folder):
     Saves --pictures of the split protocol.split_of_pictures() in `folder` (--draw). Raises UserError if `folder` cannot
     be made, or no picture is asked for.
     """
-    if opt.pictures == ['none']:
-        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures none, which may be the setting of '
-                        f'the run; name some of {", ".join(PICTURES)}')
+    if not set(opt.pictures) & {*PICTURES}:
+        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
+                        f'the setting of the run; name some of {", ".join(PICTURES)}')
     if processes.is_main() and not Path(folder).parent.is_dir():
         raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
     processes.of_main(require_writable_folder, folder, '--draw')
@@ -38,7 +38,8 @@ def draw(opt, model, data, criterion, folder):
     files = processes.of_main(save, opt, embedded, split, folder)
     for file in files:
         print(file)
-    missing = [name for name in opt.pictures if not any(file.stem == f'{name}_{split}' for file in files)]
+    drawn = {file.stem for file in files}
+    missing = [name for name in opt.pictures if name in PICTURES and f'{name}_{split}' not in drawn]
     if missing:
         print(f'Not drawn: {", ".join(missing)}: the {split} split has too few images, no two images of one '
               'class, or only identical embeddings.')
@@ -54,11 +55,12 @@ def save(opt, embedded, split, folder, panel=None):
     Returns the files.
     """
     folder, saved = Path(folder), []
-    folder.mkdir(exist_ok=True)
     files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in ('png', 'svg')]
-             for name in opt.pictures if name != 'none'}
+             for name in opt.pictures if name in PICTURES}
     if panel:
         files['retrieval'] = [Path(panel), *files.get('retrieval', [])[1:]]
+    if files:
+        folder.mkdir(exist_ok=True)
     for name, paths in files.items():
         figure = PICTURES[name](embedded, opt.seed)
         saved += [plotting.save(figure, path) for path in paths if figure]

@@ -14,9 +14,9 @@ def blank():
     return plotting.new_figure(0.1, 0.1)
 
 
-def plot(rows, folder):
+def plot(rows, folder, single=False):
     folder.mkdir(exist_ok=True)
-    plotting.save(blank(), folder / 'loss.png')
+    plotting.save(blank(), folder / 'curves.png')
 
 
 def retrieval(embedded, seed):

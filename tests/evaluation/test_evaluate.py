@@ -16,7 +16,7 @@ import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
 from records import checkpoint
-from tests.blank.plots import RETRIEVAL
+from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, folder_of, printed_metrics, rows_of
 from utilities import plotting
@@ -30,14 +30,36 @@ def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
     assert all(row['test_e_recall@1'] for row in rows)
 
 
-def test_intervals_stand_beside_their_metric(quick, run, tmp_path, all_plots):
+def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_plots):
     assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--no_train_metrics') == 0
     row, = rows_of(folder_of(tmp_path))
     for name in ('e_recall@1', 'map_at_r', 'mAP_1000'):
         low, value, high = (float(row[f'test_{name}{end}']) for end in ('_low', '', '_high'))
         assert low <= value <= high
     assert 'test_nmi_low' not in row and 'test_dists@intra_low' not in row
-    assert (folder_of(tmp_path) / 'plots' / 'e_recall.png').exists()
+    assert not (folder_of(tmp_path) / 'plots').exists()                     # --pictures none
+    assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', 'metrics', '--group', 'all') == 0
+    plots = folder_of(tmp_path, 'all_s1') / 'plots'
+    assert {'curves.png', 'loss.png', 'e_recall.png', 'dists@intra.png'} <= {file.name for file in plots.iterdir()}
+    assert run('--draw', plots.parent, tmp_path / 'drawn') == 2
+    assert 'nothing to draw with --pictures metrics' in capsys.readouterr().err
+
+
+def test_the_figure_of_the_curves_has_each_metric_and_each_split_once(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(plotting, 'save', lambda figure, file: figures.append(figure))
+    splits, metrics = ('train', 'test'), ('e_recall@1', 'e_recall@4', 'nmi', 'dists@intra')
+    names = [f'{split}_{metric}' for split in splits for metric in metrics]
+    PLOT([{'epoch': str(epoch), 'train_loss': '1', **{name: str(epoch / 4) for name in names}} for epoch in (0, 2)],
+         tmp_path)
+    figure, = figures
+    assert [axes.get_title('left') for axes in figure.axes] == ['loss', 'R@k (%)', 'NMI (%)', 'intra']
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(splits)
+    _, recall, nmi, intra = figure.axes
+    assert [len(axes.lines) for axes in figure.axes] == [1, 4, 2, 2]
+    assert [text.get_text() for text in recall.texts] == ['1', '4']
+    assert nmi.lines[0].get_xydata().tolist() == [[0, 0], [2, 50]]           # percent
+    assert intra.lines[0].get_xydata().tolist() == [[0, 0], [2, 0.5]]
 
 
 def test_more_images_to_search_in_make_retrieval_harder(quick, run, tmp_path, capsys):
