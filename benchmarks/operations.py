@@ -1,6 +1,6 @@
 """
 Number of operations that a loss, with its miner, launches on a device in one step, forward and backward, beside the
-same loss of pytorch-metric-learning. On a GPU, each costs some microseconds of the host, whatever the size of the batch.
+same loss of pytorch-metric-learning. On a GPU, each costs the host some microseconds, whatever the size of the batch.
 
 Counted are the calls of torch's operators that compute: without views, and without operators that only allocate memory
 or describe a tensor. An operator counts once, though some of them launch several kernels. No GPU is needed.
