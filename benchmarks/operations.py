@@ -18,7 +18,8 @@ from benchmarks.measure import table
 
 TARGET = 1.1
 ALLOCATE = {'empty', 'empty_like', 'empty_strided', 'new_empty', 'new_empty_strided', 'lift_fresh', 'detach',
-            '_local_scalar_dense', 'is_same_size', '_unsafe_view', 'set_', 'resize_'}
+            '_local_scalar_dense', 'is_same_size', '_unsafe_view', 'promote_types',
+            'scalar_tensor'}                                                 # on the host
 
 
 class Launches(TorchDispatchMode):
