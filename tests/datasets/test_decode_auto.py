@@ -54,7 +54,7 @@ def test_a_region_of_the_reduced_photo_is_where_it_belongs(photo):
     found = resized_by_torch(decoding.open_photo(path), (16, 16), 11, left, 160, width)
     expected = left + (torch.arange(16) + 0.5) * width / 16 - 0.5
     assert found.shape == (1, 16, 16)
-    assert (found[0].float() - expected).abs()[:, 1:-1].max() <= 2.5                # a pixel of 1/2 size is 2 greys wide
+    assert (found[0].float() - expected).abs()[:, 1:-1].max() <= 2.5               # a pixel of 1/2 size is 2 greys wide
 
 
 def test_cached_photos_are_resized_like_decoded_ones(opt, photo, tmp_path):
