@@ -1,4 +1,4 @@
-"""The optimizer of a run, its learning rates as a function of flags and step, and the moving average of the weights."""
+"""The optimizers of a run, their learning rates as a function of flags and step, the moving average of the weights."""
 import copy
 import math
 from types import SimpleNamespace
@@ -14,21 +14,36 @@ ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecyc
 
 def select(opt, model, criterion, n_steps=1):
     """
-    The optimizer --optim of backbone, embedding layer and criterion, and the Schedule of its learning rates. n_steps:
-    number of steps per epoch.
+    The optimizer --optim of backbone, embedding layer and criterion, and the Schedule of its learning rates; with
+    --embed_optim or --loss_optim, the embedding layer or the criterion has an optimizer of its own, in
+    Schedule.further. n_steps: number of steps per epoch.
     """
-    groups = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
-    groups += [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
-               for group in criteria.parameter_groups(criterion)]
-    check_once(groups, criteria.optimizers(criterion))
+    network = [{'weight_decay': opt.decay} | group for group in network_groups(opt, model)]
+    own = [{'name': 'criterion', 'weight_decay': opt.loss_decay} | group
+           for group in criteria.parameter_groups(criterion)]
+    check_once(network + own, criteria.optimizers(criterion))
+    embedding = [group for group in network if group['name'].startswith('embedding')]
+    groups, further = [group for group in network if not group['name'].startswith('embedding')], {}
+    for part, of_part, name, momentum in (('embed', embedding, opt.embed_optim, opt.embed_momentum),
+                                          ('loss', own, opt.loss_optim, opt.loss_momentum)):
+        if name is None or not of_part:
+            groups += of_part
+        else:
+            further[f'{part}_optimizer'] = build(opt, name, of_part, opt.momentum if momentum is None else momentum)
+    optimizer = build(opt, opt.optim, groups, opt.momentum)
+    return optimizer, Schedule(opt, optimizer, n_steps, further)
+
+
+def build(opt, name, groups, momentum):
+    """The optimizer `name`, one of --optim, of these parameter groups."""
     fused = {'fused': True} if opt.device.type == 'cuda' else {}                 # one kernel for all parameters
     adam = {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)} | fused
     optimizer = {'adam': lambda: torch.optim.Adam(groups, **adam), 'adamw': lambda: torch.optim.AdamW(groups, **adam),
-                 'sgd': lambda: torch.optim.SGD(groups, momentum=opt.momentum, **fused),
-                 'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=opt.momentum)}[opt.optim]()
+                 'sgd': lambda: torch.optim.SGD(groups, momentum=momentum, **fused),
+                 'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=momentum)}[name]()
     optimizer.register_load_state_dict_pre_hook(as_built)
     update_rows_of_sparse(optimizer)
-    return optimizer, Schedule(opt, optimizer, n_steps)
+    return optimizer
 
 
 def check_once(groups, own):
@@ -180,20 +195,25 @@ def are_moments(value, parameter):
 
 class Schedule:
     """
-    Sets the learning rates and weight decays of an optimizer's groups before each step. They depend only on the flags
+    Sets the learning rates and weight decays of the optimizers' groups before each step. They depend only on the flags
     and the number of the step, so that a resumed run uses the rates of its flags, not the checkpoint's rates.
 
-    n_steps: number of steps per epoch.
+    n_steps: number of steps per epoch. further: {name: optimizer}, the optimizers of --embed_optim and --loss_optim.
     """
 
-    def __init__(self, opt, optimizer, n_steps=1):
-        self.opt, self.optimizer, self.n_steps = opt, optimizer, n_steps
-        self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in optimizer.param_groups]
+    def __init__(self, opt, optimizer, n_steps=1, further=None):
+        self.opt, self.optimizer, self.n_steps, self.further = opt, optimizer, n_steps, further or {}
+        self.initial = [{'lr': group['lr'], 'weight_decay': group['weight_decay']} for group in self.groups]
+
+    @property
+    def groups(self):
+        """The groups of all optimizers; a restored optimizer has new ones."""
+        return [group for optimizer in (self.optimizer, *self.further.values()) for group in optimizer.param_groups]
 
     def at(self, step):
         """Sets the rates of a step; steps are counted from 1, over all epochs."""
         factor = self.factor(step)
-        for group, initial in zip(self.optimizer.param_groups, self.initial, strict=True):
+        for group, initial in zip(self.groups, self.initial, strict=True):
             group.update(initial, lr=initial['lr'] * factor)
 
     def factor(self, step):
@@ -221,7 +241,7 @@ class Schedule:
 
     def rates(self):
         """The present learning rates: {'lr': the backbone's, 'lr/<group>': each group's}."""
-        groups = self.optimizer.param_groups
+        groups = self.groups
         return {'lr': groups[0]['lr']} | {f'lr/{group["name"]}': group['lr'] for group in groups}
 
 

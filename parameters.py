@@ -22,7 +22,7 @@ from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, reading, run_folder
-from utilities import combination, command_line, pml
+from utilities import combination, command_line, pml, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -34,6 +34,7 @@ from utilities.command_line import (
     Parser,
     given,
     known,
+    merged,
     new_group,
     number,
     read_config,
@@ -52,6 +53,7 @@ docs/flags.md says more."""
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
+OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
@@ -68,6 +70,10 @@ def miners_of(opt):
 
 def is_mined(opt):
     return miners_of(opt) or all(part.batch_mining == 'none' for part in combination.parts(opt))
+
+
+def optimizers_of(opt):
+    return {opt.optim, opt.embed_optim, opt.loss_optim}
 
 
 def augmentation_of(opt):
@@ -235,6 +241,10 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
+    add('--prompts', type=COUNT, default=0, metavar='N',
+        help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
+    add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
+        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
@@ -275,14 +285,21 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=['adam', 'adamw', 'sgd', 'rmsprop'], default='adam', help='optimizer')
-    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: opt.optim in ('adam', 'adamw'),
+    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
+    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default together with --optim')
+    add('--loss_optim', choices=OPTIMIZERS,
+        help='optimizer of the parameters of the loss; by default together with --optim')
+    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
-        effect=lambda opt: opt.optim in ('adam', 'adamw'),
+        effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='decays of the moving averages of gradients and squared gradients in the optimizers adam and adamw')
-    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: opt.optim in ('sgd', 'rmsprop'),
+    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: {'sgd', 'rmsprop'} & optimizers_of(opt),
         help='momentum of the optimizers sgd and rmsprop')
+    add('--embed_momentum', type=FRACTION, effect=lambda opt: opt.embed_optim in ('sgd', 'rmsprop'),
+        help='momentum in --embed_optim sgd and rmsprop; by default --momentum')
+    add('--loss_momentum', type=FRACTION, effect=lambda opt: opt.loss_optim in ('sgd', 'rmsprop'),
+        help='momentum in --loss_optim sgd and rmsprop; by default --momentum')
     add('--scheduler',
         choices={'none': 'constant', 'step': 'multiplied by --gamma after each epoch in --tau',
                  'cosine': 'annealed to --lr_floor over --n_epochs',
@@ -326,6 +343,8 @@ def batch_creation_parameters(parser):
         help='number of images per class in a batch')
     add('--views', metavar='N', type=POSITIVE_INT, default=1,
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
+    add('--train_level', metavar='N', type=COUNT, default=0,
+        help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
     switch('--data_cover_epoch', of=['class_random'], help='class_random: visit every class once per epoch')
     add('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
@@ -415,14 +434,14 @@ def batch_mining_parameters(parser):
         help='PADS: rate of the moving average of the rewards in REINFORCE')
     switch('--miner_parametric_no_self_reg', effect=lambda opt: opt.miner_parametric_adapt,
            help='PADS: sample negatives from other classes only, and never the anchor as its own positive')
-    add('--miner_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+    add('--miner_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='batch_mining',
         help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping per such miner, or for all")
 
 
 def loss_parameters(parser):
     add, switch = new_group(parser, 'losses', 'losses and what is added to any loss')
     add('--loss', default='margin', common=True, names=CRITERIA,
-        help='loss, also pml:NAME, a class of pytorch-metric-learning, or a sum a+b with the miners c+d')
+        help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
     add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
@@ -463,7 +482,7 @@ def loss_parameters(parser):
     add('--language_distill_w', type=NOT_NEGATIVE, default=0.0,
         help='weight of language guidance (Roth et al., CVPR 2022), with --language_vectors; 0 means none')
     add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
-        help='language guidance: .npz file of class_names and their vectors; docs/training_methods.md has its format')
+        help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
     switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
            help='language guidance: several vectors of each class, such as its likeliest ImageNet classes, not one')
     add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
@@ -483,10 +502,14 @@ def loss_parameters(parser):
         help='without effect, since --language_vectors has the vectors of the text model; for scripts of Roth et al.')
     add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
         help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
-    add('--loss_pml_args', nargs='+', type=yaml_mapping, default=[], metavar='YAML',
+    add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the parameters of pml:NAME; a negative value means --lr')
+    add('--loss_torch_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
+        help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
+    add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
+        help='learning rate of the classifier of torch:NAME; a negative value means --lr')
     add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance below which positive pairs add no loss')
     add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance above which negative pairs add no loss')
     switch('--loss_contrastive_active_only', help='average over the pairs with a non-zero loss only (Musgrave et al.)')
@@ -745,7 +768,8 @@ def evaluation_parameters(parser):
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
     add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
-        help='metrics whose best network on each split is kept; the first one selects the best epoch')
+        help='metrics, also with a level as within_map_at_r, whose best network is kept; the first selects the best '
+             'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
@@ -786,6 +810,8 @@ def record_parameters(parser):
     add('--save_path', default='Training_Results', machine=True, common=True,
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
+    switch('--tuple_statistics', resumable=True,
+           help='count hard pairs in each batch, and write all means over training steps to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
@@ -856,14 +882,19 @@ def parse(arguments, defaults=None):
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, flags_with('mode'))
     for file in modes.config:
-        asked |= read_config(parser, file, flags_with('mode'))
-    opt = parser.parse_args([*tokens(settings | asked, parser), *arguments])
+        asked = merged(parser, asked, read_config(parser, file, flags_with('mode')))
+    before, typed = merged(parser, settings, asked), given(parser, arguments)
+    opt = parser.parse_args([*tokens(before, parser), *arguments])
+    for name in flags_with('arguments_of').keys() & before.keys():
+        value = merged(parser, before, typed)[name]
+        setattr(opt, name, [value] if isinstance(value, dict) else value or [])
     if opt.check_overlap in DATASETS:
         opt.dataset = opt.check_overlap
-    typed = given(parser, arguments)
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
+    if not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+        opt.storage_metrics = evaluation.storage_metrics(opt)
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -982,6 +1013,9 @@ def check(opt):
     if opt.unsupervised and opt.samples_per_class > 1:
         raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
                         'leave the flag out, and give --views to have each image in its batch several times')
+    if opt.unsupervised and opt.train_level:
+        raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
+                        'class of its own has no super-class')
     if opt.unsupervised and opt.embed_init == 'lda':
         raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
     if opt.distill == 'ema' and opt.ema is None:
@@ -990,7 +1024,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/training_methods.md says how to make the file')
+                        'docs/combining.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
@@ -1058,13 +1092,13 @@ def is_idle(action, opt, used):
 
 
 def method(name):
-    """The part of a flag's name that stands for a loss or miner: its own name, or pml."""
-    return 'pml' if name.startswith(pml.PREFIX) else name
+    """The part of a flag's name that stands for a loss or miner: its own name, or its library: pml or torch."""
+    return name.partition(':')[0] if name.startswith((pml.PREFIX, torch_losses.PREFIX)) else name
 
 
 def owner(flag):
     """The method that a flag's name begins with: 'loss_dr_triplet_margin' -> ['dr_triplet']; None where it has none."""
     kind, _, rest = flag.partition('_')
     registry = {'loss': CRITERIA, 'miner': BATCHMINERS, 'data': SAMPLERS}.get(kind)
-    names = [name for name in [*registry, 'pml'] if rest.startswith(f'{name}_')] if registry else []
+    names = [name for name in [*registry, 'pml', 'torch'] if rest.startswith(f'{name}_')] if registry else []
     return [max(names, key=len)] if names else None

@@ -18,7 +18,7 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint, run_folder
-from utilities import allocator, combination, device, pml, processes
+from utilities import allocator, combination, device, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
@@ -64,9 +64,14 @@ class Parts:
         scaler = self.step and self.step.scaler
         parts = vars(self) | {'storage': getattr(self.sampler, 'storage', None),
                               'scaler': scaler if scaler and scaler.is_enabled() else None}
-        own = criteria.optimizers(self.criterion) if self.criterion else []
-        parts |= {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
+        parts |= self.further_optimizers()
         return {name: part for name, part in parts.items() if hasattr(part, 'state_dict') and name != 'teacher'}
+
+    def further_optimizers(self):
+        """{name: optimizer} beside `optimizer`: of --embed_optim and --loss_optim, and the criterion's own."""
+        own = criteria.optimizers(self.criterion) if self.criterion else []
+        of_flags = self.schedule.further if self.schedule else {}
+        return of_flags | {f'criterion_optimizer_{number}': optimizer for number, optimizer in enumerate(own, start=1)}
 
 
 def build(opt):
@@ -102,7 +107,9 @@ def check_names(opt):
     for part in combination.parts(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
-            if name.startswith(pml.PREFIX):
+            if kind == 'losses' and name.startswith(torch_losses.PREFIX):
+                torch_losses.find(name.removeprefix(torch_losses.PREFIX))
+            elif name.startswith(pml.PREFIX):
                 pml.find(kind, name.removeprefix(pml.PREFIX), flag)
             else:
                 choose(known, name, flag)
@@ -130,7 +137,8 @@ def check(opt, data):
             and datasampler.distinct(opt) == 'classes'):
         raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
-    if (evaluation.parse(opt.storage_metrics[0])[1].needs == 'ranks' and opt.eval_reference == 'self'
+    metric, level = evaluation.of_level(opt.storage_metrics[0])
+    if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(data.evaluation[name]) == data.evaluation[name].n_queries
                     for name in splits)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
@@ -166,7 +174,7 @@ def fit_embedding(opt, parts):
     if opt.embed_init in embedding_layer.FITTED:
         train = parts.data.evaluation['train']
         features = evaluation.embed(opt, parts.model, train, 'train', features=True).embeddings
-        embedding_layer.fit(opt, parts.model.f_embed, features, train.labels)
+        embedding_layer.fit(opt, parts.model.f_embed, features, parts.data.train.labels)
 
 
 def backbone_of(opt):
@@ -230,9 +238,9 @@ def keep_features(opt, parts):
     the features of the training images, if these are not augmented. To be called after the run's weights are loaded.
     Prints which features are kept.
 
-    Nothing is kept with mixed precision, compilation, several processes, a trained pooling or adapters, since results
-    could change. Features of training images are not kept either if the criterion takes images or feature maps, if the
-    teacher is another run's network, or if the features of an image depend on the rest of its batch.
+    Nothing is kept with mixed precision, compilation, several processes, a trained pooling, adapters or prompts, since
+    results could change. Features of training images are not kept either if the criterion takes images or feature maps,
+    if the teacher is another run's network, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
     if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1

@@ -8,25 +8,28 @@ import functools
 
 import torch
 
+import batch_mining
 import criteria
 import optimization
 from optimization import gradients_of, parameters_of
 from utilities import device
 from utilities.loading import network_input
+from utilities.tuple_statistics import hard_pairs
 
 
 class TrainingStep:
     """
-    opt:   amp, compile, clip_grad, clip_grad_value, device.
-    parts: the parts of the run: model, criterion, optimizer and teacher are used.
+    opt:   amp, compile, clip_grad, clip_grad_value, tuple_statistics, device.
+    parts: the parts of the run: model, criterion, miner, optimizers and teacher are used.
     """
 
     def __init__(self, opt, parts):
         device.check_step(opt)
         self.opt, self.model, self.criterion = opt, parts.model, parts.criterion
+        self.miner, self.counted = parts.miner, {}
         self.teacher = parts.teacher and parts.teacher.eval()
         self.inputs = criteria.required_inputs(opt, self.criterion)        # the inputs that the criterion asks for
-        self.optimizers = [parts.optimizer, *criteria.optimizers(self.criterion)]
+        self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
@@ -77,6 +80,8 @@ class TrainingStep:
 
     def loss(self, outputs, **more):
         """The loss of the whole batch. outputs: from embed() and costly(); more: labels, indices, step and epoch."""
+        if self.opt.tuple_statistics:
+            self.counted = hard_pairs(outputs['batch'], more['labels'])
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
     def update(self, loss, norm):
@@ -90,4 +95,5 @@ class TrainingStep:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
-        return {'loss': loss, **getattr(self.criterion, 'log', {}), 'grad_norm': norm} | skipped
+        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.counted}
+        return {'loss': loss, **log, 'grad_norm': norm} | skipped

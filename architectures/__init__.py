@@ -50,9 +50,9 @@ def find(arch):
 
     Raises UserError for an unknown prefix, and without a prefix for an unknown name.
     """
-    prefix, _, name = parse(arch)[0].rpartition(':')
-    if prefix:
-        return choose(PREFIXES, prefix, '--arch, prefix'), name
+    name, _, of_library = parse(arch)[0].partition(':')
+    if of_library:
+        return choose(PREFIXES, name, '--arch, prefix'), of_library
     if name not in ARCHITECTURES:
         libraries = ', '.join(f'{prefix}:NAME' for prefix in PREFIXES)
         raise unknown(arch, ARCHITECTURES, f'choose from {", ".join(ARCHITECTURES)}, or from the libraries {libraries}')
@@ -75,7 +75,7 @@ def select_backbone(opt):
     """The Backbone of --arch without its weights; nothing is downloaded. Raises UserError for an unknown name."""
     module, name = find(opt.arch)
     if module in PREFIXES.values():
-        if name not in (names := module.names()):
+        if not name.startswith(getattr(module, 'SOURCES', ())) and name not in (names := module.names()):
             raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
     elif hasattr(module, 'Network'):

@@ -25,7 +25,7 @@ class InnerLevels(torch.nn.Module):
         self.names, self.features = [name_of(opt, block, backbone.network) for block in opt.cascade], {}
         for name in self.names:
             block = backbone.network.get_submodule(name)
-            block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix))
+            block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))
         with torch.no_grad():
             backbone.network.eval()(torch.zeros(1, 3, backbone.size, backbone.size))
         for block, name in zip(opt.cascade, self.names, strict=True):

@@ -25,15 +25,14 @@ class LowRank(torch.nn.Module):
 
 def adapt(opt, network):
     """
-    Sets requires_grad to False for every parameter, and adds trainable adapters of --lora_rank to the linear layers of
-    the attention. Raises UserError if there is no such layer.
+    Adds trainable adapters of --lora_rank to the linear layers of the attention. Raises UserError if there is no such
+    layer.
     """
     layers = [module for name, module in network.named_modules()
               if isinstance(module, torch.nn.Linear) and ADAPTED.fullmatch(name)]
     if not layers:
         raise UserError(f'--lora_rank {opt.lora_rank}: --arch {opt.arch} has no attention with linear layers qkv and '
                         'proj; choose a ViT of timm')
-    network.requires_grad_(False)
     for layer in layers:
         parametrize.register_parametrization(layer, 'weight', LowRank(layer.weight, opt.lora_rank))
 

@@ -1,8 +1,18 @@
-"""Any network of timm by name, as in --arch timm:vit_small_patch16_224_normalize."""
+"""
+Any network of timm by name, as in --arch timm:vit_small_patch16_224_normalize; or from a repository at Hugging Face
+(timm:hf-hub:OWNER/NAME) or a folder (timm:local-dir:FOLDER) with config.json and weights, as timm writes them.
+"""
+import json
+import sys
+from pathlib import Path
+
+from architectures import weights
 from architectures.embedding_network import Backbone
 from utilities.errors import UserError
 
 NAMES = 'timm.list_models()'
+SOURCES = ('hf-hub:', 'local-dir:')
+FILES = ('model.safetensors', 'pytorch_model.bin')                          # the weights in a folder, by priority
 
 
 def library():
@@ -28,18 +38,78 @@ def maps(network, images):
     return network.fc_norm(found) if getattr(network, 'fc_norm', None) else found
 
 
+def name_in_timm(opt, name):
+    """The name of the network; for one of SOURCES, the `architecture` in its config.json, which may be downloaded."""
+    source, _, place = name.partition(':')
+    if not name.startswith(SOURCES):
+        return name
+    try:
+        if source == 'hf-hub':
+            return library().models.load_model_config_from_hf(place)[1]
+        return json.loads((Path(place) / 'config.json').read_text(encoding='utf-8'))['architecture']
+    except KeyError:
+        raise UserError(f'--arch {opt.arch}: its config.json names no network of timm (architecture); for weights of '
+                        'another library, give --arch timm:NAME --weights FILE') from None
+    except Exception as error:  # the hub's client reports a missing repository or connection in its own ways
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        hint = ('download the repository on a machine with internet (hf download OWNER/NAME --local-dir FOLDER), and '
+                'give --arch timm:local-dir:FOLDER' if source == 'hf-hub' else
+                'give a folder as `hf download OWNER/NAME --local-dir FOLDER` makes it')
+        raise UserError(f'--arch {opt.arch}: its config.json could not be read: {first_line}\n{hint}') from None
+
+
+def state_of(name):
+    """The state dict of one of SOURCES, read safely. Raises UserError if a folder has no weights."""
+    source, _, place = name.partition(':')
+    if source == 'hf-hub':
+        return library().models.load_state_dict_from_hf(place, weights_only=True)
+    file = next((Path(place) / file for file in FILES if (Path(place) / file).exists()), None)
+    if file is None:
+        raise UserError(f'--arch timm:{name}: there is no {" or ".join(FILES)} in this folder; give --weights FILE')
+    return weights.read_state_dict(file)
+
+
+def converted(network, state):
+    """
+    Weights of the same network in another format -> weights with the network's names and position embeddings of its
+    grid, which timm resizes. Kernels of another patch size are not resized: they are another network's.
+    """
+    convert = getattr(sys.modules[type(network).__module__], 'checkpoint_filter_fn', None)
+    own, patches = network.state_dict(), 'patch_embed.proj.weight'
+    same_patches = patches not in state or patches in own and own[patches].shape == state[patches].shape
+    return convert(state, network) if convert and same_patches else state
+
+
+def check_size(opt, timm, network):
+    """Raises UserError for a size that is no multiple of the patch size; timm would ignore the rest of the image."""
+    patches = getattr(network, 'patch_embed', None)
+    if isinstance(patches, timm.layers.PatchEmbed) and not patches.dynamic_img_pad:
+        for flag in ('input_size', 'eval_size'):
+            side, size = patches.patch_size[0], getattr(opt, flag)
+            if size and size % side:
+                below, above = size // side * side, (size // side + 1) * side
+                raise UserError(f'--{flag} {size}: --arch {opt.arch} divides images into patches of {side} pixels; '
+                                f'give a multiple, such as {f"{below} or " if below else ""}{above}')
+
+
 def backbone(opt, name):
     """`name` without its classifier, with timm's own pooling."""
-    timm = library()
-    fixed_size = timm.get_pretrained_cfg(name).fixed_input_size
+    timm, own_name = library(), name_in_timm(opt, name)
+    if not timm.is_model(own_name):
+        raise UserError(f'--arch {opt.arch}: timm has no network {own_name}, which its config.json names')
+    fixed_size = timm.get_pretrained_cfg(own_name).fixed_input_size
     arguments = {'img_size': opt.input_size} if opt.input_size and fixed_size else {}
     network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    check_size(opt, timm, network)
     config = timm.data.resolve_model_data_config(network)
 
     def download():
+        if name.startswith(SOURCES):
+            return state_of(name)
         return timm.create_model(name, pretrained=True, num_classes=0, **arguments).state_dict()
 
     head = network.pretrained_cfg['classifier'] or ()
     return Backbone(network, opt.input_size or config['input_size'][1], tuple(config['mean']), tuple(config['std']),
                     head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download,
-                    maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0)
+                    converted=converted, maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0,
+                    takes_prompts=isinstance(network, timm.models.VisionTransformer | timm.models.Eva))

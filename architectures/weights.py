@@ -14,6 +14,7 @@ def load(opt, name, backbone):
     Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
+    If they do not fit, the network's library may convert them: names of another format, another grid of patches.
     Raises UserError if the weights are not available or do not fit.
     """
     if opt.weights:
@@ -27,6 +28,9 @@ def load(opt, name, backbone):
         state, source = download(name, backbone), f'the pretrained weights of {name}'
     state = {renamed(key, backbone.renamed): value for key, value in state.items()}
     own = backbone.network.state_dict()
+    fit = {key for key in own if key in state and own[key].shape == state[key].shape}
+    if backbone.converted and not fit == set(own) == {key for key in state if not key.startswith(backbone.head)}:
+        state = converted(state, source, name, backbone)
     misfits = [key for key in own if key in state and own[key].shape != state[key].shape]
     fitting = OrderedDict((key, value) for key, value in state.items() if key not in misfits)
     # Only the network's own version: MNASNet needs one, and layers without one convert the names of old weights.
@@ -38,6 +42,14 @@ def load(opt, name, backbone):
         if keys:
             raise UserError(f'{source}: they are not weights of {name}: they {problem} {", ".join(keys[:3])}'
                             + (f' and {len(keys) - 3} more' if len(keys) > 3 else ''))
+
+
+def converted(state, source, name, backbone):
+    try:
+        return backbone.converted(backbone.network, state)
+    except Exception as error:  # conversions of another network's weights fail in any way
+        raise UserError(f'{source}: they are not weights of {name}: the library cannot convert them '
+                        f'({type(error).__name__}: {error})') from None
 
 
 def renamed(key, prefixes):
@@ -74,6 +86,8 @@ def read_state_dict(path):
 def download(name, backbone):
     try:
         return backbone.download()
+    except UserError:
+        raise
     except Exception as error:  # each library reports a missing network in its own way
         url = getattr(backbone.download, 'url', None)
         first_line = next(iter(str(error).splitlines()), type(error).__name__)

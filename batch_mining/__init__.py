@@ -79,6 +79,14 @@ class Miners(list):
                 miner.update(validation_metrics)
 
 
+def log(miner):
+    """{'miner_<name>': scalar} of the dict `log` that a miner may have; of a sum's miners, 'miner_<place>_<name>'."""
+    if isinstance(miner, Miners):
+        return {f'miner_{place}_{name}': value for place, one in enumerate(miner)
+                for name, value in getattr(one, 'log', {}).items()}
+    return {f'miner_{name}': value for name, value in getattr(miner, 'log', {}).items()}
+
+
 def check_feedback(miner, images):
     """
     Raises UserError if the miner learns from validation metrics and the validation split does not define them.

@@ -52,7 +52,7 @@ from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
 from criteria.language_guidance import LanguageGuided
 from criteria.weighted_sum import WeightedSum
-from utilities import pml
+from utilities import pml, torch_losses
 from utilities.combination import Given, Miner, as_in_public_code, parts
 from utilities.errors import UserError, choose, undeclared_flags
 from utilities.parameter_groups import optimizers, own_groups, parameter_groups  # noqa: F401
@@ -137,7 +137,8 @@ def of_run(opt, batchminer, language=None):
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     miners = batchminer if len(flags) > 1 else [batchminer]
-    criteria = [build(part, miner, pml.arguments(opt, 'loss', position))
+    criteria = [build(part, miner, {library: pml.arguments(opt, 'loss', position, library)
+                                    for library in ('pml', 'torch')})
                 for position, (part, miner) in enumerate(zip(flags, miners, strict=True))]
     for flag, wrapper, where in (('xbm_size', CrossBatchMemory, supporting()),
                                  ('dr_weight', DirectionRegularised, 'losses that take a miner'),
@@ -198,7 +199,8 @@ def with_used_miners(opt):
 
 def takes_miner(part):
     """Whether a loss, or one inside it, takes a miner."""
-    return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_inner([part]))
+    return any(getattr(CRITERIA.get(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_inner([part])
+               if not one.loss.startswith(torch_losses.PREFIX))
 
 
 def required_inputs(opt, criterion=None):
@@ -234,11 +236,16 @@ def need_positives(opt):
     return [part.loss for part in with_inner(parts(opt)) if part.loss in CRITERIA and needs(CRITERIA[part.loss])]
 
 
-def build(opt, batchminer, pml_arguments):
-    """One criterion; with a memory bank if --xbm_size is set, and direction regularisation if --dr_weight is set."""
+def build(opt, batchminer, given):
+    """
+    One criterion; with a memory bank if --xbm_size is set, and direction regularisation if --dr_weight is set. given:
+    {library: the arguments of its loss}.
+    """
+    if opt.loss.startswith(torch_losses.PREFIX):
+        return fitted(torch_losses.Criterion(opt, given['torch']))
     if opt.loss.startswith(pml.PREFIX):
         miner = batchminer and Miner(batchminer, opt.batch_mining, takes_masks=True)
-        return fitted(pml.Criterion(opt, miner, pml_arguments))
+        return fitted(pml.Criterion(opt, miner, given['pml']))
     module = choose(CRITERIA, opt.loss, '--loss')
     if getattr(module, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
         if opt.unsupervised:
@@ -249,7 +256,7 @@ def build(opt, batchminer, pml_arguments):
     check_inputs(opt, module)
     direction = opt.dr_weight and module.REQUIRES_BATCHMINER
     if getattr(module, 'REQUIRES_CRITERIA', False):
-        return build_around(opt, module, batchminer, pml_arguments)
+        return build_around(opt, module, batchminer, given)
     if not module.REQUIRES_BATCHMINER:
         criterion = fitted(module.Criterion(as_in_public_code(opt)))
     else:
@@ -292,18 +299,18 @@ def check_inputs(opt, module):
         raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
 
 
-def build_around(opt, module, batchminer, pml_arguments):
+def build_around(opt, module, batchminer, given):
     """A criterion around other losses, each with its own memory bank and direction regularisation."""
     for flag in inner_flags(opt.loss):
         if getattr(CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
-        if not name.startswith(pml.PREFIX):
+        if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
             choose(CRITERIA, name, f'--{flag}')
 
     def inner(name, dim):
         own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim, 'cascade': [], 'daml': False})
         reads_loss = opt.batch_mining in ('npair', 'semihard')      # these miners read flags of their loss
-        return build(own, type(batchminer)(own) if reads_loss else batchminer, pml_arguments)
+        return build(own, type(batchminer)(own) if reads_loss else batchminer, given)
     return fitted(module.Criterion(opt, inner))
 
 

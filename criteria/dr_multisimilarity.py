@@ -74,6 +74,8 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
     >>> dr_multisimilarity_loss(batch, torch.tensor([0, 0, 1]), gamma=0.5)
     tensor(0.3000)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)

@@ -39,6 +39,8 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     >>> liftedstructure_loss(batch, torch.tensor([0, 0, 1]), neg_margin=2.0)
     tensor(1.2515)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         distances = root(*squared_distances(batch))

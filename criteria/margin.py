@@ -55,7 +55,8 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
                   negatives farther than β + margin.
         nu:       weight of the sum of the betas, which keeps them from growing.
         log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
-                  that violate the margin; with masks it receives nothing.
+                  that violate the margin, `violating_positives` and `violating_negatives`, the numbers of triplets
+                  whose positive and whose negative does; with masks it receives nothing.
 
     Returns: scalar, the mean of the non-zero terms among [ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ of all
     triplets; a differentiable zero if all terms are 0.
@@ -78,7 +79,8 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
             beta, far_weights, near_weights, n_triplets = beta.expand(len(triplets)), 1, 1, 1
             too_far, too_near = margin_violations(batch, triplets, beta, margin)
             if log is not None:
-                log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero())
+                log.update(tuples=len(triplets), active_tuples=(too_far + too_near).count_nonzero(),
+                           violating_positives=too_far.count_nonzero(), violating_negatives=too_near.count_nonzero())
         total = (too_far * far_weights + too_near * near_weights).sum() + nu * (beta * n_triplets).sum()
         count = ((too_far > 0) * far_weights + (too_near > 0) * near_weights).sum()
         return total / count.clamp(min=1) * (count > 0)

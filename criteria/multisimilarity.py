@@ -56,7 +56,8 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         thresh:     λ, the cosine that separates positives from negatives.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
                     the index [B] of each sample among them; by default the batch.
-        log:        a dict that receives `tuples`, the number of pairs that the mining keeps.
+        log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and how many of them are
+                    positive and negative, `violating_positives` and `violating_negatives`.
 
     Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /
     β; anchors without a positive or a negative add 0.
@@ -76,7 +77,9 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         same = labels[:, None] == reference_labels
         positives, negatives = mine_pairs(similarities.detach(), same.scatter(1, own[:, None], False), ~same, margin)
         if log is not None:
-            log.update(tuples=positives.count_nonzero() + negatives.count_nonzero())
+            n_positives, n_negatives = positives.count_nonzero(), negatives.count_nonzero()
+            log.update(tuples=n_positives + n_negatives, violating_positives=n_positives,
+                       violating_negatives=n_negatives)
         pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
         push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
         return (pull + push).mean()

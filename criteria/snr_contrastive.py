@@ -30,6 +30,8 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     >>> snr_contrastive_loss(batch, torch.tensor([0, 0, 1]), reg_lambda=0.3)
     tensor(1.6417)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         centred = batch - batch.mean(dim=1, keepdim=True)

@@ -33,6 +33,8 @@ def tcm_loss(batch, labels, margin_pos=0.9, margin_neg=0.5, weight_pos=1.0, weig
     >>> tcm_loss(batch, torch.tensor([0, 0, 1]))
     tensor(0.6000)
     """
+    if labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected labels [B] for embeddings [B, D], not {[*labels.shape]} for {[*batch.shape]}')
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         batch = F.normalize(batch, dim=1)

@@ -27,7 +27,8 @@ DATASETS = {
 class Data:
     """
     train:       the training images, with augmentation; empty where a data set without a training split is
-                 evaluated. With --unsupervised, each image is a class of its own.
+                 evaluated. With --unsupervised, each image is a class of its own; with --train_level, the classes are
+                 super-classes.
     evaluation:  {split: ImageSet} without augmentation, for each of 'train', 'val' and 'test' that exists.
     description: the classes and hashes of the splits, from splits.describe.
     """
@@ -59,13 +60,29 @@ def select(opt, input_size):
         from datasets import on_device  # imports torchvision, as slow as torch itself
         if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
             training = on_device.DevicePipeline(training, opt.device)
-    labelled = each_its_own_class(table) if opt.unsupervised else table
+    labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
     return Data(ImageSet(labelled, split.get('train', []), training, read), sets, splits.describe(sets))
 
 
 def each_its_own_class(table):
     """The table with each image in a class of its own, without super-classes."""
     return replace(table, classes=[f'{i:09}' for i in range(len(table.paths))], superclasses={}, coarser=[])
+
+
+def at_level(table, opt):
+    """The table with the super-classes of --train_level as classes, and the levels above as their super-classes."""
+    levels = [table.superclasses, *table.coarser]
+    if opt.train_level == 0:
+        return table
+    if opt.train_level > len(levels) or any(
+            levels[opt.train_level - 1].get(name) is None for name in table.classes):
+        n_levels = sum(all(level.get(name) is not None for name in table.classes) for level in levels)
+        raise UserError(f'--train_level {opt.train_level}: --dataset {opt.dataset} has {n_levels} levels of '
+                        'super-classes here; docs/data.md says which data sets have them')
+    own, *above = levels[opt.train_level - 1:]
+    above = [{own[name]: level[name] for name in own} for level in above]
+    return replace(table, classes=[own[name] for name in table.classes], superclasses=above[0] if above else {},
+                   coarser=above[1:])
 
 
 def pipelines(opt, input_size):

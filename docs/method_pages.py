@@ -1,9 +1,12 @@
 """
 `make docs`: a page for each loss, miner and sampler, made from the code, the parser, the rows of the study, the
 benchmarks and the recipes. mkdocs.yml names this file as a hook. The pages are not committed.
+
+`python docs/method_pages.py` writes hubconf.json, the defaults of losses and miners for hubconf.py.
 """
 import argparse
 import inspect
+import json
 import re
 import sys
 from functools import cache
@@ -168,11 +171,31 @@ def formula_of(text):
     return '\n\n'.join(part.replace('Returns: ', 'It returns ').strip() for part in parts if part.strip())
 
 
-def flags_table(kind, name):
+def flags_of(kind, name):
+    """The attributes of opt that a method reads by default, then its further flags."""
     start = {'losses': 'loss', 'miners': 'miner', 'samplers': 'data'}[kind]
     longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
     own = [flag for flag in actions() if flag.startswith(f'{start}_{name}_') and not flag.startswith(longer)]
-    flags = dict.fromkeys([*read_by(kind, name), *own])
+    return dict.fromkeys([*read_by(kind, name), *own])
+
+
+def defaults():
+    """The content of hubconf.json: file, defaults of the flags and further needs of each loss and miner."""
+    found = {}
+    for kind in ('losses', 'miners'):
+        folder, registry, _ = KINDS[kind]
+        for name, module in registry.items():
+            names = dict.fromkeys([*flags_of(kind, name), *re.findall(r'\bopt\.(\w+)', inspect.getsource(module))])
+            names.pop('loss', None)                                  # known from the loss that the miner is made for
+            found.setdefault(kind, {})[name] = {
+                'file': f'{folder}/{Path(module.__file__).name}',
+                'defaults': {flag: actions()[flag].default for flag in names if flag in actions()},
+                'needs': [flag for flag in names if flag not in actions()]}
+    return found
+
+
+def flags_table(kind, name):
+    flags = flags_of(kind, name)
     rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
     return study_page.markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
         'It has no flags.']
@@ -274,7 +297,8 @@ def page(kind, name):
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
-        '## In your own loop', '', '```python', snippet(kind, name).rstrip(), '```', '',
+        '## In your own loop', '', 'In one line: [own_loop.md](../../own_loop.md).' if kind != 'samplers' else '', '',
+        '```python', snippet(kind, name).rstrip(), '```', '',
         '## Recipes', '', *recipes(kind, name), '',
         '## Time', '', *measured(kind, name), '',
         '## Results', '', *results(kind, name), ''])
@@ -299,3 +323,7 @@ def on_page_markdown(markdown, page, **_):
         for name, module in registry.items():
             markdown = markdown.replace(f'](../{folder}/{Path(module.__file__).name})', f'](methods/{kind}/{name}.md)')
     return markdown
+
+
+if __name__ == '__main__':
+    (ROOT / 'hubconf.json').write_text(json.dumps(defaults(), indent=1, allow_nan=False) + '\n')

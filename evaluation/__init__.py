@@ -10,8 +10,10 @@ from evaluation.protocol import (
     check_metrics,
     embed_splits,
     evaluate,
+    of_level,
     split_of_pictures,
     splits_to_evaluate,
+    storage_metrics,
     validate,
     write_embeddings,
 )
@@ -20,5 +22,5 @@ from records.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
            'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'parse', 'projector', 'ranking', 'split_of_pictures', 'splits_to_evaluate', 'table',
-           'validate', 'write_embeddings']
+           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'split_of_pictures',
+           'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

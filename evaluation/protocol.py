@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from evaluation import geometry
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
+from records import columns
 from records.columns import Column
 from utilities import processes
 from utilities.errors import UserError, nearest
@@ -177,6 +178,20 @@ def superclasses_of(parts):
     return np.stack(levels, axis=1)
 
 
+def of_level(name):
+    """A name of --storage_metrics -> (metric, level): within_map_at_r -> (map_at_r, within)."""
+    _, metric, level = columns.parse(f'test_{name}')
+    return metric, level
+
+
+def storage_metrics(opt):
+    """The --storage_metrics; without the level class, metrics that name no level get the first --eval_level."""
+    if 'class' in opt.eval_level:
+        return opt.storage_metrics
+    return [name if of_level(name)[1] != 'class' else Column('', name, opt.eval_level[0]).at_split
+            for name in opt.storage_metrics]
+
+
 def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
     for name in opt.evaluation_metrics:
@@ -185,15 +200,20 @@ def check_metrics(opt):
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
+    is_training = not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap)
     for name in opt.storage_metrics:
-        if name not in opt.evaluation_metrics:
+        metric, level = of_level(name)
+        if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
                             f'{nearest(name, opt.evaluation_metrics)}')
-        if not parse(name)[1].select:
+        if not parse(metric)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
-    if 'class' not in opt.eval_level and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
-        raise UserError('--eval_level: a training run needs the level class, on which --storage_metrics are computed')
+        if is_training and level not in opt.eval_level:
+            raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated; add it to --eval_level')
+        if is_training and parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
+            raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
+                            'metric, or add class to --eval_level')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
         raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
 

@@ -2,7 +2,8 @@
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
 `sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
-`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema).
+`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), and `step_<name>` the
+mean of `train/<name>` over the training steps (--tuple_statistics).
 """
 import re
 from typing import NamedTuple
@@ -12,6 +13,7 @@ LEVELS = ('class', 'parent', 'within')
 LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
+STEP = 'step_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
 
@@ -98,6 +100,17 @@ def of_average(name):
     return EMA + name
 
 
+def of_steps(name):
+    """
+    The column of a mean over the steps of an epoch (--tuple_statistics), which is no metric of the training split; None
+    for other names.
+
+    >>> of_steps('train_grad_norm'), of_steps(LOSS), of_steps('lr/backbone'), parse('step_grad_norm')
+    ('step_grad_norm', None, None, None)
+    """
+    return None if name == LOSS or not name.startswith('train_') else STEP + name.removeprefix('train_')
+
+
 def interval(name):
     """The columns of the lower and the upper end of a metric's bootstrap interval."""
     return f'{name}_low', f'{name}_high'
@@ -111,9 +124,11 @@ def at_backend(name):
     """
     The name at the backends.
 
-    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi')
-    ('test/e_recall@1', 'lr', 'test/nmi/sem')
+    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi'), at_backend('step_grad_norm')
+    ('test/e_recall@1', 'lr', 'test/nmi/sem', 'train/grad_norm')
     """
+    if name.startswith(STEP):
+        return f'train/{name.removeprefix(STEP)}'
     for prefix in (SEM, EMA):
         if name.startswith(prefix):
             return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'

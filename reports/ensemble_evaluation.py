@@ -118,7 +118,8 @@ def values_of(opt, ensemble, state, bar):
 def network(opt, member, state):
     """(opt, Parts) of a member: as main.py --evaluate has them, or as they were before the training."""
     given = {name: getattr(opt, name) for name in MACHINE}
-    metrics = list(dict.fromkeys([*opt.evaluation_metrics, *member.run.flags['storage_metrics']]))
+    metrics = list(dict.fromkeys([*opt.evaluation_metrics, *(
+        evaluation.of_level(name)[0] for name in member.run.flags['storage_metrics'])]))
     start = ['--evaluate', str(member.checkpoint)] if state == 'trained' else ['--reproduce', member.run.where]
     own = parameters.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
                             '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])

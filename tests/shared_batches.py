@@ -55,6 +55,8 @@ TRAINED = LOSSES | {
     'memory of a sum': '--loss supcon+softmax --batch_mining none --xbm_size 33',
     'direction': '--loss triplet --batch_mining semihard --dr_weight 0.3',
     'moments of the memory bank': '--data_sampler d2_coreset --data_mb_mom 0.5 --data_idx_full_prec',
+    'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --optim rmsprop '
+                               '--embed_optim adam --loss_optim sgd --loss_momentum 0 --clip_grad 0.1',
     'pml': '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1',
     'pml with a miner': '--loss pml:TripletMarginLoss --batch_mining pml:TripletMarginMiner',
     'features and layer': '--loss features_and_layer --batch_mining none',

@@ -142,6 +142,53 @@ def test_eps_and_betas_reach_adam(opt):
             assert {(group['eps'], group['betas']) for group in optimizer.param_groups} == {expected}
 
 
+# Optimizers of the parts
+
+def after_steps(opt, n=3, **flags):
+    """The parameters of network and loss after n steps with given gradients, by name, and the Schedule."""
+    flags = opt(arch='conv4', not_pretrained=True, lr=.1, fc_lr=.05, decay=.01, loss='softmax', loss_softmax_lr=.2,
+                loss_decay=.02, scheduler='step', tau=[1], **flags)
+    torch.manual_seed(0)
+    model = architectures.select(flags)
+    criterion = criteria.select(flags, None)
+    optimizer, schedule = optimization.select(flags, model, criterion)
+    named = dict(model.named_parameters()) | {f'criterion.{name}': p for name, p in criterion.named_parameters()}
+    for step in range(1, n + 1):
+        schedule.at(step)
+        for parameter in named.values():
+            parameter.grad = torch.randn_like(parameter)
+        for one in (optimizer, *schedule.further.values()):
+            one.step()
+    return {name: parameter.detach() for name, parameter in named.items()}, schedule
+
+
+@pytest.mark.parametrize('kind', ['adam', 'sgd', 'rmsprop'])
+def test_one_optimizer_or_one_per_part_of_the_same_kind_give_the_same_bits(kind, opt):
+    together, schedule = after_steps(opt, optim=kind)
+    apart, divided = after_steps(opt, optim=kind, embed_optim=kind, loss_optim=kind)
+    assert not schedule.further and [*divided.further] == ['embed_optimizer', 'loss_optimizer']
+    assert all(torch.equal(together[name], apart[name]) for name in together)
+    assert schedule.rates() == divided.rates()
+    assert divided.rates()['lr/embedding'] == pytest.approx(.05 * .3)
+
+
+def test_each_part_has_the_steps_of_its_own_optimizer(opt):
+    """The parts of a run with three kinds are those of three runs with one kind each; SGD without momentum is a sum."""
+    mixed, schedule = after_steps(opt, optim='rmsprop', embed_optim='adam', loss_optim='sgd', loss_momentum=0.)
+    assert {type(one).__name__ for one in schedule.further.values()} == {'Adam', 'SGD'}
+    for prefix, flags in (('backbone', {'optim': 'rmsprop'}), ('f_embed', {'optim': 'adam'}),
+                          ('criterion', {'optim': 'sgd', 'momentum': 0.})):
+        alone, _ = after_steps(opt, **flags)
+        own = [name for name in mixed if name.startswith(prefix)]
+        assert own and all(torch.equal(mixed[name], alone[name]) for name in own)
+
+
+def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
+    flags = opt(arch='conv4', not_pretrained=True, loss='triplet', loss_optim='sgd')
+    model = architectures.select(flags)
+    assert not optimization.select(flags, model, criteria.select(flags, lambda *_: None))[1].further
+
+
 # The moving average of the weights
 
 @pytest.mark.parametrize('decay', [0., .3, .9, 1.])

@@ -390,3 +390,33 @@ def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
 ])
 def test_flags_with_an_effect_or_a_default_value_are_not(command):
     assert idle(command) == []
+
+
+# Arguments of the losses of libraries
+
+@pytest.mark.parametrize('files, command, expected', [
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32, swap: true}}', 'loss_pml_args: [{margin: 0.1}]'], '',
+     [{'alpha': 32, 'swap': True, 'margin': .1}]),
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss_pml_args "{margin: 0.1, alpha: 8}"',
+     [{'alpha': 8, 'margin': .1}]),
+    (['loss_pml_args: {alpha: 32}', 'loss: "pml:X"'], '', [{'alpha': 32}]),                # the loss is named later
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss_pml_args', []),
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}', 'loss_pml_args: []'], '--loss_pml_args "{a: 1}"', [{'a': 1}]),
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y', []),          # another loss, other arguments
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y --loss_pml_args "{a: 1}"', [{'a': 1}]),
+    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:X --loss_pml_args "{a: 1}"', [{'alpha': 32, 'a': 1}]),
+    (['{loss: "pml:X+pml:Y", loss_pml_args: [{a: 1}, {b: 2}]}'], '--loss_pml_args "{c: 3}"',
+     [{'a': 1, 'c': 3}, {'b': 2, 'c': 3}]),
+    (['{loss: "pml:X+pml:Y", loss_pml_args: [{a: 1}]}'], '--loss_pml_args "{b: 1}" "{b: 2}"',
+     [{'a': 1, 'b': 1}, {'a': 1, 'b': 2}]),
+    (['{loss: "pml:X", loss_pml_args: {d: {LpDistance: {power: 2}}}}'], '--loss_pml_args "{d: {CosineSimilarity: {}}}"',
+     [{'d': {'CosineSimilarity': {}}}]),
+    ([], '--loss_pml_args "{a: 1}" "{a: 2}"', [{'a': 1}, {'a': 2}]),
+])
+def test_arguments_of_a_librarys_loss_are_merged_by_key(files, command, expected, tmp_path):
+    for number, text in enumerate(files):
+        (tmp_path / f'{number}.yaml').write_text(text)
+    configs = ' '.join(f'{tmp_path / str(number)}.yaml' for number in range(len(files)))
+    opt = parse(f'{"--config " * bool(files)}{configs} {command}')
+    assert opt.loss_pml_args == expected
+    assert parameters.parse([], parameters.settings_of(opt)).loss_pml_args == expected     # as a resumed run reads them

@@ -117,7 +117,8 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
 @pytest.mark.parametrize('flags', [
     '--loss margin+proxyanchor --loss_weights 1 0.5 --batch_mining distance+none --loss_proxyanchor_lrmulti 10',
     '--loss contrastive+softmax --batch_mining all --xbm_size 50 --xbm_start 2',
-    '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1 --loss_pml_args "{softmax_scale: 2}"',
+    '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1 --loss_pml_args "{softmax_scale: 2}" '
+    '--optim rmsprop --embed_optim adam --loss_optim sgd --scheduler cosine',
     '--loss triplet --batch_mining pml:MultiSimilarityMiner --dr_weight 0.3',
     '--cascade 1 2 --embed_dim 24 --loss margin+softmax --batch_mining distance+none',
     '--daml --daml_layers 20 --daml_delay 4 --loss margin+softmax --batch_mining distance+none',

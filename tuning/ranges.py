@@ -15,6 +15,7 @@ from optuna.distributions import (
 import parameters
 from utilities import command_line
 from utilities.errors import UserError, nearest
+from utilities.manual import facts
 
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 TUNABLE = ('network', *TRAINING)
@@ -37,14 +38,39 @@ def parse_all(tune):
 def parse(words):
     """The words after one --tune -> (flag, distribution). Raises UserError."""
     parser, (flag, *rest) = parameters.build(), words
-    flags = {action.dest for action in parser._actions}
-    if flag not in flags:
-        raise UserError(f'--tune {flag}: unknown flag{nearest(flag, flags)}')
-    if flag in NOT_TUNABLE or flag not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
+    flags, name = {action.dest: facts(action) for action in parser._actions}, name_of(flag)
+    if name not in flags:
+        raise UserError(f'--tune {flag}: unknown flag{nearest(name, flags)}')
+    if name != flag and not flags[name].arguments_of:
+        raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
+    if name in NOT_TUNABLE or name not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers
     return flag, make(parser, flag, rest, f'--tune {" ".join(words)}')
+
+
+def name_of(flag):
+    """The flag of main.py that a tuned value belongs to: loss_pml_args.alpha is an argument in --loss_pml_args."""
+    return flag.partition('.')[0]
+
+
+def settings_of(params):
+    """
+    The tuned values as flags of main.py.
+
+    >>> settings_of({'lr': 0.1, 'loss_pml_args.alpha': 2, 'loss_pml_args.swap': 'true'})
+    {'lr': 0.1, 'loss_pml_args': [{'alpha': 2, 'swap': True}]}
+    """
+    settings = {}
+    for flag, value in params.items():
+        name, _, argument = flag.partition('.')
+        if argument:
+            mapping, = settings.setdefault(name, [{}])
+            mapping[argument] = command_line.read_yaml(value) if isinstance(value, str) else value
+        else:
+            settings[name] = value
+    return settings
 
 
 def choices(parser, flag, rest, where):
@@ -73,7 +99,7 @@ def numbers(parser, flag, rest, where):
         raise UserError(f'{where}: LOW must be less than HIGH')
     if 'log' in scale and low <= 0:
         raise UserError(f'{where}: a log range must begin above 0')
-    type_of_flag = next(action.type for action in parser._actions if action.dest == flag)
+    type_of_flag = next(action.type for action in parser._actions if action.dest == name_of(flag))
     if kind is float and getattr(type_of_flag, '__name__', '') == 'INT':
         raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
     for end in (low, high):
@@ -85,7 +111,7 @@ def numbers(parser, flag, rest, where):
 def require_accepted(parser, flag, value, where):
     """Raises UserError where main.py would refuse the value of the flag."""
     try:
-        parser.parse_args(command_line.tokens({flag: value}))
+        parser.parse_args(command_line.tokens(settings_of({flag: value})))
     except UserError as error:
         raise UserError(f'{where}: {error}') from None
 

@@ -7,9 +7,11 @@ import optuna
 import yaml
 from optuna.trial import TrialState
 
+import parameters
 from evaluation import titles
 from records.columns import Column
-from tuning import trials
+from tuning import ranges, trials
+from utilities import command_line
 from utilities.files import write_csv, write_text
 
 
@@ -40,12 +42,19 @@ def summarise(search, study):
                        f'{len(search.folds)} folds. Tuned: {", ".join(search.tuned)}.\n'
                        '# A fold of it: main.py --config best.yaml --fold 0. A plain run on the test classes: '
                        'main.py --config best.yaml --split_scheme half --splits_to_eval test\n'
-                       + yaml.safe_dump(best.params | search.settings, sort_keys=False, allow_unicode=True, width=120))
+                       + yaml.safe_dump(whole(search, best), sort_keys=False, allow_unicode=True, width=120))
         if not search.opt.keep_checkpoints:
             name_of_best = best and trials.name_of(best)
             for name in {trials.name_of(trial) for trial in over} - {name_of_best}:
                 for file in (search.folder / 'trials').glob(f'*/{name}_fold*/checkpoint_*.pt'):
                     file.unlink(missing_ok=True)
+
+
+def whole(search, trial):
+    """{flag: value}: the tuned flags of a trial, then the other flags of its runs."""
+    tuned = ranges.settings_of(trial.params)
+    merged = command_line.merged(parameters.build(), search.settings, tuned)
+    return {name: merged[name] for name in tuned | search.settings}
 
 
 def row_of(search, trial):

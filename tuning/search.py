@@ -72,7 +72,8 @@ class Search:
         parser = parameters.build()
         machine = {name: value for name, value in vars(self.main).items()
                    if name in parameters.flags_with('machine') and value != parser.get_default(name)}
-        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(params), f'--fold={fold}',
+        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.settings_of(params)),
+                 f'--fold={fold}',
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
                  f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
 
@@ -104,7 +105,8 @@ def parse(opt, others):
     tuned = ranges.parse_all(opt.tune)
     search = Search(opt, main, tuned, slots.of_flags(opt))
     for ends in zip(*(ranges.ends_of(distribution) for distribution in tuned.values()), strict=True):
-        parameters.parse([*others, *command_line.tokens(dict(zip(tuned, ends, strict=True)))], DEFAULTS)
+        settings = ranges.settings_of(dict(zip(tuned, ends, strict=True)))
+        parameters.parse([*others, *command_line.tokens(settings)], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
         train = datasets.splits.split(argparse.Namespace(**vars(main) | {'fold': fold}), table)['train']

@@ -2,10 +2,9 @@
 import argparse
 import inspect
 
-import numpy as np
 import torch
 
-from utilities.errors import UserError
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
 
 
 def parts(opt):
@@ -60,6 +59,8 @@ def lists_of(positives, negatives, name):
     negatives. Positives and negatives are lists of A arrays, or arrays [A, n] if every anchor has n. For the miner
     npair, which gives one positive per anchor, the positives are a list of A indices.
     """
+    import numpy as np  # here, since hubconf.py needs torch only
+
     def indices_of(mask):
         rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
         # torch takes a short list of arrays for a tuple of indices
@@ -146,7 +147,7 @@ def in_tensors(mined, batch):
 
 def described(value):
     """What a miner returned: 'Tensor of float32 [4, 2]', 'list of 3, the first int', 'dict'."""
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if hasattr(value, 'dtype') and hasattr(value, 'shape'):            # a tensor or an array
         return f'{type(value).__name__} of {str(value.dtype).removeprefix("torch.")} {[*value.shape]}'
     if isinstance(value, list | tuple) and len(value):
         return f'{type(value).__name__} of {len(value)}, the first {described(value[0])}'

@@ -208,6 +208,33 @@ def given(parser, arguments):
     return {name: value for name, value in vars(parser.parse_args(arguments, start)).items() if value is not unset}
 
 
+def merged(parser, earlier, later):
+    """
+    Two sources of settings, {flag: value}: a value in `later` replaces the value in `earlier`. Of a flag of YAML
+    mappings, the mappings are merged by key, unless the later source gives none or names another method.
+    """
+    result = earlier | later
+    for action in parser._actions:
+        name, method = action.dest, facts(action).arguments_of
+        if not method or name not in earlier:
+            continue
+        if earlier.get(method) != later.get(method, earlier.get(method)) and method in earlier:
+            result[name] = later.get(name, [])
+        elif later.get(name):
+            result[name] = merged_mappings(earlier[name], later[name])
+    return result
+
+
+def merged_mappings(earlier, later):
+    """Two lists of mappings, merged by key one by one; a single mapping is merged with each of the other list."""
+    earlier, later = ([value] if isinstance(value, dict) else value or [] for value in (earlier, later))
+    n = max(len(earlier), len(later))
+    if not earlier or {len(earlier), len(later)} - {1, n}:
+        return later
+    return [first | second for first, second in zip(earlier * (n // len(earlier)), later * (n // len(later)),
+                                                    strict=True)]
+
+
 def tokens(settings, parser=None):
     """
     {flag: value} -> the arguments that set these flags. None and empty lists give no argument, except that an empty
@@ -215,6 +242,7 @@ def tokens(settings, parser=None):
     """
     arguments, without_value = [], {action.dest for action in parser._actions if action.nargs == '*'} if parser else ()
     for name, value in settings.items():
+        value = [value] if isinstance(value, dict) else value
         if isinstance(value, list):
             values = [json.dumps(item) if isinstance(item, dict) else str(item) for item in value]
             # argparse reads a value that begins with a dash as a flag, but not one that begins with a space

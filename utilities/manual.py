@@ -56,15 +56,16 @@ class Facts:
     common:    most runs set it.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
+    arguments_of: the flag of the method whose arguments it gives as YAML mappings; these are merged by key over files.
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
     def __init__(self, effect=None, never=None, of=None, resumable=False, machine=False, mode=False, untrained=False,
-                 common=False, obsolete=False, names=None, secret=None):
+                 common=False, obsolete=False, names=None, arguments_of=None, secret=None):
         self.effect, self.never, self.of = effect, never, of
         self.resumable, self.machine, self.mode = resumable or machine, machine, mode
         self.untrained, self.common, self.obsolete = untrained, common, obsolete
-        self.names, self.secret = names, secret
+        self.names, self.arguments_of, self.secret = names, arguments_of, secret
 
 
 NOTHING = Facts()

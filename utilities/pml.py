@@ -6,6 +6,7 @@ import itertools
 import torch
 
 from utilities.errors import RunFailed, UserError
+from utilities.tuple_statistics import collected, of_library
 
 PREFIX = 'pml:'
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
@@ -15,13 +16,15 @@ STATEFUL = {'CrossBatchMemory': 'earlier batches; the memory bank of this progra
             'DynamicSoftMarginLoss': 'a histogram of earlier batches, with the graph of their gradients'}
 
 
-def arguments(opt, kind, index):
-    """The mapping of --<kind>_pml_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses."""
-    given = getattr(opt, f'{kind}_pml_args')
+def arguments(opt, kind, index, library='pml'):
+    """
+    The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
+    """
+    given = getattr(opt, f'{kind}_{library}_args')
     names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
-    wanted = [i for i, name in enumerate(names) if name.startswith(PREFIX)]
+    wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
     if given and len(given) not in (1, len(wanted)):
-        raise UserError(f'--{kind}_pml_args: expected one mapping for each {PREFIX}NAME ({len(wanted)}), not '
+        raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')
     if len(given) <= 1 or index not in wanted:
         return given[0] if given else {}
@@ -101,12 +104,19 @@ class Criterion(torch.nn.Module):
     def __init__(self, opt, batchminer, given):
         super().__init__()
         known = {'num_classes': opt.n_classes, 'embedding_size': opt.embed_dim}
-        self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
+        self.has_log = opt.tuple_statistics
+        with collected(self.has_log):
+            self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
         self.lr = opt.lr if opt.loss_pml_lr < 0 else opt.loss_pml_lr
         self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        value = self.value(batch, labels)
+        self.log = of_library(self.loss) if self.has_log else {}
+        return value
+
+    def value(self, batch, labels):
         batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
         with torch.autocast(batch.device.type, enabled=False):
             if self.batchminer is None:
@@ -123,11 +133,14 @@ class BatchMiner:
     """
 
     def __init__(self, opt, given):
-        self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
+        self.has_log, self.log = opt.tuple_statistics, {}
+        with collected(self.has_log):
+            self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
 
     @torch.no_grad()
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
+        self.log = of_library(self.miner) if self.has_log else {}
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)

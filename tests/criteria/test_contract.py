@@ -79,11 +79,15 @@ def test_the_counts_of_the_log(opt):
     criterion, _ = cases.build(cases.flags_of(opt, 'margin', {}), cases.every_triple)
     cases.fast(criterion, batch, labels)
     assert {key: int(count) for key, count in criterion.log.items()} == {
-        'tuples': len(triplets), 'active_tuples': sum(violating)}
+        'tuples': len(triplets), 'active_tuples': sum(violating),
+        'violating_positives': sum(d[a][p] > 1. for a, p, _ in triplets),
+        'violating_negatives': sum(d[a][n] < 1.4 for a, _, n in triplets)}
     criterion, _ = cases.build(cases.flags_of(opt, 'multisimilarity', {}))
     cases.fast(criterion, batch, labels)
     kept = batch_mining.multisimilarity.multisimilarity_pairs(batch, labels, .1)
-    assert {key: int(count) for key, count in criterion.log.items()} == {'tuples': int(sum(kept).sum())}
+    assert {key: int(count) for key, count in criterion.log.items()} == {
+        'tuples': int(sum(kept).sum()), 'violating_positives': int(kept[0].sum()),
+        'violating_negatives': int(kept[1].sum())}
 
 
 # Repeated functions

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / 'docs' / 'losses.md').read_text()
 ROWS = {row.split(']')[0].removeprefix('| ['): row for row in TEXT.partition('## Where public')[0].splitlines()
         if row.startswith('| [')}
-OTHERS = {'loss_weights', 'loss_decay', 'loss_pml_args', 'loss_pml_lr'}                   # of no single loss
+OTHERS = {'loss_weights', 'loss_decay', 'loss_optim', 'loss_momentum', 'loss_pml_args', 'loss_pml_lr',
+          'loss_torch_args', 'loss_torch_lr'}                                              # of no single loss
 
 
 def actions():

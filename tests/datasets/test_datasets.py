@@ -180,6 +180,16 @@ def test_nested_folders_are_superclasses(opt, tmp_path):
     assert data.train.levels == [['birds/gulls', 'birds/owls', 'birds/owls', 'mammals/cats'],
                                  ['birds', 'birds', 'birds', 'mammals']]
     assert data.train.superclass_labels.tolist() == [[0, 0], [1, 0], [1, 0], [2, 1]]
+    flags = {'split_scheme': 'half', 'test_size': 0}
+    coarser = select(opt, tmp_path, 'folder', train_level=1, **flags)
+    assert coarser.train.class_names == ['birds/gulls', 'birds/owls', 'mammals/cats']
+    assert coarser.train.labels.tolist() == [0, 0, 1, 1, 1, 1, 2, 2] and coarser.train.paths == data.train.paths
+    assert coarser.train.superclass_labels.tolist() == [[0], [0], [1]]
+    assert coarser.evaluation['train'].class_names == data.train.class_names and coarser.description == data.description
+    coarsest = select(opt, tmp_path, 'folder', train_level=2, **flags).train
+    assert coarsest.class_names == ['birds', 'mammals'] and coarsest.superclass_labels is None
+    with pytest.raises(UserError, match='--train_level 3: --dataset folder has 2 levels of super-classes here'):
+        select(opt, tmp_path, 'folder', train_level=3, **flags)
     write(tmp_path / 'images' / 'fish' / 'perch' / '0.png')
     with pytest.raises(UserError, match='must all be in the same number of folders .* unlike'):
         select(opt, tmp_path, 'folder')

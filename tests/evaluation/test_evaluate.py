@@ -1,6 +1,7 @@
 """The evaluation's flags in whole runs: what is embedded, what it is searched in, intervals, pictures."""
 import csv
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -84,11 +85,22 @@ def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
                      'within_e_recall@1', 'within_mAP']
     assert float(row['test_parent_e_recall@1']) >= float(row['test_e_recall@1'])
     assert float(row['test_within_mAP']) >= float(row['test_mAP'])                # fewer rivals
-    assert run(*quick, '--eval_level', 'parent') == 2
-    assert '--eval_level: a training run needs the level class' in capsys.readouterr().err
+    assert run(*quick, '--storage_metrics', 'parent_e_recall@1') == 2
+    assert '--storage_metrics parent_e_recall@1: the level parent is not evaluated; add' in capsys.readouterr().err
+    assert run(*quick, '--eval_level', 'within', '--storage_metrics', 'nmi') == 2
+    assert '--storage_metrics within_nmi: nmi is not computed at the level within' in capsys.readouterr().err
     assert run(*quick, '--eval_level', 'class', 'parent') == 2
     assert '--eval_level class parent: --dataset folder has no super-classes' in capsys.readouterr().err
     folder = tmp_path / 'runs' / 'online_products' / 'quick_s1'
+    alone = [*quick, '--dataset', 'online_products', '--source_path', products, '--no_train_metrics', '--eval_level',
+             'within', '--evaluation_metrics', 'e_recall@1', 'mAP', '--train_level', '1', '--bs', '4',
+             '--group', 'alone']
+    assert run(*alone, '--n_epochs', '1') == 0
+    assert run('--resume', folder.with_name('alone_s1'), '--n_epochs', '2') == 0
+    summary = json.loads((folder.with_name('alone_s1') / 'summary.json').read_text())
+    assert summary['selected_by'] == 'within_e_recall@1' and 'test_e_recall@1' not in summary['last_epoch']
+    assert summary['best_on_test']['test_within_e_recall@1'] >= float(row['test_within_e_recall@1'])     # of epoch 0
+    assert (folder.with_name('alone_s1') / 'checkpoint_test_within_e_recall@1.pt').exists()
     few = ['--evaluate', folder, '--eval_reference', 'train', '--evaluation_metrics', 'e_recall@1']
     assert run(*few, '--eval_level', 'parent') == 0               # training and test classes share super-classes
     assert 0 < float(printed_metrics(capsys.readouterr().out)['test_parent_e_recall@1']) <= 1

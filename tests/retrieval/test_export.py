@@ -21,7 +21,8 @@ SIZE = 64
 NETWORKS = {'conv4': [], 'resnet50_frozen_normalize': ['--pool', 'gem'],
             'mobilenet_v2_normalize': ['--embed_layers', '32'],
             'bninception_normalize': ['--embed_norm', 'layer', '--pool', 'avg'],
-            'timm:vit_tiny_patch16_224_normalize': ['--lora_rank', '2', '--pool', 'token_patches']}
+            'timm:vit_tiny_patch16_224_normalize': [
+                '--lora_rank', '2', '--prompts', '3', '--prompt_depth', '2', '--pool', 'token_patches']}
 
 
 @pytest.fixture

@@ -1,13 +1,15 @@
 """Hyperparameter_Search.py: what it refuses, what it finds, and how a study is extended."""
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 
 import Hyperparameter_Search
 import parameters
 from tests.tuning.stub import TUNE, table_of
-from tuning import optimize, search, status
+from tuning import optimize, report, search, status
 from utilities.errors import UserError
 
 
@@ -183,3 +185,16 @@ def test_the_progress_of_a_trial_names_folds_and_epochs(flags, stub, monkeypatch
         search, study, trial, lambda text: [texts.append(text), progress(text)]))
     assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '1']) == 0
     assert len(texts) == len(set(texts)) > 1 and texts[-1] == 'fold 0: epoch 2/2, fold 1: epoch 2/2'
+
+
+def test_tuned_arguments_of_a_loss_are_merged_with_the_given_ones(flags):
+    at = flags.index('--loss')
+    arguments = [*flags[:at], *flags[at + 2:], '--loss', 'pml:TripletMarginLoss', '--loss_pml_args', '{swap: true}',
+                 '--tune', 'loss_pml_args.margin', '0.1', '0.3']
+    found = search.parse(*Hyperparameter_Search.build().parse_known_args(arguments))
+    found.folder.mkdir()
+    (found.folder / 'base.yaml').write_text(yaml.safe_dump(found.settings))
+    for command in found.commands({'loss_pml_args.margin': .25}, 'trial', 'trials'):
+        assert parameters.parse(command).loss_pml_args == [{'swap': True, 'margin': .25}]
+    best = report.whole(found, SimpleNamespace(params={'loss_pml_args.margin': .25}))
+    assert next(iter(best.items())) == ('loss_pml_args', [{'swap': True, 'margin': .25}])

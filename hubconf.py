@@ -1,0 +1,232 @@
+"""
+torch.hub: one loss, one miner or a trained network in a program of your own (docs/own_loop.md).
+
+The files of losses and miners are loaded under private names, so that `import datasets` or `import evaluation` still
+finds your package. hubconf.json has the defaults of parameters.py; `python docs/method_pages.py` writes it.
+"""
+import importlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import types
+
+import torch
+
+dependencies = ['torch']
+_ROOT = pathlib.Path(__file__).resolve().parent
+_METHODS = json.loads((_ROOT / 'hubconf.json').read_text())     # {'losses', 'miners': {name: file, defaults, needs}}
+_KIND = {'losses': 'criterion', 'miners': 'miner'}
+
+
+def criterion(loss, miner=None, **settings):
+    """
+    A loss with the defaults of main.py.
+
+    Args:
+        loss:     a name of docs/losses.md; no sum of losses and no `pml:NAME`.
+        miner:    for a loss that takes one: a name of docs/miners.md, or a callable (batch [B, D], labels [B]) ->
+                  triplets [T, 3] or two masks [B, B].
+        settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
+                  what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
+                  features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels], `lr`.
+
+    Returns: a torch.nn.Module, criterion(batch=, labels=) -> scalar. docs/extending.md lists further keywords that
+    some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].
+
+    Raises TypeError for settings that are unknown or missing, and ValueError for unknown names; a call raises
+    TypeError or ValueError for a wrong batch or wrong labels.
+    """
+    inner = _inner(loss, settings)
+    if miner is not None and not any(_module('losses', name).REQUIRES_BATCHMINER for name in inner or [loss]):
+        raise ValueError(f'criterion {loss!r} takes no miner')
+    others = [*(('losses', name) for name in inner), ('miners', miner)]
+    opt, module = _namespace('losses', loss, settings, others)
+    try:
+        built = _built(opt, module, loss, miner)
+    except AttributeError as error:
+        if not isinstance(error.obj, types.SimpleNamespace):
+            raise
+        raise TypeError(f'criterion {loss!r}: give {error.name}') from None
+    n_classes = getattr(opt, 'n_classes', None)
+    built.register_forward_pre_hook(
+        lambda _, arguments, named: _check_batch(*_called_with(*arguments, **named), n_classes), with_kwargs=True)
+    return built
+
+
+def miner(name, masks=False, **settings):
+    """
+    A miner with the defaults of main.py.
+
+    Args:
+        name:     a name of docs/miners.md.
+        masks:    whether miners that select pairs (docs/miners.md) return masks of positive and negative pairs, two
+                  bool [B, B], instead of the triplets that these make.
+        settings: flags of the miner, with or without `miner_<name>_`.
+
+    Returns: a callable, (batch [B, D], labels [B]) -> triplets (anchor, positive, negative), int64 [T, 3].
+
+    Raises: as criterion().
+    """
+    opt, _ = _namespace('miners', name, settings)
+    mined = _miner(opt, name, masks)
+
+    def mine(batch, labels):
+        _check_batch(batch, labels)
+        return mined(batch, labels)
+    return mine
+
+
+def network(run_or_export, device='cpu'):
+    """
+    A trained network, without a package of this code base in the calling process.
+
+    Args:
+        run_or_export: a file of main.py --export (.pt2 or .onnx); or a run folder or checkpoint, which another process
+                       exports to a temporary .pt2 first, with the packages of requirements.txt.
+        device:        where it computes; .onnx: `cpu` only, with the package onnxruntime.
+
+    Returns: a torch.nn.Module, uint8 RGB images [B, 3, S, S] -> embeddings [B, D], without gradients. Its attribute
+    `description` is a dict: `input`, `before` (how images are resized and cropped before), `network` (a checksum).
+
+    Raises ValueError with the message of main.py where a run cannot be exported, and where `device` does not fit.
+    """
+    path = pathlib.Path(run_or_export)
+    if path.suffix == '.onnx':
+        if torch.device(device).type != 'cpu':
+            raise ValueError(f'{path}: device {device}: .onnx files compute on the CPU here; export a .pt2')
+        return _Onnx(path)
+    if path.suffix == '.pt2':
+        return _exported(path, device)
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / 'network.pt2'
+        done = subprocess.run([sys.executable, str(_ROOT / 'main.py'), '--export', str(path), str(file)],
+                              capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f'{path}: it cannot be exported: {done.stderr.strip()}')
+        return _exported(file, device)
+
+
+def _check_batch(batch, labels, n_classes=None):
+    """
+    Raises TypeError for labels that are not integers; ValueError for shapes other than [B, D] and [B], for two devices,
+    and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does not wait.
+    """
+    if batch.dim() != 2 or labels.shape != batch.shape[:1]:
+        raise ValueError(f'expected embeddings [B, D] and labels [B], not {[*batch.shape]} and {[*labels.shape]}')
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
+    if labels.device != batch.device:
+        raise ValueError(f'the embeddings are on {batch.device} and the labels on {labels.device}')
+    if n_classes is not None and labels.device.type in ('cpu', 'cuda') and len(labels):
+        in_range = (labels.clamp(0, n_classes - 1) == labels).all()
+        if labels.is_cuda:
+            torch._assert_async(in_range, f'expected labels from 0 to {n_classes - 1}')
+        elif not in_range:
+            raise ValueError(f'expected labels from 0 to {n_classes - 1}, not {labels.min()} to {labels.max()}')
+
+
+def _called_with(batch, labels, **more):
+    return batch, labels
+
+
+def _import(package, stem):
+    """A file of `package`, without its __init__.py, under a private name that two checkouts do not share."""
+    private = 'hub_' + re.sub(r'\W', '_', f'{_ROOT}_{package}')
+    if private not in sys.modules:
+        sys.modules[private] = types.ModuleType(private)
+        sys.modules[private].__path__ = [str(_ROOT / package)]
+    return importlib.import_module(f'{private}.{stem}')
+
+
+def _find(kind, name):
+    if name not in _METHODS[kind]:
+        raise ValueError(f'{_KIND[kind]} {name!r}: unknown; choose from {", ".join(_METHODS[kind])}')
+    return _METHODS[kind][name]
+
+
+def _module(kind, name):
+    return _import(*_find(kind, name)['file'].removesuffix('.py').split('/'))
+
+
+def _inner(loss, settings):
+    """The names of the losses inside a loss."""
+    flags = getattr(_module('losses', loss), 'REQUIRES_CRITERIA', ())
+    defaults = _find('losses', loss)['defaults']
+    chosen = (settings.get(flag, settings.get(flag.removeprefix(f'loss_{loss}_'), defaults[flag])) for flag in flags)
+    names = [*dict.fromkeys(chosen)]
+    if loss in names:
+        raise ValueError(f'criterion {loss!r} does not contain itself')
+    return names
+
+
+def _namespace(kind, name, settings, others=()):
+    """The namespace that a method takes, and its file. others: (kind, name) of methods inside it."""
+    start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_'}[kind]
+    methods = [_find(kind, name), *(_find(*other) for other in others if isinstance(other[1], str))]
+    takes = dict.fromkeys(taken for method in methods for taken in [*method['needs'], *method['defaults']])
+    full = {given if given in takes else f'{start}{given}': value for given, value in settings.items()}
+    if unknown := [given for given, long in zip(settings, full, strict=True) if long not in takes]:
+        raise TypeError(f'{_KIND[kind]} {name!r}: unknown {", ".join(unknown)}; it takes '
+                        f'{", ".join(taken.removeprefix(start) for taken in takes) or "nothing"}')
+    known = {}
+    for method in [*_METHODS['losses'].values(), *_METHODS['miners'].values()]:
+        known |= method['defaults']
+    return types.SimpleNamespace(**known | {'loss': None} | full), _module(kind, name)
+
+
+def _miner(opt, name, masks):
+    """The miner in the form in which a criterion gets it (utilities/combination.py)."""
+    batchminer = _module('miners', name).BatchMiner(opt) if isinstance(name, str) else name
+    return _import('utilities', 'combination').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
+
+
+def _built(opt, module, loss, miner):
+    """The Criterion of a file, with its miner, the losses inside it and parameter_groups()."""
+    opt = types.SimpleNamespace(**vars(opt) | {'loss': loss})
+    if hasattr(module, 'REQUIRES_CRITERIA'):
+        def build(name, dim):
+            file = _module('losses', name)
+            return _built(types.SimpleNamespace(**vars(opt) | {'embed_dim': dim}), file, name,
+                          miner if file.REQUIRES_BATCHMINER else None)
+        built = module.Criterion(opt, build)
+    elif module.REQUIRES_BATCHMINER:
+        allowed = module.ALLOWED_MINING_OPS or [*_METHODS['miners']]
+        if miner is None or isinstance(miner, str) and miner not in allowed:
+            raise ValueError(f'criterion {loss!r}: miner {miner!r}; choose from {", ".join(allowed)}')
+        built = module.Criterion(opt, _miner(opt, miner, getattr(module, 'ACCEPTS_MASKS', False)))
+    else:
+        built = module.Criterion(opt)
+    if not hasattr(built, 'parameter_groups'):
+        built.parameter_groups = types.MethodType(_groups, built)
+    return built
+
+
+def _groups(built):
+    trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
+    return getattr(built, 'optim_dict_list', None) or ([{'params': trained, 'lr': built.lr}] if trained else [])
+
+
+def _exported(file, device):
+    extra = {'description.json': ''}
+    program = torch.export.load(file, extra_files=extra)
+    if torch.device(device).type != 'cpu':
+        program = torch.export.passes.move_to_device_pass(program, str(device))
+    found = program.module()
+    found.requires_grad_(False)
+    found.description = json.loads(extra['description.json'])
+    return found
+
+
+class _Onnx(torch.nn.Module):
+    def __init__(self, path):
+        super().__init__()
+        import onnxruntime
+        self.session = onnxruntime.InferenceSession(str(path), providers=['CPUExecutionProvider'])
+        self.description = json.loads(self.session.get_modelmeta().custom_metadata_map['description.json'])
+
+    def forward(self, images):
+        embeddings, = self.session.run(None, {'images': images.numpy()})
+        return torch.from_numpy(embeddings)

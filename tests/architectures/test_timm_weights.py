@@ -1,0 +1,184 @@
+"""timm:hf-hub:OWNER/NAME, timm:local-dir:FOLDER, weights of another grid of patches, sizes: all without internet."""
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import architectures
+import parameters
+from architectures import weights
+from benchmarks import backbones
+from benchmarks.measure import peak_memory
+from tests.helpers import folder_of, rows_of
+from utilities.errors import UserError
+
+timm = pytest.importorskip('timm')
+RECIPES = sorted((Path(__file__).parents[2] / 'configs' / 'backbones').glob('*.yaml'))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """config.json and model.safetensors of a tiny ViT with a classifier of 10 classes, written by timm."""
+    torch.manual_seed(3)
+    network = timm.create_model('test_vit3', num_classes=10)
+    timm.models.save_for_hf(network, tmp_path_factory.mktemp('hub') / 'tiny_ViT', safe_serialization=True)
+    return next(tmp_path_factory.getbasetemp().glob('hub*/tiny_ViT'))
+
+
+def state_in(folder):
+    return weights.read_state_dict(folder / 'model.safetensors')
+
+
+def assert_loaded(model, folder):
+    state = state_in(folder)
+    assert {name for name in state if not name.startswith('head.')} == set(model.backbone.state_dict())
+    assert all(torch.equal(value, state[name]) for name, value in model.backbone.state_dict().items())
+
+
+def test_a_folder_as_the_hub_gives_it(folder, opt, tmp_path):
+    assert sorted(path.name for path in folder.iterdir()) == ['config.json', 'model.safetensors']
+    model = architectures.select(opt(arch=f'timm:local-dir:{folder}_normalize'))
+    assert model.normalize and model.input_size == 160
+    assert_loaded(model, folder)
+    shutil.copy(folder / 'config.json', tmp_path)
+    torch.save(state_in(folder), tmp_path / 'pytorch_model.bin')
+    assert_loaded(architectures.select(opt(arch=f'timm:local-dir:{tmp_path}')), folder)
+
+
+def test_a_repository_of_the_hub(folder, opt, monkeypatch):
+    asked = []
+
+    def download(repo_id, filename, **more):
+        asked.append((repo_id, filename))
+        return str(folder / filename)
+
+    monkeypatch.setattr('timm.models._hub.hf_hub_download', download)
+    arch = 'timm:hf-hub:BVRA/MegaDescriptor-L-384_frozen_normalize'
+    assert_loaded(architectures.select(opt(arch=arch)), folder)
+    assert set(asked) == {('BVRA/MegaDescriptor-L-384', 'config.json'),
+                          ('BVRA/MegaDescriptor-L-384', 'model.safetensors')}
+
+    def offline(*arguments, **more):
+        raise OSError('no connection\nand more')
+
+    monkeypatch.setattr('timm.models._hub.hf_hub_download', offline)
+    with pytest.raises(UserError, match='^--arch timm:hf-hub:BVRA/.*could not be read: no connection\ndownload the '
+                                        'repository .*timm:local-dir:FOLDER$'):
+        architectures.select(opt(arch=arch))
+
+
+class Malicious:
+    def __reduce__(self):
+        return (print, ('executed',))
+
+
+@pytest.mark.parametrize('config, sentence', [
+    (None, 'config.json could not be read: .*No such file.*\ngive a folder as `hf download OWNER/NAME'),
+    ('{', 'config.json could not be read: Expecting'),
+    ({'architectures': ['Dinov2Model']}, 'names no network of timm .*--arch timm:NAME --weights FILE'),
+    ({'architecture': 'test_vit9'}, 'timm has no network test_vit9, which its config.json names'),
+    ({'architecture': 'test_vit3'}, 'there is no model.safetensors or pytorch_model.bin in this folder')])
+def test_other_folders_are_refused(config, sentence, opt, tmp_path):
+    if config:
+        (tmp_path / 'config.json').write_text(config if isinstance(config, str) else json.dumps(config))
+    with pytest.raises(UserError, match=sentence):
+        architectures.select(opt(arch=f'timm:local-dir:{tmp_path}'))
+
+
+def test_a_folder_cannot_run_code(folder, opt, tmp_path, capsys):
+    shutil.copy(folder / 'config.json', tmp_path)
+    torch.save({'a': Malicious()}, tmp_path / 'pytorch_model.bin')
+    with pytest.raises(UserError, match='not a file of weights only'):
+        architectures.select(opt(arch=f'timm:local-dir:{tmp_path}'))
+    assert 'executed' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('arch, n_prefix, side', [                          # tokens with a position, size of a patch
+    ('vit_small_patch14_reg4_dinov2', 0, 14), ('vit_base_patch16_siglip_224', 0, 16),
+    ('vit_base_patch32_clip_224', 1, 32)])
+def test_weights_of_another_grid_are_resized(arch, n_prefix, side, opt, tmp_path, monkeypatch):
+    monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
+    torch.manual_seed(0)
+    state = timm.create_model(arch, img_size=6 * side, num_classes=5).state_dict()
+    torch.save(state, tmp_path / 'w.pth')
+    model = architectures.select(opt(arch=f'timm:{arch}', weights=str(tmp_path / 'w.pth'), input_size=4 * side))
+    own = model.backbone.state_dict()
+    grid = state['pos_embed'][0, n_prefix:].view(6, 6, -1).permute(2, 0, 1)[None]
+    resized = F.interpolate(grid, size=(4, 4), mode='bicubic', antialias=True)[0].flatten(1).T
+    torch.testing.assert_close(own['pos_embed'][0, n_prefix:], resized)
+    assert torch.equal(own['pos_embed'][0, :n_prefix], state['pos_embed'][0, :n_prefix])
+    assert all(torch.equal(value, state[name]) for name, value in own.items() if name != 'pos_embed')
+
+
+def test_weights_with_the_names_of_dinov2_are_converted(opt, tmp_path, monkeypatch):
+    arch = 'vit_small_patch14_reg4_dinov2'
+    monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
+    state, place = timm.create_model(arch, img_size=56, num_classes=0).state_dict(), torch.rand(1, 1, 24)
+    theirs = {name: value for name, value in state.items() if name != 'reg_token'}
+    theirs |= {'register_tokens': state['reg_token'], 'cls_token': state['cls_token'] - place,
+               'pos_embed': torch.cat([place, state['pos_embed']], dim=1), 'mask_token': torch.rand(1, 24)}
+    torch.save(theirs, tmp_path / 'w.pth')
+    model = architectures.select(opt(arch=f'timm:{arch}', weights=str(tmp_path / 'w.pth'), input_size=56))
+    torch.testing.assert_close(dict(model.backbone.state_dict()), dict(state))
+
+
+def test_weights_of_other_networks_are_not_converted(opt, tmp_path):
+    def load(state, arch='timm:test_vit'):
+        torch.save(state, tmp_path / 'w.pth')
+        architectures.select(opt(arch=arch, weights=str(tmp_path / 'w.pth'), input_size=64))
+
+    state = timm.create_model('test_vit', img_size=96).state_dict()
+    with pytest.raises(UserError, match='have other shapes for .*patch_embed.proj.weight'):
+        load(state | {'patch_embed.proj.weight': torch.zeros(64, 3, 8, 8)})
+    with pytest.raises(UserError, match='they lack blocks.0.norm1.weight'):
+        load({name: value for name, value in state.items() if name != 'blocks.0.norm1.weight'})
+    with pytest.raises(UserError, match='not weights of timm:test_vit: the library cannot convert them'):
+        load({'pos_embed': torch.zeros(3)})
+
+
+def test_sizes_are_multiples_of_the_patch_size(opt):
+    for flags, sentence in (({'input_size': 100}, '--input_size 100: .* patches of 16 pixels; give a multiple, such as '
+                                                  '96 or 112$'),
+                            ({'eval_size': 9}, '--eval_size 9: .* a multiple, such as 16$')):
+        with pytest.raises(UserError, match=sentence):
+            architectures.select_backbone(opt(arch='timm:test_vit', **flags))
+    assert architectures.select_backbone(opt(arch='timm:test_vit', input_size=96, eval_size=112)).size == 96
+
+
+@pytest.mark.parametrize('file', RECIPES, ids=lambda file: file.stem)
+def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_path):
+    """Its weights are needed once: a resumed run takes them from its checkpoint."""
+    copy = shutil.copytree(folder, tmp_path / 'copy')
+    config = ['--config', file, '--arch', f'timm:local-dir:{copy}_normalize']
+    opt = parameters.parse([*map(str, config)])
+    assert not parameters.without_effect(opt) and opt.input_size % (14 * 16) == 0
+    arguments = [*quick[:quick.index('--arch')], *quick[quick.index('--bs'):], *config, '--input_size', '32',
+                 '--iterations_per_epoch', '1', '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    assert run(*arguments, '--n_epochs', '1') == 0
+    if file.stem == 'linear':
+        (copy / 'model.safetensors').unlink()
+        assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
+    assert len(rows_of(folder_of(tmp_path))) == (3 if file.stem == 'linear' else 2)
+
+
+def test_the_calculated_memory_is_that_of_a_step_on_the_cpu():
+    flags = ['--prompts', '10']
+    _, n_trained, n_bytes = backbones.step('timm:test_vit', 64, 32, flags, amp=False)
+    opt = parameters.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--embed_dim', '256', '--input_size',
+                            '64', *flags])
+    model, images = architectures.select(opt), torch.rand(32, 3, 64, 64)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, foreach=False)
+
+    def train():
+        optimizer.zero_grad()
+        model(images)[0].pow(2).sum().backward()
+        optimizer.step()
+
+    before = [*model.parameters(), *model.buffers(), images, *trained, *trained]            # twice: Adam's two moments
+    measured = 4 * sum(map(torch.numel, before)) + peak_memory(train)
+    assert n_trained == sum(map(torch.numel, trained)) and n_bytes == pytest.approx(measured, rel=.05)

@@ -1,0 +1,56 @@
+"""Losses of torch.nn on a linear classifier, --loss torch:NAME."""
+import pytest
+import torch
+
+import criteria
+from utilities import torch_losses
+from utilities.errors import UserError
+
+
+def fine(loss, **flags):
+    return {'loss': loss, 'batch_mining': 'none', 'embed_dim': 3, **flags}
+
+
+@pytest.mark.parametrize('name, arguments, reference', [
+    ('CrossEntropyLoss', {'label_smoothing': .1}, lambda logits, labels: -torch.stack([
+        (.9 * (torch.arange(10) == label) + .01) @ row.log_softmax(dim=0)
+        for row, label in zip(logits, labels, strict=True)]).mean()),
+    ('CrossEntropyLoss', {'weight': [1., 0.] * 5}, lambda logits, labels: -sum(
+        row.log_softmax(dim=0)[label] * (label % 2 == 0) for row, label in zip(logits, labels, strict=True)
+    ) / (labels % 2 == 0).sum()),
+    ('MultiMarginLoss', {'margin': .5}, lambda logits, labels: sum(
+        (.5 - row[label] + row).clamp(min=0).sum() - .5 for row, label in zip(logits, labels, strict=True)) / 60),
+    ('BCEWithLogitsLoss', {}, lambda logits, labels: -torch.stack([
+        (row if c == label else -row)[c].sigmoid().log()
+        for row, label in zip(logits, labels, strict=True) for c in range(10)]).mean()),
+    ('SoftMarginLoss', {}, lambda logits, labels: torch.stack([
+        (1 + (-row[c] if c == label else row[c]).exp()).log()
+        for row, label in zip(logits, labels, strict=True) for c in range(10)]).mean()),
+    ('MSELoss', {}, lambda logits, labels: (logits - torch.eye(10)[labels]).square().mean()),
+])
+def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, reference, opt):
+    criterion = criteria.select(opt(**fine(f'torch:{name}', loss_torch_args=[arguments], loss_torch_lr=.5)), None)
+    batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 9, 7])
+    logits = batch @ criterion.weights.T + criterion.biases
+    torch.testing.assert_close(criterion(batch=batch, labels=labels), reference(logits, labels))
+    group, = criteria.parameter_groups(criterion)
+    assert group['lr'] == .5 and len(group['params']) == 2
+
+
+def test_every_loss_of_torch_trains_its_classifier(opt):
+    for name in torch_losses.TARGETS:
+        criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
+        criterion(batch=torch.randn(6, 3), labels=torch.arange(6)).backward()
+        assert criterion.weights.grad.norm() > 0 and criterion.biases.grad.norm() > 0
+
+
+@pytest.mark.parametrize('flags, sentence', [
+    (fine('torch:CrossEntropy'), '--loss torch:CrossEntropy: unknown; choose from torch:CrossEntropyLoss, '),
+    (fine('torch:MSELoss', loss_torch_args=[{'nonsense': 1}]), "--loss torch:MSELoss: .*'nonsense'; its arguments"),
+    (fine('torch:CrossEntropyLoss', loss_torch_args=[{'weight': [1., 2.]}]), '--loss torch:CrossEntropyLoss: .*weight'),
+    (fine('torch:L1Loss', loss_torch_args=[{'reduction': 'none'}]), r'it does not return one number, but .*\[2, 10\]'),
+    (fine('torch:L1Loss', loss_torch_args=[{}, {}]), r'--loss_torch_args: expected one .*\(1\), not 2'),
+])
+def test_losses_of_torch_that_do_not_work_are_refused(flags, sentence, opt):
+    with pytest.raises(UserError, match=sentence):
+        criteria.select(opt(**flags), None)

@@ -1,0 +1,294 @@
+"""hubconf.py: losses, miners and networks in a program that knows nothing else of this one."""
+import copy
+import functools
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import batch_mining
+import criteria
+from docs import method_pages
+from records import checkpoint
+from tests.criteria import cases
+from tests.helpers import folder_of, manual_seed, rows_of
+from training_step import TrainingStep
+from utilities.combination import Miner
+from utilities.loading import network_input
+
+ROOT = Path(__file__).parents[1]
+load = functools.partial(torch.hub.load, str(ROOT), source='local')
+TABLE = json.loads((ROOT / 'hubconf.json').read_text())
+SIZES = {'n_classes': 4, 'embed_dim': 4, 'n_features': 4, 'n_maps': 4, 'lr': .01,
+         'superclasses': [[label // 2] for label in range(4)]}
+WITH_MINERS = [(loss, miner) for loss, module in criteria.CRITERIA.items() for miner in (
+    module.ALLOWED_MINING_OPS or method_pages.KINDS['miners'][1] if module.REQUIRES_BATCHMINER else [None])]
+TRAINED = {'proxyanchor': {'n_classes': 12, 'embed_dim': 16, 'lr': .001},
+           'margin': {'n_classes': 12, 'miner': 'distance', 'beta': .6}}
+
+
+def batch_of(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    batch = torch.randn(12, 4, generator=generator)
+    return torch.nn.functional.normalize(batch, dim=1).requires_grad_(), torch.arange(12) % 4
+
+
+def sizes_for(loss, *inner):
+    """Those of SIZES that a loss takes."""
+    entries = [TABLE['losses'][name] for name in (loss, *inner)]
+    return {name: value for name, value in SIZES.items()
+            if any(name in entry['needs'] or name in entry['defaults'] for entry in entries)}
+
+
+def test_its_table_has_the_defaults_of_the_parser():
+    made = json.loads(json.dumps(method_pages.defaults()))
+    assert TABLE == made, 'python docs/method_pages.py writes the new one'
+
+
+@pytest.mark.parametrize('loss, miner', WITH_MINERS)
+def test_a_loss_is_the_programs(loss, miner, opt):
+    inner = ['multisimilarity'] if loss == 's2sd' else []
+    small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
+    found = load('criterion', loss, miner=miner, **sizes_for(loss, *inner), **small)
+    own = opt(loss=loss, batch_mining=miner or 'none', **SIZES, **small)
+    wanted = criteria.select(own, batch_mining.select(own))
+    wanted.load_state_dict(found.state_dict())
+    batch, labels = batch_of()
+    values = [cases.fast(criterion, batch, labels) for criterion in (found, wanted)]
+    assert values[0].equal(values[1]) and values[0] > 0
+    for one, other in zip(*(cases.gradients(*pair) for pair in zip(
+            values, [batch] * 2, (found, wanted), strict=True)), strict=True):
+        assert one.equal(other)
+    groups = [[(len(group['params']), group.get('lr')) for group in criterion.parameter_groups()]
+              for criterion in (found, copy.deepcopy(found), wanted)]
+    assert groups[0] == groups[1] == groups[2]
+
+
+def test_losses_inside_a_loss_have_a_miner_and_flags(opt):
+    flags = {'loss_s2sd_source': 'triplet', 'loss_s2sd_target': 'margin', 'loss_s2sd_target_dims': [3],
+             'loss_triplet_margin': .7}
+    found = load('criterion', 's2sd', miner='semihard', **flags, **sizes_for('s2sd', 'margin'))
+    own = opt(loss='s2sd', batch_mining='semihard', **SIZES, **flags)
+    wanted = criteria.select(own, batch_mining.select(own))
+    wanted.load_state_dict(found.state_dict())
+    assert cases.fast(found, *batch_of()).equal(cases.fast(wanted, *batch_of()))
+    assert found.source.batchminer.batchminer.margin == .7
+
+
+@pytest.mark.parametrize('name', method_pages.KINDS['miners'][1])
+@pytest.mark.parametrize('masks', [False, True])
+def test_a_miner_is_the_programs(name, masks, opt):
+    own = Miner(batch_mining.select(opt(loss='supcon', batch_mining=name)), name, takes_masks=masks)   # no margin
+    mined = []
+    for one in (load('miner', name, masks=masks), own):
+        manual_seed(0)
+        mined.append(one(*batch_of()))
+    if isinstance(mined[0], tuple):
+        assert masks and all(one.equal(other) for one, other in zip(*mined, strict=True))
+    else:
+        assert mined[0].equal(mined[1]) and mined[0].shape == (len(mined[0]), 3) != (0, 3)
+
+
+def test_a_miner_of_ones_own_may_return_a_list():
+    triples = [(0, 4, 1), (1, 5, 2)]
+    found = load('criterion', 'triplet', miner=lambda batch, labels: triples, margin=5.)
+    batch, labels = batch_of()
+    apart = [[(batch[a] - batch[b]).square().sum() for b in others] for a, *others in triples]
+    torch.testing.assert_close(found(batch, labels), sum(pos - neg + 5 for pos, neg in apart) / 2)
+
+
+@pytest.mark.parametrize('arguments, error, text', [
+    ((['triplet'], {}), ValueError, "criterion 'triplet': miner None; choose from random, all"),
+    ((['npair'], {'miner': 'hard'}), ValueError, "miner 'hard'; choose from npair"),
+    ((['triplet'], {'miner': 'harder'}), ValueError, "miner 'harder': unknown; choose from random"),
+    ((['softmaxx'], {}), ValueError, "criterion 'softmaxx': unknown; choose from angular"),
+    ((['supcon'], {'miner': 'hard'}), ValueError, "criterion 'supcon' takes no miner"),
+    ((['s2sd'], {'miner': 'hard', 'n_features': 4}), ValueError, "criterion 's2sd' takes no miner"),
+    ((['s2sd'], {'loss_s2sd_source': 's2sd'}), ValueError, "criterion 's2sd' does not contain itself"),
+    ((['supcon'], {'temp': 1}), TypeError, "criterion 'supcon': unknown temp; it takes temperature$"),
+    ((['triplet'], {'miner': 'distance', 'miner_hard': 1}), TypeError,
+     'unknown miner_hard; it takes margin, power, active_only, miner_distance_lower_cutoff, miner_distance_positives'),
+    ((['proxyanchor'], {}), TypeError, "criterion 'proxyanchor': give n_classes"),
+    ((['s2sd'], {}), TypeError, "criterion 's2sd': give n_features")])
+def test_wrong_settings_are_named(arguments, error, text):
+    names, settings = arguments
+    with pytest.raises(error, match=text):
+        load('criterion', *names, **settings)
+
+
+@pytest.mark.parametrize('loss', criteria.CRITERIA)
+def test_wrong_batches_are_named(loss):
+    allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
+    miner = (allowed[0] if allowed else 'all') if criteria.CRITERIA[loss].REQUIRES_BATCHMINER else None
+    found, (batch, labels) = load('criterion', loss, miner=miner, **sizes_for(loss)), batch_of()
+    for wrong, error, text in [((batch, labels[:, None]), ValueError, r'not \[12, 4\] and \[12, 1\]'),
+                               ((batch[0], labels[:1]), ValueError, r'not \[4\] and \[1\]'),
+                               ((batch, labels.float()), TypeError, 'integer type, not torch.float32'),
+                               ((batch, labels.to('meta')), ValueError, 'on cpu and the labels on meta')]:
+        with pytest.raises(error, match=text):
+            found(*wrong)
+    if 'n_classes' in sizes_for(loss):
+        for shift, text in ((1, '1 to 4'), (-1, '-1 to 2')):
+            with pytest.raises(ValueError, match=f'from 0 to 3, not {text}'):
+                found(batch=batch, labels=labels + shift, batch_features=batch)
+
+
+@pytest.mark.parametrize('loss', ['dr_multisimilarity', 'liftedstructure', 'pfml', 'snr_contrastive', 'tcm'])
+def test_functions_that_would_broadcast_labels_refuse_them(loss):
+    """The pairs of labels [B, 1] would be [B, 1, B] or, with the labels of others, of wrong samples."""
+    function, (batch, labels) = getattr(criteria.CRITERIA[loss], f'{loss}_loss'), batch_of()
+    with pytest.raises(ValueError, match=r'labels \[B\] for embeddings \[B, D\], not \[12, 1\] for \[12, 4\]'):
+        function(batch, labels[:, None], *[torch.randn(4, 2, 4)] * (loss == 'pfml'))
+
+
+@pytest.mark.parametrize('loss', ['proxyanchor', 'oproxy', 'nir', 'pfml'])
+@pytest.mark.parametrize('shift', [-1, 1])
+def test_functions_that_compare_labels_with_proxies_refuse_others(loss, shift):
+    """Without a proxy, a sample would only be pushed away; below 0, it would be of a class counted from the end."""
+    function, (batch, labels) = getattr(criteria.CRITERIA[loss], f'{loss}_loss'), batch_of()
+    with pytest.raises(ValueError, match='expected labels from 0 to 3, not '):
+        function(batch, labels + shift, torch.randn(4, 2, 4)[:, slice(2) if loss == 'pfml' else 0],
+                 *[None] * (loss == 'nir'))
+
+
+FRESH = """
+import sys
+sys.modules['numpy'] = None
+import torch
+before = {*sys.modules}
+settings = dict(source='local', trust_repo=True)
+criterion = torch.hub.load(sys.argv[1], 'criterion', 'margin', miner='distance', n_classes=3, **settings)
+torch.hub.load(sys.argv[1], 'criterion', 's2sd', n_features=4, **settings)
+criterion(torch.eye(6), torch.arange(6) // 2).backward()
+print({name.split('.')[0] for name in {*sys.modules} - before if getattr(sys.modules[name], '__file__', None)
+       and sys.modules[name].__file__.startswith(sys.argv[1])} - {'yours'})
+import datasets, evaluation, utilities.errors
+print(datasets.WHOSE, evaluation.WHOSE, utilities.errors.WHOSE)
+"""
+
+
+def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
+    for name in ('datasets', 'evaluation', 'utilities/errors'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f'{name}.py').write_text("WHOSE = 'yours'\n")
+    (tmp_path / 'script.py').write_text(FRESH)
+    done = subprocess.run([sys.executable, 'script.py', str(ROOT)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    imported, whose = done.stdout.splitlines()
+    private = re.sub(r'\W', '_', str(ROOT))
+    assert eval(imported) == {f'hub_{private}_{folder}' for folder in ('criteria', 'batch_mining', 'utilities')}
+    assert whose == 'yours yours yours'
+
+
+@pytest.fixture
+def first_step(quick, run, tmp_path, monkeypatch):
+    """first_step(loss): what main.py had before its first step, and its loss there."""
+    def of(loss):
+        kept = SimpleNamespace()
+
+        def step(self, images, labels, *more, call=TrainingStep.__call__):
+            kept.batch, kept.network = (images, labels), copy.deepcopy(self.model)
+            kept.criterion, kept.random = copy.deepcopy(self.criterion.state_dict()), torch.get_rng_state()
+            return call(self, images, labels, *more)
+        monkeypatch.setattr(TrainingStep, '__call__', step)
+        assert run(*quick, '--loss', loss, '--loss_margin_beta', '.6', '--n_epochs', '1', '--iterations_per_epoch', '1',
+                   '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--split_scheme', 'half',
+                   '--group', loss) == 0
+        kept.loss = float(rows_of(folder_of(tmp_path, f'{loss}_s1'))[1]['train_loss'])
+        settings = TRAINED[loss] | {'n_classes': len(kept.criterion[[*kept.criterion][0]])}
+        kept.built = load('criterion', loss, **settings)
+        kept.built.load_state_dict(kept.criterion)
+        images, labels = kept.batch
+        kept.loader = torch.utils.data.DataLoader([*zip(images, labels, strict=True)], batch_size=len(labels))
+        kept.embed = lambda images: kept.network(network_input(images, images.device))[0]
+        torch.set_rng_state(kept.random)
+        return kept
+    return of
+
+
+@pytest.mark.parametrize('loss', TRAINED)
+def test_the_first_step_of_a_plain_loop_is_that_of_a_run(loss, first_step):
+    kept = first_step(loss)
+    optimizer = torch.optim.Adam([{'params': kept.network.parameters()}, *kept.built.parameter_groups()], lr=.001)
+    before = copy.deepcopy(kept.criterion)
+    for images, labels in kept.loader:
+        torch.set_rng_state(kept.random)                      # the loader has drawn its own seed
+        value = kept.built(kept.embed(images), labels)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    assert value.item() == pytest.approx(kept.loss, abs=1e-6)
+    assert all(not tensor.equal(before[name]) for name, tensor in kept.built.named_parameters())
+
+
+def test_the_first_step_of_lightning_is_that_of_a_run(first_step, tmp_path):
+    lightning = pytest.importorskip('lightning', reason='the package lightning is not installed')
+    kept, losses = first_step('proxyanchor'), []
+
+    class Embedding(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network, self.criterion = kept.network, kept.built
+
+        def training_step(self, batch, index):
+            images, labels = batch
+            losses.append(self.criterion(kept.embed(images), labels))
+            return losses[-1]
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=.001)
+
+    lightning.Trainer(max_steps=1, barebones=True, accelerator='cpu', default_root_dir=tmp_path).fit(
+        Embedding(), kept.loader)
+    assert [value.item() for value in losses] == [pytest.approx(kept.loss, abs=1e-6)]
+
+
+def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch):
+    assert run(*quick, '--n_epochs', '0') == 0
+    folder, (images,) = folder_of(tmp_path), torch.randint(0, 256, (1, 3, 3, 16, 16), dtype=torch.uint8)
+
+    def in_this_process(command, **_):
+        assert command[:2] == [sys.executable, str(ROOT / 'main.py')]
+        return SimpleNamespace(returncode=run(*command[2:]), stderr='main.py: error: what main.py says')
+    monkeypatch.setattr(subprocess, 'run', in_this_process)
+    found = load('network', folder)
+    import retrieval
+    network, _ = retrieval.load(folder, 'cpu')
+    torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
+    assert found.description['network'] == network.id and not found(images).requires_grad
+    with pytest.raises(ValueError, match='nothing: it cannot be exported: main.py: error: what main.py says'):
+        load('network', tmp_path / 'nothing')
+    with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
+        load('network', 'network.onnx', device='cuda')
+    assert checkpoint.find(folder).exists()
+
+
+def test_an_onnx_file_is_loaded(tmp_path):
+    onnx, _ = pytest.importorskip('onnx'), pytest.importorskip('onnxruntime')
+    info = functools.partial(onnx.helper.make_tensor_value_info)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node('Cast', ['images'], ['embeddings'], to=onnx.TensorProto.FLOAT)], 'cast',
+        [info('images', onnx.TensorProto.UINT8, ['batch', 3, 2, 2])],
+        [info('embeddings', onnx.TensorProto.FLOAT, ['batch', 3, 2, 2])])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid('', 18)], ir_version=10)
+    model.metadata_props.add(key='description.json', value='{"input": "some"}')
+    onnx.save(model, tmp_path / 'network.onnx')
+    found = load('network', tmp_path / 'network.onnx')
+    images = torch.randint(0, 256, (2, 3, 2, 2), dtype=torch.uint8)
+    assert found(images).equal(images.float()) and found.description == {'input': 'some'}
+
+
+def test_the_functions_have_documented_arguments():
+    module = torch.hub._import_module('hubconf', str(ROOT / 'hubconf.py'))
+    assert module.dependencies == ['torch']
+    for entry in ('criterion', 'miner', 'network'):
+        function = getattr(module, entry)
+        assert all(f'{name}:' in function.__doc__ for name in inspect.signature(function).parameters)
+    assert [name for name in dir(module) if name[0] != '_' and callable(getattr(module, name))] == [
+        'criterion', 'miner', 'network']                                                     # what torch.hub.list gives

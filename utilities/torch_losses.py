@@ -1,0 +1,78 @@
+"""
+Losses of torch.nn by name, such as torch:MultiMarginLoss, on a linear classifier of the embeddings. The classifier is
+the one of criteria/linear_classifier.py, so that torch:CrossEntropyLoss without arguments is that loss.
+"""
+import torch
+import torch.nn.functional as F
+
+from utilities.errors import UserError, choose
+
+PREFIX = 'torch:'
+# what the losses expect beside the logits [B, C]: labels [B], or for each class 1 or 0, or 1 or -1, [B, C]
+TARGETS = {
+    'CrossEntropyLoss': 'labels', 'MultiMarginLoss': 'labels',
+    'BCEWithLogitsLoss': 'one-hot', 'MultiLabelSoftMarginLoss': 'one-hot', 'MSELoss': 'one-hot', 'L1Loss': 'one-hot',
+    'SmoothL1Loss': 'one-hot', 'HuberLoss': 'one-hot',
+    'SoftMarginLoss': 'signs',
+}
+
+
+def find(name):
+    """The targets of torch.nn.<name>. Raises UserError for another loss."""
+    return choose({f'{PREFIX}{loss}': target for loss, target in TARGETS.items()}, f'{PREFIX}{name}', '--loss')
+
+
+def torch_loss(batch, labels, weights, biases, loss, target='labels'):
+    """
+    Args:
+        batch:   [B, D] embeddings, used as they are.
+        labels:  [B] int64 below C.
+        weights: [C, D], the class weights.
+        biases:  [C].
+        loss:    a module or function of the logits [B, C] and their targets.
+        target:  labels [B]; one-hot: 1 for the own class and 0 for the others [B, C]; signs: 1 and -1.
+
+    Returns: what the loss returns for the logits batch weights^T + biases.
+
+    >>> batch, weights = torch.tensor([[3., 4.], [1., 0.]]), torch.tensor([[1., 0.], [0., 2.]])
+    >>> torch_loss(batch, torch.tensor([1, 0]), weights, torch.tensor([1., 0.]), torch.nn.CrossEntropyLoss())
+    tensor(0.0725)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        logits = F.linear(batch, weights.to(batch.dtype), biases.to(batch.dtype))
+        if target != 'labels':
+            labels = F.one_hot(labels, len(weights)).to(batch.dtype)
+            labels = 2 * labels - 1 if target == 'signs' else labels
+        return loss(logits, labels)
+
+
+class Criterion(torch.nn.Module):
+    """
+    opt: loss = torch:NAME, loss_torch_lr, lr, n_classes, embed_dim. given: the arguments of torch.nn.NAME; a list, such
+    as one weight per class, becomes a tensor.
+
+    Raises UserError for a loss that takes other targets, or arguments with which it does not return one number.
+    """
+
+    def __init__(self, opt, given):
+        super().__init__()
+        name = opt.loss.removeprefix(PREFIX)
+        self.target, self.lr = find(name), opt.lr if opt.loss_torch_lr < 0 else opt.loss_torch_lr
+        limit = opt.embed_dim ** -0.5                                   # as in torch.nn.Linear
+        self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
+        self.biases = torch.nn.Parameter(torch.empty(opt.n_classes).uniform_(-limit, limit))
+        given = {key: torch.tensor(value) if isinstance(value, list) else value for key, value in given.items()}
+        try:
+            self.loss = getattr(torch.nn, name)(**given)
+            value = self(torch.zeros(2, opt.embed_dim), torch.zeros(2, dtype=torch.long))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f'--loss {opt.loss}: {" ".join(str(error).split())[:200]}; its arguments are set with '
+                            '--loss_torch_args') from None
+        if value.dim():
+            raise UserError(f'--loss {opt.loss}: with --loss_torch_args {given}, it does not return one number, but '
+                            f'a tensor of shape {[*value.shape]} for 2 images')
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
+        return torch_loss(batch, labels, self.weights, self.biases, self.loss, self.target)
