@@ -149,7 +149,8 @@ def data_parameters(parser):
     switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     add('--decode',
-        choices={'exact': 'the pixels that Pillow gives',
+        choices={'auto': 'in training, JPEG files nearly as fast; else as exact',
+                 'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', help='how images are decoded and resized')
     add('--split_scheme',

@@ -34,10 +34,12 @@ class Photo:
     height, width: in pixels, upright.
     decode: scale (1, 2, 4 or 8) -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] if the
             image cannot be decoded at this scale; for a grey image, the last dimension may be 1.
+    is_jpeg: whether it is a JPEG file, by its name.
     """
     height: int
     width: int
     decode: Callable
+    is_jpeg: bool = False
 
     def __array__(self, dtype=None, copy=None):
         return np.array(self.decode(1), dtype, copy=copy)
@@ -146,7 +148,7 @@ def open_photo(path, limit=None):
         if header is None:
             with opened(io.BytesIO(data), limit) as image:
                 pixels = channels_last(upright(image))
-            return Photo(*pixels.shape[:2], lambda scale: pixels)
+            return Photo(*pixels.shape[:2], lambda scale: pixels, is_jpeg(path))
         height, width = header
         check_size(width, height, limit)
 
@@ -158,7 +160,12 @@ def open_photo(path, limit=None):
                 image.draft(image.mode, (width // scale, height // scale))
                 return channels_last(upright(image))
 
-    return Photo(height, width, decode)
+    return Photo(height, width, decode, is_jpeg(path))
+
+
+def is_jpeg(path):
+    """Whether a file is a JPEG file by its name, so that a cache of its pixels gives the same answer."""
+    return os.path.splitext(path)[1].lower() in FORMATS['JPEG']
 
 
 def channels_last(image):

@@ -19,7 +19,7 @@ import numpy as np
 import PIL
 from tqdm import tqdm
 
-from datasets.decoding import CHANNELS, Photo, channels_last, open_photo, read_upright
+from datasets.decoding import CHANNELS, Photo, channels_last, is_jpeg, open_photo, read_upright
 from utilities import stopping
 from utilities.errors import UserError
 from utilities.files import locked
@@ -78,7 +78,7 @@ class ImageCache:
         if 0 in shape:
             return open_photo(path, self.limit)
         pixels = pixels.reshape(shape)
-        return Photo(*shape[:2], lambda scale: pixels)
+        return Photo(*shape[:2], lambda scale: pixels, is_jpeg(path))
 
     def check(self, rows, paths):
         """Raises UserError if images of these rows are not as they were written."""

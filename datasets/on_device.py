@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torchvision.transforms import v2
 
 from datasets.decoding import Photo
-from datasets.pipeline import Pipeline, blank, reduced, size_after
+from datasets.pipeline import MARGIN, Pipeline, blank, reduced, size_after
 from datasets.transforms import ERASED
 
 CROPS = v2.RandomResizedCrop, v2.RandomCrop
@@ -59,7 +59,9 @@ class DevicePipeline:
             whole = self.pipeline.resized(photo, size_after(first, photo), 0, 0, photo.height, photo.width)
             whole = np.array(Pipeline.pixels(whole))
             photo, first = Photo(*whole.shape[:2], lambda scale: whole), second
-        pixels, y, x = reduced(photo, first.size if self.pipeline.fast else (height, width), height, width)
+        decode = self.pipeline.decode_of(photo)
+        size, margin = (height, width) if decode == 'exact' else first.size, MARGIN if decode == 'auto' else 1
+        pixels, y, x = reduced(photo, size, height, width, margin)
         region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
         region = torch.from_numpy(region).expand(-1, -1, 3).contiguous()
         return region, torch.tensor([*region.shape[:2], *numbers])

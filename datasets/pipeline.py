@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms import v2
 
+MARGIN = 1.5         # with --decode auto, a crop that is decoded at reduced size has at least 1.5 times its final size
+
 
 @dataclass
 class Pipeline:
@@ -15,11 +17,12 @@ class Pipeline:
 
     transforms: torchvision's. If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
                 images have one channel until the end, since all transforms treat all channels alike.
-    fast:       --decode fast: JPEG files are decoded at reduced size if that is enough, and other images are resized by
-                torch instead of Pillow.
+    decode:     exact: Pillow's pixels. fast: JPEG files are decoded at reduced size if that is enough, and other images
+                are resized by torch instead of Pillow. auto: JPEG files, by their names, are decoded at reduced size if
+                that is enough with a MARGIN, and resized by torch; others as exact.
     """
     transforms: list
-    fast: bool = False
+    decode: str = 'exact'
 
     def __call__(self, photo):
         image = self.collate([self.load(photo, self.sample(photo))])[0]
@@ -71,8 +74,12 @@ class Pipeline:
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        resize = resized_fast if self.fast else resized_by_pillow
+        resize = {'exact': resized_by_pillow, 'fast': resized_fast, 'auto': resized_by_torch}[self.decode_of(photo)]
         return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
+
+    def decode_of(self, photo):
+        """How the photo is decoded: `decode`, or exact if that is auto and the photo is not a JPEG file."""
+        return 'exact' if self.decode == 'auto' and not getattr(photo, 'is_jpeg', False) else self.decode
 
     @staticmethod
     def pixels(image):
@@ -123,17 +130,32 @@ def resized_fast(photo, size, top, left, height, width, interpolation='bilinear'
     if y < 1:                               # the region may begin or end within a pixel, which only Pillow supports
         box = left * x, top * y, min((left + width) * x, pixels.shape[1]), min((top + height) * y, pixels.shape[0])
         return as_pillow(pixels).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
-    images = torch.from_numpy(pixels[top:top + height, left:left + width])[None]
-    images = images.permute(0, 3, 1, 2)     # the layout that torch resizes fastest
+    return resized_tensor(pixels[top:top + height, left:left + width], size, interpolation)
+
+
+def resized_by_torch(photo, size, top, left, height, width, interpolation='bilinear'):
+    """
+    As resized_by_pillow, by torch, as a tensor. If the photo is decoded at reduced size, the region begins and ends at
+    the nearest of its pixels.
+    """
+    pixels, y, x = reduced(photo, size, height, width, MARGIN)
+    region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
+    return resized_tensor(region, size, interpolation)
+
+
+def resized_tensor(region, size, interpolation):
+    """uint8 [h, w, 3 or 1], an array -> uint8 [3 or 1, *size], a tensor."""
+    images = torch.from_numpy(region)[None].permute(0, 3, 1, 2)            # the layout that torch resizes fastest
     return F.interpolate(images, size, mode=interpolation, antialias=True)[0]
 
 
-def reduced(photo, size, height, width):
+def reduced(photo, size, height, width, margin=1):
     """
-    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `size`:
-    uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
+    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `margin`
+    times `size`: uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
     """
-    scale = next((scale for scale in (8, 4, 2) if height >= scale * size[0] and width >= scale * size[1]), 1)
+    least = min(height / size[0], width / size[1]) / margin
+    scale = next((scale for scale in (8, 4, 2) if least >= scale), 1)
     pixels = np.array(photo) if isinstance(photo, Image.Image) else photo.decode(scale)
     return pixels, pixels.shape[0] / photo.height, pixels.shape[1] / photo.width
 

@@ -70,7 +70,7 @@ def select(opt, size, are_characters=False):
     training, evaluation = AUGMENTATIONS[name](size)[0], AUGMENTATIONS[name](opt.eval_size or size)[1]
     adapt(opt, training, evaluation)
     training = with_further(opt, training, fill=255 if name == 'characters' else None)
-    return tuple(Pipeline(steps, opt.decode == 'fast') for steps in (training, evaluation))
+    return Pipeline(training, opt.decode), Pipeline(evaluation, 'fast' if opt.decode == 'fast' else 'exact')
 
 
 def adapt(opt, training, evaluation):

@@ -108,10 +108,13 @@ class TrainingLoader:
     views has a seed for its augmentation, made of --seed, the epoch and the position in the epoch, so that the views of
     an image differ, and an image that is sampled twice is augmented differently. Where several processes share a batch,
     the first samples it, and each loads its part.
+
+    n_epochs: number of epochs begun in this process.
     """
 
     def __init__(self, opt, dataset, sampler):
         self.opt, self.dataset, self.sampler, self.batches, self.whole = opt, dataset, sampler, [], []
+        self.n_epochs = 0
         n_workers = workers(opt)
         self.loader = Loader(
             dataset, batch_sampler=self.batches, num_workers=n_workers, persistent_workers=n_workers > 0,
@@ -123,6 +126,7 @@ class TrainingLoader:
         each batch. Where several processes share a batch, the images are this process's part only, or the batch's first
         image if the part is empty. If the features of the data set are kept, they replace the images.
         """
+        self.n_epochs += 1
         self.whole = processes.of_main(self.sampled, epoch)
         if getattr(self.dataset, 'features', None) is not None:
             return KeptFeatures(self.dataset, [[index for index, _ in batch] for batch in self.whole])
