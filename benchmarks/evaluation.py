@@ -7,10 +7,8 @@ OMP_NUM_THREADS=1 python -m benchmarks.evaluation [ranking] [sweep] [rest] [scal
     [--recall 0.53] [--threads 2]
 """
 import argparse
-import ctypes
 import itertools
 import time
-from pathlib import Path
 from statistics import median
 
 import faiss
@@ -21,6 +19,7 @@ import evaluation
 import parameters
 from benchmarks import Row
 from benchmarks.embeddings import SIZES, embeddings
+from benchmarks.measure import measure
 from evaluation import clustering, geometry
 from evaluation.ranking import choosing, neighbours
 
@@ -38,22 +37,6 @@ NEIGHBOURS = 14              # of the faiss search: the nearest images and the q
 # metrics of SHORT are so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
 SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5, 'SOP/3': 2.5}
 DEEP_TARGET, RECALL = 1.1, 0.53
-
-
-def resident(what):
-    """The memory of this process in MB, from Linux: VmRSS, the present one, or VmHWM, the peak since the last reset."""
-    lines = Path('/proc/self/status').read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
-
-
-def measure(function):
-    """(CPU seconds, peak MB minus the MB before the call)."""
-    ctypes.CDLL(None).malloc_trim(0)                       # else memory freed before would not count when reused
-    before = resident('VmRSS')
-    Path('/proc/self/clear_refs').write_text('5')
-    began = time.process_time()
-    function()
-    return time.process_time() - began, resident('VmHWM') - before
 
 
 def interleaved(contenders, rounds):
