@@ -82,7 +82,7 @@ class Strip:
     above:       [q, R + 1] numbers of images of other classes, counted so far: how many reach the floor, and how many
                  come before each positive.
     unclear:     [q] bool: whether the order of such an image and a positive is within the error of float32.
-    left:        the gallery image with which the next tile to count begins.
+    rest:        [(start, stop)] the parts of the gallery whose tiles count_strip is to count.
     """
     queries: np.ndarray
     labels: np.ndarray
@@ -95,7 +95,7 @@ class Strip:
     floor: np.ndarray
     above: np.ndarray
     unclear: np.ndarray
-    left: int
+    rest: list
 
     def ranks(self, width):
         """[q, width] ranks of the positives, ascending and padded with inf; inf for positives below the floor, too."""
@@ -153,7 +153,7 @@ class Counting:
         return np.concatenate([points, np.ones_like(points[:, :1]), -self.half_norms[queries, None]], axis=1)
 
     def look_up(self, start):
-        """The Strip of the queries from `start` on. In a symmetric matrix, counts the tile on the diagonal, too."""
+        """The Strip of the queries from `start` on. Counts the tile with the scores of the positives, too."""
         queries = self.order[start:start + TILE]
         points, labels, depth = self.points(queries), self.query_labels[queries], self.depth[queries]
         indices, exists = self.search.positives(queries)
@@ -180,28 +180,34 @@ class Counting:
         unclear = ((margins > 0) & (scores < floor) & (scores + 2 * margins >= floor)).any(axis=1)
         above = np.zeros((len(queries), scores.shape[1] + 1), np.int32)
         strip = Strip(queries, labels, n_positives, depth, scores, indices, blur, doubtful, floor[:, 0], above, unclear,
-                      start if self.search.symmetric else 0)
-        if block is not None and self.search.symmetric:
-            self.count_tile(strip, block[:, start - low:start - low + TILE].copy())
+                      [(start if self.search.symmetric else 0, len(self.gallery))])
+        if block is not None and self.search.symmetric:              # the rest of the block is in other strips' tiles
+            self.count_tile(strip, block[:, start - low:start - low + TILE].copy(), start)
+            strip.rest = [(start + TILE, len(self.gallery))]
+        elif block is not None:
+            self.count_tile(strip, block, low)
+            strip.rest = [(0, low), (high, len(self.gallery))]
         return strip
 
     def count_strip(self, number):
         """Counts for a strip, tile by tile; in a symmetric matrix, only the tiles that no earlier strip has counted."""
         strip = self.strips[number]
         points = self.points(strip.queries)
-        while strip.left < len(self.gallery) and not self.stopped.is_set():      # seconds, in a gallery of a million
+        for left, right in [(left, min(left + TILE, stop)) for start, stop in strip.rest
+                            for left in range(start, stop, TILE)]:
             stopping.check()
-            left = strip.left
-            scores = product(points, self.gallery[left:left + TILE])
-            self.count_tile(strip, scores)
+            if self.stopped.is_set():                      # a strip takes seconds with a million images
+                break
+            scores = product(points, self.gallery[left:right])
+            self.count_tile(strip, scores, left)
             if self.search.symmetric and number < left // TILE < len(self.strips):
                 other = self.strips[left // TILE]          # the queries of that strip are the images of this tile
                 self.add(other, scores[:, :len(other.queries)].T, strip.queries)
 
-    def count_tile(self, strip, scores):
-        """Counts the `scores` [q, g] of a strip's queries with the gallery images from `strip.left` on."""
-        tile = slice(strip.left, strip.left + TILE)
-        labels, strip.left = self.labels[tile], tile.stop
+    def count_tile(self, strip, scores, left):
+        """Counts the `scores` [q, g] of a strip's queries with the gallery images from `left` on. Changes `scores`."""
+        tile = slice(left, left + scores.shape[1])
+        labels = self.labels[tile]
         if strip.labels.min() <= labels[-1] and labels[0] <= strip.labels.max():
             scores[strip.labels[:, None] == labels] = -np.inf                  # ranks() counts the positives
         self.add(strip, scores, self.indices[tile])
@@ -223,8 +229,8 @@ def farthest_first(scores, indices):
     """The scores and indices [q, R] of positives in ascending order of the scores, equal scores by descending index."""
     order = scores.argsort(axis=1)                     # takes a fifth of the time of lexsort, but has no order for ties
     ascending = np.take_along_axis(scores, order, axis=1)
-    if ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] < np.inf)).any():
-        order = np.lexsort((-indices, scores))
+    tied = ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] < np.inf)).any(axis=1)
+    order[tied] = np.lexsort((-indices[tied], scores[tied]))
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
@@ -267,6 +273,8 @@ def count(strip, scores, indices):
 def mark_unclear(strip, scores, tolerance):
     """Marks queries with one of the `scores` [q, g] within float32's error of the score of a positive."""
     rows = np.flatnonzero((strip.doubtful < np.inf) & ~strip.unclear)
+    if not len(rows):
+        return
     some = scores[rows]
     query, _, score = pick(some, some >= strip.doubtful[rows, None])
     query = rows[query]
