@@ -74,13 +74,13 @@ def check(path, of):
 
 def markdown(found):
     """
-    The table of one machine, with seconds, or of several, with the ratio of each. found: results of read(). Ratios that
-    miss their target are bold; a target is met if no machine misses it.
+    The table of one machine, with seconds, or of several, with the ratios of each, in bold where they miss the target.
+    A target is met if no machine misses it. found: results of read().
     """
     if len(found) == 1:
         return table(['job; peer', 'ours', 'peer', 'ratio', 'target', 'met'],
-                     [[row['job'], f'{row["ours"]:.3g}', f'{row["peer"]:.3g}', ratio_of(row), f'{row["target"]:.2f}',
-                       'yes' if row['met'] else 'no'] for row in found[0]['rows']])
+                     [[row['job'], f'{row["ours"]:.3g}', f'{row["peer"]:.3g}', f'{row["ratio"]:.2f}',
+                       f'{row["target"]:.2f}', 'yes' if row['met'] else 'no'] for row in found[0]['rows']])
     of_machine = [{(row['benchmark'], row['job'], row['target']): row for row in one['rows']} for one in found]
     order = list(dict.fromkeys(row['benchmark'] for one in found for row in one['rows']))
     keys = sorted(dict.fromkeys(key for rows in of_machine for key in rows), key=lambda key: order.index(key[0]))
@@ -91,4 +91,5 @@ def markdown(found):
 
 
 def ratio_of(row):
+    """The ratio of a record, in bold if it misses the target."""
     return f'{row["ratio"]:.2f}' if row['met'] else f'**{row["ratio"]:.2f}**'

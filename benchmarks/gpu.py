@@ -45,6 +45,8 @@ def steps(run):
 
 def waits(run):
     """How often the host waits for the GPU in a step. One is added to both numbers, since most are 0."""
+    if run.device.type != 'cuda':
+        print('  on the CPU, nothing waits: no waits are counted', file=sys.stderr)
     for (loss, miner), listed in WAITS.items():
         case = step.Case([*run.flags, '--loss', loss, '--batch_mining', miner])
         for _ in range(step.WARM_UP):                          # what is set up at the first steps does not count

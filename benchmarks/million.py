@@ -24,11 +24,13 @@ PER_CLASS, LARGEST, RECALL = 10, 20, 0.53
 
 
 def rank(n, dim, n_queries=0):
-    """({metric: value}, wall-clock seconds, processor seconds, MB before, MB added) of ranking n embeddings."""
+    """Makes and ranks n embeddings: ({metric: value}, wall-clock seconds, processor seconds, MB before, MB added)."""
+    print(f'making {n:,} embeddings of {dim} dimensions', file=sys.stderr, flush=True)
     points, labels, _ = embeddings(n, max(1, n // PER_CLASS), LARGEST, 0, dim, RECALL)
     is_query = in_gallery = None
     if n_queries:
         is_query, in_gallery = np.random.default_rng(0).permutation(n) < n_queries, np.ones(n, bool)
+    print('ranking', file=sys.stderr, flush=True)
     pool, values = evaluation.Pool(points, labels, is_query, in_gallery), {}
     began = time.perf_counter()
     processor, added = measure(lambda: values.update(evaluation.compute(METRICS, points, labels, pool=pool)))
@@ -46,7 +48,6 @@ def main(arguments):
     options = parser.parse_args(arguments)
     stopping.install()
     torch.set_num_threads(options.threads)
-    print(f'making {options.images:,} embeddings of {options.dim} dimensions', file=sys.stderr, flush=True)
     values, wall, processor, before, added = rank(options.images, options.dim, options.queries)
     pairs = (options.queries or options.images) * options.images
     print(f'{options.images:,} images of {options.dim} dimensions, {options.queries or options.images:,} queries, '
