@@ -41,10 +41,10 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False):
 
 
 def recall_at_1(points, labels, is_query):
-    """Recall at 1 of 1,000 queries, or of fewer with a gallery of more than 100,000 images."""
+    """Recall at 1 of up to 4,000 queries, or of fewer with a gallery of more than 25,000 images."""
     queries = np.arange(len(points)) if is_query is None else np.flatnonzero(is_query)
     gallery = queries if is_query is None else np.flatnonzero(~is_query)
-    n = min(1000, 10 ** 8 // len(gallery))
+    n = min(4000, len(queries), 10 ** 8 // len(gallery))
     queries = queries[np.linspace(0, len(queries) - 1, n).astype(int)]
     scores = points[queries] @ points[gallery].T
     scores[queries[:, None] == gallery] = -np.inf

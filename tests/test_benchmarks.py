@@ -25,9 +25,9 @@ def written(path, benchmark='step', rows=ROWS, **changes):
 
 
 def cells(text):
-    """The cells of a table's rows, without its two head lines."""
-    return [[cell.strip() for cell in line.strip('| ').split('|')] for line in text.splitlines()
-            if line.startswith('| ')][2:]
+    """The cells of the rows of tables, without the head of the first one."""
+    return [[cell.strip() for cell in line[1:-1].split('|')] for line in text.splitlines()
+            if line.startswith('| ') and not line.startswith('| ---')][1:]
 
 
 def test_measured_rows_and_their_machine_come_back_from_the_file(tmp_path, capsys, monkeypatch):
