@@ -11,6 +11,7 @@ from utilities.cores import processor
 from utilities.errors import UserError
 
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
+KEYS = ('benchmark', 'job', 'ours', 'peer', 'ratio', 'target', 'met')
 SETTINGS = ('OPENBLAS_CORETYPE', 'ATEN_CPU_CAPABILITY')   # the environment's choice of the kernels of numpy and torch
 
 
@@ -45,8 +46,8 @@ def read(path):
     """{'machine': see machine(), 'rows': [see as_record()]}, from a file of --json."""
     try:
         found = json.loads(Path(path).read_text(encoding='utf-8'))
-        described(found['machine']), [(row['benchmark'], row['job'], row['ratio']) for row in found['rows']]
-        return found
+        described(found['machine'])
+        return {'machine': found['machine'], 'rows': [{key: row[key] for key in KEYS} for row in found['rows']]}
     except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path}: not a file of python -m benchmarks --json ({error!r})') from error
 

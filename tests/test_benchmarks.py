@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,6 +135,18 @@ def test_a_million_in_small(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert re.match(r'2,000 images of 8 dimensions, 500 queries, 1 threads: .* GB at the peak', out)
     assert .3 < float(re.search(r'e_recall@1 ([\d.]+)', out)[1]) < .8
+
+
+def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():
+    spreads = {}
+    for unequal in (False, True):
+        points, labels, is_query = million.embeddings(1500, 60, 30, 500, 64, .53, unequal)
+        distances = torch.cdist(points[is_query], points[~is_query])
+        recall = np.mean(labels[~is_query][distances.argmin(dim=1)] == labels[is_query])
+        assert abs(recall - .53) < .02 and torch.allclose(points.norm(dim=1), torch.ones(1500))
+        members = [points[labels == number] for number in range(60)]
+        spreads[unequal] = np.std([float(torch.log(group.std(dim=0).norm())) for group in members])
+    assert spreads[False] < .05 < .1 < spreads[True]
 
 
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
