@@ -3,36 +3,27 @@ Short forms of all benchmarks, as one table. Each runs in a process of its own, 
 seconds. They run one after the other, since two at once would slow each other down. A line on the standard error says
 when one ends and how long it took.
 
-python -m benchmarks [NAME ...]
+python -m benchmarks [NAME ...] [--json FILE]
+python -m benchmarks [NAME ...] --table FILE [FILE ...]    the table from files of --json: measures nothing
 """
 import argparse
 import importlib
 import json
 import os
 import pkgutil
-import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import benchmarks
-from benchmarks import Row
-from benchmarks.measure import table
-from utilities.cores import processor
+from benchmarks import Row, figures
+from utilities import errors
 
 LIMIT = 240                                               # seconds of wall-clock time for one benchmark
-PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 FOLDER = Path(benchmarks.__file__).parent
 NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)
          if module.name != '__main__' and 'def short()' in (FOLDER / f'{module.name}.py').read_text(encoding='utf-8')]
-
-
-def cells(row):
-    ratio = row.ours / row.peer
-    return [row.job, f'{row.ours:.3g}', f'{row.peer:.3g}', f'{ratio:.2f}', f'{row.target:.2f}',
-            'yes' if ratio <= row.target else 'no']
 
 
 def print_rows(name):
@@ -61,22 +52,39 @@ def main(arguments):
     parser.add_argument('names', nargs='*', choices=[*NAMES, []], metavar='NAME',
                         help=f'{", ".join(NAMES)}; all by default')
     parser.add_argument('--rows', action='store_true', help='print the rows of one benchmark as JSON, measured here')
+    parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE; rows of other '
+                        'benchmarks that it has are kept')
+    parser.add_argument('--table', nargs='+', metavar='FILE', help='print the table of these files of --json, ratios '
+                        'side by side if there are several; measure nothing')
     options = parser.parse_args(arguments)
     if options.rows:
         return print_rows(*options.names)
+    if options.table:
+        return print_table(options.names, options.table)
     os.environ['OMP_NUM_THREADS'] = '1'
-    names, found, began = options.names or NAMES, {}, time.monotonic()
+    names, found, began, machine = options.names or NAMES, {}, time.monotonic(), figures.machine(threads=1)
+    if options.json:
+        figures.check(options.json, machine)
     for name in names:
         rows, seconds, end = found[name] = run(name)
         print(f'[{len(found)}/{len(names)}] {name}: {end}, {len(rows)} rows in {seconds:.0f} s; '
               f'{time.monotonic() - began:.0f} s since the start', file=sys.stderr, flush=True)
-    print(f'{processor()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, '
-          + ', '.join(f'{name} {version(name)}' for name in PEERS)
-          + '. Medians, in seconds of processor time where the job names no other unit.\n')
-    print(table(['job', 'ours', 'peer', 'ratio', 'target', 'met'],
-                [cells(row) for name in names for row in found[name][0]]))
+        if options.json:
+            figures.write(options.json, machine, [figures.as_record(name, row) for row in rows])
+    rows = [figures.as_record(name, row) for name in names for row in found[name][0]]
+    print(f'{figures.described(machine)}. Medians, in seconds of processor time where the job names no other unit.\n')
+    print(figures.markdown([{'machine': machine, 'rows': rows}]))
     return int(any(end != 'complete' for _, _, end in found.values()))
 
 
+def print_table(names, paths):
+    """Prints the rows of these benchmarks, of all if none is named, from files of --json."""
+    found = [figures.read(path) for path in paths]
+    for one in found:
+        print(f'{figures.described(one["machine"])}.')
+        one['rows'] = [row for row in one['rows'] if not names or row['benchmark'] in names]
+    print(f'\n{figures.markdown(found)}')
+
+
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(errors.exit_code('benchmarks', lambda: main(sys.argv[1:])))

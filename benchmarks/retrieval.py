@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks import Row
-from benchmarks.evaluation import measure
-from benchmarks.measure import median_times
+from benchmarks.measure import measure, median_times
 from retrieval import Index, changes, search, store
 
 PER_CLASS = 10

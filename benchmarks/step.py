@@ -37,7 +37,7 @@ class Case:
     """A network in training with its criterion and optimizer, and a random batch of two images per class."""
 
     def __init__(self, flags):
-        gpu = torch.cuda.is_available()
+        gpu = on_gpu(flags)
         self.opt = opt = parameters.parse(['--not_pretrained', *(ON_GPU if gpu else ON_CPU), *flags])
         opt.device = torch.device('cuda', processes.rank()) if gpu else device.select(opt)
         device.set_arithmetic(opt)
@@ -103,6 +103,11 @@ class Case:
                 'backward and gradient norm': of['step'] - of['forward'] - of['loss'] - of['update']}
 
 
+def on_gpu(flags):
+    """Whether a Case runs on an NVIDIA GPU: if there is one, unless the flags have --device cpu."""
+    return torch.cuda.is_available() and parameters.parse(flags).device != 'cpu'
+
+
 def now():
     """Seconds of processor time; of wall-clock time once the GPU is done, if there is one."""
     if not torch.cuda.is_available():
@@ -128,7 +133,7 @@ def measure(functions):
 def shared(rank, n, flags, folder):
     """A process of n that share each batch: saves its seconds per step and its peak memory."""
     torch.set_num_threads(1)
-    gpu = torch.cuda.is_available()
+    gpu = on_gpu(flags)
     if gpu:
         torch.cuda.set_device(rank)
     dist.init_process_group('nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
@@ -142,7 +147,7 @@ def of_processes(n, flags):
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(shared, (n, flags, folder), n)
         seconds, memory = zip(*(torch.load(f'{folder}/{rank}.pt') for rank in range(n)), strict=True)
-    return max(seconds) if torch.cuda.is_available() else sum(seconds), max(memory)
+    return max(seconds) if on_gpu(flags) else sum(seconds), max(memory)
 
 
 def line(name, seconds, ratio, n_images, memory):
@@ -160,7 +165,7 @@ def short():
 
 def main(flags):
     torch.set_num_threads(1)
-    plain, gpus = Case(flags), torch.cuda.device_count()
+    plain, gpus = Case(flags), torch.cuda.device_count() if on_gpu(flags) else 0
     opt, quarter = plain.opt, ['--micro_bs', str(-(-plain.opt.bs // 4))]
     print(f'torch {torch.__version__}, {opt.device}, --arch {opt.arch} --bs {opt.bs} --loss {opt.loss} '
           f'--batch_mining {opt.batch_mining}, images of {plain.images.shape[-1]} pixels, median of {ROUNDS} rounds')

@@ -38,6 +38,7 @@ import torch
 from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.neighbours import bisect, in_threads, product
 from evaluation.ranking.sorting import by_sorting
+from utilities import stopping
 
 TILE = 1024                  # queries in a tile, and gallery images: 4 MB of scores
 GROUP = 4                    # strips of queries whose ranks are yielded together
@@ -48,7 +49,7 @@ DEVIATIONS = 4               # standard deviations by which the estimate is lowe
 def by_counting(search, depth):
     """ranking.positive_ranks by counting, on the CPU."""
     counting = Counting(search, depth)
-    list(in_threads(counting.count_strip, range(len(counting.strips)), 'rank'))
+    list(in_threads(counting.count_strip, range(len(counting.strips)), 'rank', counting.stopped))
     unclear, sharing = [], []
     for start in range(0, len(counting.strips), GROUP):
         group = counting.strips[start:start + GROUP]
@@ -124,7 +125,7 @@ class Counting:
     """
 
     def __init__(self, search, depth):
-        self.search, self.lock = search, threading.Lock()
+        self.search, self.lock, self.stopped = search, threading.Lock(), threading.Event()
         self.depth = np.broadcast_to(depth, len(search.n_positives))
         by_size = np.argsort(-search.sizes, kind='stable')
         number = np.empty_like(by_size)
@@ -194,6 +195,9 @@ class Counting:
         points = self.points(strip.queries)
         for left, right in [(left, min(left + TILE, stop)) for start, stop in strip.rest
                             for left in range(start, stop, TILE)]:
+            stopping.check()
+            if self.stopped.is_set():                      # a strip takes seconds with a million images
+                break
             scores = product(points, self.gallery[left:right])
             self.count_tile(strip, scores, left)
             if self.search.symmetric and number < left // TILE < len(self.strips):

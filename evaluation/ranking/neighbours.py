@@ -240,10 +240,13 @@ def bisect(table, first, values):
     return place + (flat.take(place) < values)
 
 
-def in_threads(work, items, description=None):
-    """Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS."""
+def in_threads(work, items, description=None, stopped=None):
+    """
+    Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS. stopped:
+    an event that is set where the rest is not wanted, as after Ctrl-C; work that takes seconds ends when it is set.
+    """
     from threadpoolctl import threadpool_limits
-    stopped = threading.Event()
+    stopped = stopped or threading.Event()
 
     def step(item):
         return None if stopped.is_set() else work(item)

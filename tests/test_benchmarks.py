@@ -1,0 +1,167 @@
+"""The rows of benchmarks as files and tables of several machines; the dry runs of benchmarks.gpu and million."""
+import gc
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import Row, __main__, figures, gpu, million
+from evaluation.ranking import counting
+from tests import host_waits
+from utilities import errors, stopping
+from utilities.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+ROWS = [Row('fast; slow', 1.0, 4.0, .5), Row('slow; fast', 3.0, 2.0, 1.1)]
+RESULTS = sorted((ROOT / 'benchmarks' / 'results').glob('*.json'))
+
+
+def written(path, benchmark='step', rows=ROWS, **changes):
+    figures.write(path, figures.machine(threads=1) | changes, [figures.as_record(benchmark, row) for row in rows])
+    return path
+
+
+def cells(text):
+    """The cells of the rows of tables, without the head of the first one."""
+    return [[cell.strip() for cell in line[1:-1].split('|')] for line in text.splitlines()
+            if line.startswith('| ') and not line.startswith('| ---')][1:]
+
+
+def test_measured_rows_and_their_machine_come_back_from_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
+    monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
+    monkeypatch.setattr(__main__, 'run', lambda name: (ROWS, 1.0, 'complete'))
+    assert __main__.main(['step', '--json', str(tmp_path / 'a.json')]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads((tmp_path / 'a.json').read_text())
+    assert found['machine']['settings'] == {'OPENBLAS_CORETYPE': 'Haswell', 'ATEN_CPU_CAPABILITY': None}
+    assert found['machine']['threads'] == 1 and found['machine']['versions']['torch'] in torch.__version__
+    assert [[row[key] for key in ('benchmark', 'ratio', 'met')] for row in found['rows']] == [
+        ['step', .25, True], ['step', 1.5, False]]
+    __main__.main(['--table', str(tmp_path / 'a.json')])
+    assert cells(capsys.readouterr().out) == cells(shown) == [
+        ['fast; slow', '1', '4', '0.25', '0.50', 'yes'], ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
+
+
+def test_two_machines_stand_side_by_side_and_a_miss_on_either_is_marked(tmp_path, capsys):
+    here = written(tmp_path / 'here.json', rows=[*ROWS, Row('only here; x', 1., 1., 2.)], processor='A')
+    there = written(tmp_path / 'there.json', rows=[Row('fast; slow', 3., 4., .5), Row('slow; fast', 1., 1., 1.1)],
+                    processor='B', device='a GPU')
+    written(there, 'mining', [Row('mined; x', 1., 2., 1.)], processor='B', device='a GPU')
+    __main__.main(['--table', str(here), str(there)])
+    assert cells(capsys.readouterr().out) == [
+        ['fast; slow', '0.25', '**0.75**', '0.50', 'no'], ['slow; fast', '**1.50**', '1.00', '1.10', 'no'],
+        ['only here; x', '1.00', '', '2.00', 'yes'], ['mined; x', '', '0.50', '1.00', 'yes']]
+    __main__.main(['mining', '--table', str(here), str(there)])
+    assert len(cells(capsys.readouterr().out)) == 1
+
+
+def test_rows_that_are_measured_again_are_replaced_and_the_others_kept(tmp_path):
+    path = written(written(tmp_path / 'a.json'), 'mining', ROWS[:1])
+    written(path, 'step', [Row('again; x', 1., 1., 1.)])
+    assert [row['job'] for row in figures.read(path)['rows']] == ['fast; slow', 'again; x']
+    with pytest.raises(UserError, match='has rows of .*; name another file for another'):
+        written(path, processor='another')
+
+
+@pytest.mark.parametrize('text', ['', '{}', '[1]', '{"machine": {}, "rows": []}'])
+def test_other_files_are_refused(text, tmp_path):
+    (tmp_path / 'a.json').write_text(text)
+    with pytest.raises(UserError, match=r'a\.json: not a file of python -m benchmarks --json'):
+        figures.read(tmp_path / 'a.json')
+
+
+@pytest.mark.parametrize('page, names', [('benchmarks.md', []), ('evaluation.md', ['evaluation'])])
+def test_the_pages_have_the_tables_of_the_stored_results(page, names, capsys):
+    __main__.main([*names, '--table', *map(str, reversed(RESULTS))])
+    stated = cells((ROOT / 'docs' / page).read_text())
+    assert [row for row in cells(capsys.readouterr().out) if row not in stated] == []
+
+
+def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, capfd):
+    """With one process instead of two, which takes seconds; without the compiler, which takes a minute, and faiss."""
+    monkeypatch.setattr(torch, 'compile', lambda model, **options: model)
+    monkeypatch.setattr(torch.multiprocessing, 'spawn', lambda work, arguments, n: work(0, *arguments))
+    monkeypatch.setattr(gpu, 'N_PROCESSES', 1)
+    monkeypatch.setitem(sys.modules, 'faiss', None)
+    monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
+    monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
+    monkeypatch.setattr(stopping, 'install', lambda: None)
+    gpu.main(['--device', 'cpu', '--quick', '--json', str(tmp_path / 'gpu.json')])
+    found = figures.read(tmp_path / 'gpu.json')['rows']
+    assert {row['benchmark'] for row in found} == {f'gpu {part}' for part in gpu.PARTS}
+    assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
+    out, err = capfd.readouterr()
+    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with it' in err
+
+
+def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):
+    monkeypatch.setattr(stopping, 'install', lambda: None)
+    monkeypatch.setattr(gpu, 'PARTS', {'bad': lambda run: iter([1 / 0]), 'good': lambda run: ROWS})
+    arguments = ['--device', 'cpu', '--quick']
+    assert errors.exit_code('benchmarks.gpu', lambda: gpu.main(arguments)) == 1
+    out, err = capsys.readouterr()
+    assert 'fast; slow' in out and 'ZeroDivisionError' in err and 'bad: not complete' in err
+
+
+def test_other_metrics_on_the_gpu_than_on_the_cpu_are_a_failure(monkeypatch):
+    compute = gpu.evaluation.compute
+    monkeypatch.setattr(gpu.evaluation, 'compute', lambda *given, **options: {
+        name: value + ('backend' in options) for name, value in compute(*given, **options).items()})
+    run = gpu.prepare(gpu.argparse.Namespace(device='cpu', quick=True))
+    with pytest.raises(errors.RunFailed, match='precision_at_1 is .* on the GPU'):
+        list(gpu.ranking(run))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
+def test_without_a_gpu_a_sentence_says_so(capsys):
+    assert errors.exit_code('benchmarks.gpu', lambda: gpu.main([])) == 2
+    assert 'there is no NVIDIA GPU here' in capsys.readouterr().err
+
+
+def test_the_waits_of_the_gpu_benchmark_are_those_that_the_tests_list():
+    assert gpu.WAITS == {(loss, miner): len(host_waits.MINERS.get(miner, {})) + len(host_waits.LOSSES.get(loss, {}))
+                         for loss, miner in gpu.WAITS}
+
+
+@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='reads the memory of its process from /proc')
+def test_a_million_in_small(monkeypatch, capsys):
+    monkeypatch.setattr(stopping, 'install', lambda: None)
+    million.main(['--images', '2000', '--dim', '8', '--threads', '1', '--queries', '500'])
+    out = capsys.readouterr().out
+    assert re.match(r'2,000 images of 8 dimensions, 500 queries, 1 threads: .* GB at the peak', out)
+    assert .3 < float(re.search(r'e_recall@1 ([\d.]+)', out)[1]) < .8
+
+
+def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():
+    spreads = {}
+    for unequal in (False, True):
+        points, labels, is_query = million.embeddings(1500, 60, 30, 500, 64, .53, unequal)
+        distances = torch.cdist(points[is_query], points[~is_query])
+        recall = np.mean(labels[~is_query][distances.argmin(dim=1)] == labels[is_query])
+        assert abs(recall - .53) < .02 and torch.allclose(points.norm(dim=1), torch.ones(1500))
+        members = [points[labels == number] for number in range(60)]
+        spreads[unequal] = np.std([float(torch.log(group.std(dim=0).norm())) for group in members])
+    assert spreads[False] < .05 < .1 < spreads[True]
+
+
+def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
+    """A strip of queries takes seconds with a million images: the loop over its tiles checks for requests to stop."""
+    points, labels, _ = million.embeddings(5000, 500, 20, 0, 8, .5)
+    products = []
+
+    def product(queries, gallery, compute=counting.product):
+        products.append(queries)
+        stopping.requested = len(products) == 12               # 10 are of the strips and their samples
+        return compute(queries, gallery)
+
+    monkeypatch.setattr(counting, 'product', product)
+    monkeypatch.setattr(stopping, 'requested', False)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
+    with pytest.raises(KeyboardInterrupt):
+        million.evaluation.compute(million.METRICS, points, labels, backend='count')
+    assert len(products) == 12
