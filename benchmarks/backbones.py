@@ -36,7 +36,7 @@ class Peak(TorchDispatchMode):
     def count(self, tensors):
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            key = storage._cdata                                      # of the memory, which several tensors may share
+            key = storage._cdata                                      # the memory, which several tensors may share
             if key not in self.alive:
                 self.alive[key] = weakref.finalize(storage, self.free, key, storage.nbytes())
                 self.now += storage.nbytes()

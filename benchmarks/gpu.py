@@ -27,7 +27,7 @@ from utilities.errors import RunFailed, UserError
 LAST = 480                   # seconds after the start from which no further part begins
 N_PROCESSES, RECALL, NEIGHBOURS = 2, 0.53, 14
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
-TOLERANCE = 1e-6             # of a metric on the GPU, against the CPU
+TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
 # (loss, miner): how often the host waits in a step, by the list in docs/development.md
 WAITS = {('multisimilarity', 'none'): 0, ('proxyanchor', 'none'): 0, ('margin', 'distance'): 1,
          ('triplet', 'semihard'): 1}
@@ -49,7 +49,7 @@ def waits(run):
         print('  on the CPU, nothing waits: no waits are counted', file=sys.stderr)
     for (loss, miner), listed in WAITS.items():
         case = step.Case([*run.flags, '--loss', loss, '--batch_mining', miner])
-        for _ in range(step.WARM_UP):                          # what is set up at the first steps does not count
+        for _ in range(step.WARM_UP):                          # the first steps set up things
             case.step()
         with synchronisations(run.device) as found:
             case.step()

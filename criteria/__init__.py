@@ -121,7 +121,7 @@ def inside(loss, opt, to_optim=None, batchminer=None):
     """
     choose(CRITERIA, loss, 'criteria.select:')
     own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0}
-    if isinstance(batchminer, Miner):                              # of batchminer.select, or the outer criterion's own
+    if isinstance(batchminer, Miner):                              # from batchminer.select, or the outer criterion's
         own['batch_mining'], batchminer = batchminer.name, batchminer.batchminer
     criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, None)
     return criterion if to_optim is None else (criterion, to_optim + parameter_groups(criterion))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from utilities.errors import UserError, choose
 
 PREFIX = 'torch:'
-# what the losses expect beside the logits [B, C]: labels [B], or for each class 1 or 0, or 1 or -1, [B, C]
+# targets of the losses beside the logits [B, C]: labels [B], or for each class 1 or 0, or 1 or -1, [B, C]
 TARGETS = {
     'CrossEntropyLoss': 'labels', 'MultiMarginLoss': 'labels',
     'BCEWithLogitsLoss': 'one-hot', 'MultiLabelSoftMarginLoss': 'one-hot', 'MSELoss': 'one-hot', 'L1Loss': 'one-hot',
