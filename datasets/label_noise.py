@@ -20,7 +20,7 @@ def apply(opt, images):
         labels[chosen] = (labels[chosen] + random.randint(1, images.n_classes, len(chosen))) % images.n_classes
     counts = np.bincount(labels, minlength=images.n_classes)
     if (counts == 0).any():
-        raise UserError(f'--label_noise {opt.label_noise} leaves {(counts == 0).sum()} classes without training images; '
+        raise UserError(f'--label_noise {opt.label_noise} leaves {sum(counts == 0)} classes without training images; '
                         f'first {images.class_names[counts.argmin()]}; give a smaller share or larger classes')
     images.labels = labels
     return {'n_images': len(chosen), 'hash': digest(repr(labels.tolist())),

@@ -51,7 +51,8 @@ def test_a_resumed_run_has_the_same_labels(quick, run, tmp_path):
 
 @pytest.mark.parametrize('flags, sentence', [
     ('--label_noise 1.5', '--label_noise: expected a number'),
-    ('--label_noise 0.3 --unsupervised --samples_per_class 1 --views 2', 'which --unsupervised does not use; leave one of them out')])
+    ('--label_noise 0.3 --unsupervised --samples_per_class 1 --views 2',
+     'which --unsupervised does not use; leave one of them out')])
 def test_wrong_input_gets_a_sentence(quick, run, capsys, flags, sentence):
     assert run(*quick, *flags.split()) == 2
     assert sentence in ' '.join(capsys.readouterr().err.split())
