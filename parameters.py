@@ -345,6 +345,8 @@ def batch_creation_parameters(parser):
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
     add('--train_level', metavar='N', type=COUNT, default=0,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
+    add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0,
+        help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
     switch('--data_cover_epoch', of=['class_random'], help='class_random: visit every class once per epoch')
     add('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
@@ -1013,6 +1015,9 @@ def check(opt):
     if opt.unsupervised and opt.samples_per_class > 1:
         raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
                         'leave the flag out, and give --views to have each image in its batch several times')
+    if opt.unsupervised and opt.label_noise:
+        raise UserError(f'--label_noise {opt.label_noise} changes labels of the training images, which --unsupervised '
+                        'does not use; leave one of them out')
     if opt.unsupervised and opt.train_level:
         raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
                         'class of its own has no super-class')

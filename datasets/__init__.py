@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from datasets import cars196, cub200, folder, glyphs, inshop, omniglot, online_products, splits, transforms
+from datasets import cars196, cub200, folder, glyphs, inshop, label_noise, omniglot, online_products, splits, transforms
 from datasets.base import ImageSet, check_names, note_ignored, read_image
 from datasets.decoding import open_photo
 from datasets.image_cache import ImageCache
@@ -28,7 +28,7 @@ class Data:
     """
     train:       the training images, with augmentation; empty where a data set without a training split is
                  evaluated. With --unsupervised, each image is a class of its own; with --train_level, the classes are
-                 super-classes.
+                 super-classes; with --label_noise, some labels are wrong.
     evaluation:  {split: ImageSet} without augmentation, for each of 'train', 'val' and 'test' that exists.
     description: the classes and hashes of the splits, from splits.describe.
     """
@@ -61,7 +61,10 @@ def select(opt, input_size):
         if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
             training = on_device.DevicePipeline(training, opt.device)
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
-    return Data(ImageSet(labelled, split.get('train', []), training, read), sets, splits.describe(sets))
+    train, description = ImageSet(labelled, split.get('train', []), training, read), splits.describe(sets)
+    if opt.label_noise:
+        description['label_noise'] = label_noise.apply(opt, train)
+    return Data(train, sets, description)
 
 
 def each_its_own_class(table):
