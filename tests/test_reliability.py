@@ -312,6 +312,7 @@ def test_without_locks_there_is_a_note(half, resume, monkeypatch):
 
 def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, resume):
     for name in ('.log.1.tmp.csv', 'plots/.loss.1.tmp.png', '.checkpoint_last.1.tmp.pt'):
+        (half / name).parent.mkdir(exist_ok=True)
         (half / name).write_bytes(b'half')
     assert resume(half)[0] == 0 and not list(half.rglob('.*'))
     parent = folder_of(tmp_path).parent
