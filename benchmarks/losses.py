@@ -190,18 +190,25 @@ def step(loss, *arguments):
     return lambda: torch.autograd.grad(loss(*arguments), [batch, *trained], allow_unused=True)
 
 
-def ours(case, batch, labels, triplets, n_classes):
+def our_loss(case, batch, labels, triplets, n_classes):
+    """(the loss, its arguments)"""
     opt = parameters.build().parse_args([])
     vars(opt).update(case.flags, loss=case.loss, batch_mining='random' if case.triplets else case.batch_mining,
                      n_classes=n_classes, embed_dim=batch.shape[1], device=batch.device)
     miner = (lambda batch, labels: triplets) if case.triplets else batch_mining.select(opt)
     if case.term:
-        return step(lambda batch, labels: case.term(batch, *miner(batch, labels)).mean(), batch, labels)
-    return step(criteria.select(opt, miner), batch, labels)
+        return lambda batch, labels: case.term(batch, *miner(batch, labels)).mean(), (batch, labels)
+    return criteria.select(opt, miner), (batch, labels)
 
 
-def theirs(case, batch, labels, triplets, n_classes):
-    """The counterpart's step; None where there is none, or where this is too large for it."""
+def ours(*args):
+    """The step of our_loss."""
+    loss, arguments = our_loss(*args)
+    return step(loss, *arguments)
+
+
+def their_loss(case, batch, labels, triplets, n_classes):
+    """As our_loss, of the counterpart; None where there is none, or where this is too large for it."""
     n_samples, area, _ = case.most
     if case.counterpart is None or len(batch) > n_samples or batch.numel() > area or n_classes > case.n_classes:
         return None
@@ -212,7 +219,13 @@ def theirs(case, batch, labels, triplets, n_classes):
     import pytorch_metric_learning.reducers
     import pytorch_metric_learning.regularizers
     loss = case.counterpart(library, n_classes, batch.shape[1])
-    return step(loss, batch, labels, *([tuple(triplets.T)] if case.triplets else []))
+    return loss, (batch, labels, *([tuple(triplets.T)] if case.triplets else []))
+
+
+def theirs(*args):
+    """The step of their_loss, or None."""
+    found = their_loss(*args)
+    return found and step(found[0], *found[1])
 
 
 def single_call(function):
