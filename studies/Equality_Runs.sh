@@ -46,15 +46,16 @@ of_ours() {
     ours proxynca_pp$1       --loss proxynca_pp       --loss_proxynca_pp_lrmulti "$(multiple $2)"
 }
 of_pml() {
-    pml arcface$1            --loss pml:ArcFaceLoss --loss_pml_args "{$angle, scale: 16}" --loss_pml_lr $2
-    pml cosface$1            --loss pml:CosFaceLoss --loss_pml_args '{margin: 0.35, scale: 64}' --loss_pml_lr $2
-    pml softmax$1            --loss pml:NormalizedSoftmaxLoss --loss_pml_args '{temperature: 0.05}' --loss_pml_lr $2
-    pml subcenter_arcface$1  --loss pml:SubCenterArcFaceLoss \
-        --loss_pml_args "{$angle, scale: 64, sub_centers: 3}" --loss_pml_lr $2
-    pml softtriplet$1        --loss pml:SoftTripleLoss \
-        --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}" --loss_pml_lr $2
-    pml proxyanchor$1        --loss pml:ProxyAnchorLoss --loss_pml_args '{margin: 0.1, alpha: 32}' --loss_pml_lr $2
-    pml proxynca_pp$1        --loss pml:ProxyNCALoss --loss_pml_args '{softmax_scale: 9}' --loss_pml_lr $2
+    local flags=(--batch_mining none --loss_pml_lr $2)       # with a miner, the library weights samples by its tuples
+    pml arcface$1            --loss pml:ArcFaceLoss "${flags[@]}" --loss_pml_args "{$angle, scale: 16}"
+    pml cosface$1            --loss pml:CosFaceLoss "${flags[@]}" --loss_pml_args '{margin: 0.35, scale: 64}'
+    pml softmax$1            --loss pml:NormalizedSoftmaxLoss "${flags[@]}" --loss_pml_args '{temperature: 0.05}'
+    pml subcenter_arcface$1  --loss pml:SubCenterArcFaceLoss "${flags[@]}" \
+        --loss_pml_args "{$angle, scale: 64, sub_centers: 3}"
+    pml softtriplet$1        --loss pml:SoftTripleLoss "${flags[@]}" \
+        --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}"
+    pml proxyanchor$1        --loss pml:ProxyAnchorLoss "${flags[@]}" --loss_pml_args '{margin: 0.1, alpha: 32}'
+    pml proxynca_pp$1        --loss pml:ProxyNCALoss "${flags[@]}" --loss_pml_args '{softmax_scale: 9}'
 }
 
 if [[ " $sections " == *' peers '* ]]; then
@@ -73,7 +74,7 @@ if [[ " $sections " == *' peers '* ]]; then
     pml multisimilarity      --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}' \
         --batch_mining pml:MultiSimilarityMiner --miner_pml_args '{epsilon: 0.1}'
     ours ntxent              --loss ntxent
-    pml ntxent               --loss pml:NTXentLoss --loss_pml_args '{temperature: 0.07}'
+    pml ntxent               --loss pml:NTXentLoss --batch_mining none --loss_pml_args '{temperature: 0.07}'
     of_ours '' 0.01
     of_pml '' 0.01
     # the learning rate at which Adam turns our class weights as fast as pml's at 0.01: 0.01 times the standard
