@@ -35,7 +35,8 @@ angle='margin: 28.64788975654116'                        # 0.5, in degrees
 triplets="{margin: 0.2, distance: {LpDistance: {power: 2, $plain}}, $mean}"
 regularizer='weight_regularizer: {SparseCentersRegularizer: {num_classes: 40, centers_per_class: 2}}'
 
-# of_ours SUFFIX RATE and of_pml SUFFIX RATE: the losses with class weights or proxies, at this learning rate of these
+# of_ours SUFFIX RATE: the losses with class weights or proxies, at this learning rate of these. of_pml SUFFIX RATE: those
+# of the library whose class weights start otherwise.
 of_ours() {
     ours arcface$1           --loss arcface           --loss_arcface_lr $2
     ours cosface$1           --loss cosface           --loss_cosface_lr $2
@@ -52,9 +53,6 @@ of_pml() {
     pml softmax$1            --loss pml:NormalizedSoftmaxLoss "${flags[@]}" --loss_pml_args '{temperature: 0.05}'
     pml subcenter_arcface$1  --loss pml:SubCenterArcFaceLoss "${flags[@]}" \
         --loss_pml_args "{$angle, scale: 64, sub_centers: 3}"
-    pml softtriplet$1        --loss pml:SoftTripleLoss "${flags[@]}" \
-        --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}"
-    pml proxyanchor$1        --loss pml:ProxyAnchorLoss "${flags[@]}" --loss_pml_args '{margin: 0.1, alpha: 32}'
     pml proxynca_pp$1        --loss pml:ProxyNCALoss "${flags[@]}" --loss_pml_args '{softmax_scale: 9}'
 }
 
@@ -77,6 +75,14 @@ if [[ " $sections " == *' peers '* ]]; then
     pml ntxent               --loss pml:NTXentLoss --batch_mining none --loss_pml_args '{temperature: 0.07}'
     of_ours '' 0.01
     of_pml '' 0.01
+    pml softtriplet          --loss pml:SoftTripleLoss --batch_mining none --loss_pml_lr 0.01 \
+        --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}"
+    pml proxyanchor          --loss pml:ProxyAnchorLoss --batch_mining none --loss_pml_lr 0.01 \
+        --loss_pml_args '{margin: 0.1, alpha: 32}'
+    # with the default miner of --batch_mining, whose triplets select pairs or weight samples
+    pml multisimilarity_mined --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}'
+    pml ntxent_mined         --loss pml:NTXentLoss --loss_pml_args '{temperature: 0.07}'
+    pml arcface_mined        --loss pml:ArcFaceLoss --loss_pml_args "{$angle, scale: 16}" --loss_pml_lr 0.01
     # the learning rate at which Adam turns our class weights as fast as pml's at 0.01: 0.01 times the standard
     # deviation at the start, (3 · 128)^(-1/2) or 1/8; pml's is 1
     ours arcface_slow           --loss arcface           --loss_arcface_lr 0.00051031
