@@ -5,17 +5,24 @@
 # docs/equality.md has the results.
 #
 #   ./studies/Equality_Runs.sh [--list] [FLAG ...]       # --list prints the commands; the flags go to every run
-#   DATA=Datasets SECTIONS='peers starts' SEEDS='0 1 2' ./studies/Equality_Runs.sh
+#   DATA=Datasets SECTIONS='same random starts' SEEDS='0 1 2' ./studies/Equality_Runs.sh
 #
-# peers: both sides of each loss. starts: losses with class weights or proxies, at other learning rates of these, with
-# the first ten seeds. DATA has the folder grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
-# are kept in DATA/cache. A run takes 7 seconds on one thread.
+# same: losses for which both sides have the same random numbers. random: losses and a miner for which they have not.
+# starts: losses with class weights or proxies, at other learning rates of these. DATA has the folder grocery/images
+# (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images are kept in DATA/cache. A run takes 7 to 10 seconds on
+# one thread, and nearly all of them compute the same features.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 data=${DATA:-Datasets}
-sections=${SECTIONS:-peers starts}
-read -ra seeds <<< "${SEEDS:-$(seq -s ' ' 0 29)}"
+sections=${SECTIONS:-same random starts}
+read -ra all_seeds <<< "${SEEDS:-$(seq -s ' ' 0 59)}"
 lr=0.0004                                                # of the embedding layer
+
+# in_section SECTION N: returns whether the section is selected, and sets `seeds` to the first N seeds.
+in_section() {
+    seeds=("${all_seeds[@]:0:$2}")
+    [[ " $sections " == *" $1 "* ]]
+}
 
 # ours NAME FLAG... and pml NAME FLAG...: the runs Equality_<NAME>_ours and Equality_<NAME>_pml.
 embedding_layer() {
@@ -35,8 +42,8 @@ angle='margin: 28.64788975654116'                        # 0.5, in degrees
 triplets="{margin: 0.2, distance: {LpDistance: {power: 2, $plain}}, $mean}"
 regularizer='weight_regularizer: {SparseCentersRegularizer: {num_classes: 40, centers_per_class: 2}}'
 
-# of_ours SUFFIX RATE: the losses with class weights or proxies, at this learning rate of these. of_pml SUFFIX RATE: those
-# of the library whose class weights start otherwise.
+# of_ours SUFFIX RATE: the losses with class weights or proxies, at this learning rate of these. of_pml SUFFIX RATE:
+# those of the library whose class weights or proxies start otherwise.
 of_ours() {
     ours arcface$1           --loss arcface           --loss_arcface_lr $2
     ours cosface$1           --loss cosface           --loss_cosface_lr $2
@@ -56,10 +63,22 @@ of_pml() {
     pml proxynca_pp$1        --loss pml:ProxyNCALoss "${flags[@]}" --loss_pml_args '{softmax_scale: 9}'
 }
 
-if [[ " $sections " == *' peers '* ]]; then
+if in_section same 30; then
     ours contrastive         --loss contrastive --batch_mining distance
     pml contrastive          --loss pml:ContrastiveLoss --batch_mining distance \
         --loss_pml_args "{pos_margin: 0, neg_margin: 1, distance: {LpDistance: {$plain}}, $mean}"
+    ours multisimilarity     --loss multisimilarity
+    pml multisimilarity      --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}' \
+        --batch_mining pml:MultiSimilarityMiner --miner_pml_args '{epsilon: 0.1}'
+    ours ntxent              --loss ntxent
+    pml ntxent               --loss pml:NTXentLoss --batch_mining none --loss_pml_args '{temperature: 0.07}'
+    # with the default miner of --batch_mining, whose triplets select pairs or weight samples
+    pml multisimilarity_mined --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}'
+    pml ntxent_mined         --loss pml:NTXentLoss --loss_pml_args '{temperature: 0.07}'
+    pml arcface_mined        --loss pml:ArcFaceLoss --loss_pml_args "{$angle, scale: 16}" --loss_pml_lr 0.01
+fi
+
+if in_section random 60; then
     # the miner alone differs: our loss with each miner, which take several positives per anchor and cut no distance off
     ours triplet             --loss triplet --batch_mining distance --miner_distance_positives all
     pml triplet              --loss triplet --batch_mining pml:DistanceWeightedMiner \
@@ -68,21 +87,12 @@ if [[ " $sections " == *' peers '* ]]; then
     ours triplet_defaults    --loss triplet --batch_mining distance
     pml triplet_defaults     --loss pml:TripletMarginLoss --loss_pml_args "$triplets" \
         --batch_mining pml:DistanceWeightedMiner
-    ours multisimilarity     --loss multisimilarity
-    pml multisimilarity      --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}' \
-        --batch_mining pml:MultiSimilarityMiner --miner_pml_args '{epsilon: 0.1}'
-    ours ntxent              --loss ntxent
-    pml ntxent               --loss pml:NTXentLoss --batch_mining none --loss_pml_args '{temperature: 0.07}'
     of_ours '' 0.01
     of_pml '' 0.01
     pml softtriplet          --loss pml:SoftTripleLoss --batch_mining none --loss_pml_lr 0.01 \
         --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}"
     pml proxyanchor          --loss pml:ProxyAnchorLoss --batch_mining none --loss_pml_lr 0.01 \
         --loss_pml_args '{margin: 0.1, alpha: 32}'
-    # with the default miner of --batch_mining, whose triplets select pairs or weight samples
-    pml multisimilarity_mined --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}'
-    pml ntxent_mined         --loss pml:NTXentLoss --loss_pml_args '{temperature: 0.07}'
-    pml arcface_mined        --loss pml:ArcFaceLoss --loss_pml_args "{$angle, scale: 16}" --loss_pml_lr 0.01
     # the learning rate at which Adam turns our class weights as fast as pml's at 0.01: 0.01 times the standard
     # deviation at the start, (3 · 128)^(-1/2) or 1/8; pml's is 1
     ours arcface_slow           --loss arcface           --loss_arcface_lr 0.00051031
@@ -92,8 +102,7 @@ if [[ " $sections " == *' peers '* ]]; then
     ours proxynca_pp_slow       --loss proxynca_pp       --loss_proxynca_pp_lrmulti "$(multiple 0.00125)"
 fi
 
-if [[ " $sections " == *' starts '* ]]; then
-    seeds=("${seeds[@]:0:10}")
+if in_section starts 10; then
     for rate in 0.0001 0.001 0.1; do
         of_ours _$rate $rate
         of_pml _$rate $rate
