@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import Row, __main__, figures, gpu, million
+from benchmarks import Row, __main__, equality, figures, gpu, million
 from evaluation.ranking import counting
 from tests import host_waits
 from utilities import errors, stopping
@@ -165,3 +165,41 @@ def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         million.evaluation.compute(million.METRICS, points, labels, backend='count')
     assert len(products) == 12
+
+
+@pytest.mark.parametrize('name', ['triplet, given', 'contrastive, all', 'multisimilarity', 'ntxent', 'arcface',
+                                  'subcenter_arcface', 'softtriplet', 'proxyanchor'])
+def test_the_first_step_is_the_librarys(name):
+    pytest.importorskip('pytorch_metric_learning')
+    value, *found = equality.differences(name)
+    assert value and max(found) <= 1e-6
+
+
+@pytest.mark.parametrize('name', ['cosface', 'subcenter_arcface', 'proxynca_pp', 'margin, given'])
+def test_the_library_gets_our_weights(name):
+    """With as many classes as dimensions too, where the shape does not tell rows from columns."""
+    pytest.importorskip('pytorch_metric_learning')
+    case, n = equality.CASES[name], 16
+    batch, labels = equality.random_batch(2 * n, 2, n)
+    parts = case, batch, labels, equality.random_triplets(labels, n), n
+    loss, (theirs, _) = equality.our_loss(*parts)[0], equality.their_loss(*parts)
+    before = [weight.clone() for weight in theirs.parameters()]
+    weights, = loss.parameters()
+    with torch.no_grad():
+        weights.uniform_(-1, 1)
+    assert equality.with_our_weights(theirs, loss) is theirs
+    (old,), (new,) = before, theirs.parameters()
+    rows = weights.flatten(end_dim=-2) if weights.dim() > 1 else weights
+    assert torch.equal(new, rows.T if name in ('cosface', 'subcenter_arcface') else rows) and not torch.equal(new, old)
+    weights.data.zero_()
+    assert new.detach().abs().sum() > 0                                          # a copy, not the same memory
+
+
+def test_the_comparison_of_first_steps_finds_another_loss(monkeypatch, capsys):
+    pytest.importorskip('pytorch_metric_learning')
+    monkeypatch.setitem(equality.CASES['ntxent'].flags, 'loss_ntxent_temperature', 0.08)
+    monkeypatch.setattr(sys, 'argv', ['equality', '--losses', 'ntxent', 'softmax'])
+    equality.main()
+    out = capsys.readouterr().out
+    assert [row[0::4] for row in cells(out)] == [['ntxent', 'no'], ['softmax', 'yes']]
+    assert f'threads: {torch.get_num_threads()}' in out.splitlines()[0]

@@ -1,0 +1,93 @@
+"""
+docs/equality.md: losses of this program beside those of pytorch-metric-learning, from the first step of a run
+(benchmarks.equality) and from the final rows of studies/Equality_Runs.sh.
+
+python -m studies.equality
+"""
+from pathlib import Path
+
+import numpy as np
+
+from launching import script
+from reports import final_rows, groups
+from studies import study
+from studies.answers import markdown_table, p_of
+from utilities.files import write_text
+
+ROOT = Path(__file__).parents[1]
+ROWS, PAGE = ROOT / 'studies' / 'rows' / 'equality.csv', ROOT / 'docs' / 'equality.md'
+SCRIPT = ROOT / 'studies' / 'Equality_Runs.sh'
+MARGIN = 0.3                                              # points: smaller differences count as equal
+LEVEL = 0.05
+METRICS = {'R@1': 'e_recall@1', 'MAP@R': 'map_at_r'}
+# rows of the tables: groups of the script without Equality_, and what is not the same on both sides
+PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing: our miner draws the same triplets'),
+         'triplet': ('triplet_ours', 'triplet_pml', 'the miner, with several positives of each anchor'),
+         'triplet, defaults': ('triplet_defaults_ours', 'triplet_defaults_pml', 'the miner and its defaults'),
+         'multisimilarity': ('multisimilarity_ours', 'multisimilarity_pml', 'nothing'),
+         'ntxent': ('ntxent_ours', 'ntxent_pml', 'nothing'),
+         **{name: (f'{name}_ours', f'{name}_pml', 'start of the class weights: numbers and size')
+            for name in ('arcface', 'cosface', 'softmax', 'subcenter_arcface')},
+         'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'start of the centres: numbers'),
+         'proxyanchor': ('proxyanchor_ours', 'proxyanchor_pml', 'start of the proxies: nothing but the order of '
+                         'operations'),
+         'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'start of the proxies: numbers and size')}
+SLOW = {name: (f'{name}_slow_ours', f'{name}_pml', rate) for name, rate in {
+    'arcface': 0.00051, 'cosface': 0.00051, 'softmax': 0.00051, 'subcenter_arcface': 0.00051,
+    'proxynca_pp': 0.00125}.items()}
+MINED = {name: (f'{name}_ours', f'{name}_mined_pml', what) for name, what in {
+    'multisimilarity': 'pairs of the triplets only', 'ntxent': 'pairs of the triplets only',
+    'arcface': 'samples weighted by their number of triplets'}.items()}
+# standard deviation of the class weights or proxies at the start, with 128 dimensions and 40 classes: ours, pml's
+STARTS = {'arcface': (0.051, 1.0), 'cosface': (0.051, 1.0), 'softmax': (0.051, 1.0), 'subcenter_arcface': (0.051, 1.0),
+          'proxynca_pp': (0.125, 1.0), 'proxyanchor': (0.224, None), 'softtriplet': (0.065, None)}
+RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}
+
+
+def gather():
+    """{group without Equality_: Method} of the rows. Raises UserError where two groups have different test images."""
+    runs = final_rows.read(ROWS)
+    groups.require_one_test_set('Equality_*', runs)
+    return {method.name: method for method in study.gather(runs, {'all': script.commands(SCRIPT)}).methods.values()}
+
+
+def verdict(pair, p):
+    """Of a study.Difference and its corrected p: 'equal' if its 95 % interval lies within the margin."""
+    low, high = 100 * (pair.mean - pair.half), 100 * (pair.mean + pair.half)
+    if -MARGIN <= low and high <= MARGIN:
+        return 'equal'
+    return 'different' if (low > MARGIN or high < -MARGIN) and p < LEVEL else 'undecided'
+
+
+def number(value, sign=''):
+    return f'{100 * value:{sign}.2f}'
+
+
+def comparison(methods, rows, what):
+    """The table of rows {title: (group of ours, group of pml, what)}; the heading of the last is `what`."""
+    heads = ['loss', 'seeds', *(f'{name} {side}' for name in METRICS for side in ('ours', 'pml', 'Δ', 'p', 'verdict')),
+             what]
+    cells = {title: [] for title in rows}
+    for metric in METRICS.values():
+        sides = {title: [methods[group].values(metric) for group in pair[:2]] for title, pair in rows.items()}
+        pairs = {title: study.difference(*both) for title, both in sides.items()}
+        for (title, pair), p in zip(pairs.items(), study.corrected(pairs.values()), strict=True):
+            means = [number(np.mean([side[seed] for seed in sides[title][0].keys() & side.keys()]))
+                     for side in sides[title]]
+            cells[title] += [*means, f'{number(pair.mean, "+")} ± {number(pair.half)}', p_of(p), verdict(pair, p)]
+    n_seeds = {title: len(methods[ours].runs.keys() & methods[theirs].runs) for title, (ours, theirs, _) in rows.items()}
+    return markdown_table(heads, [[title, n_seeds[title], *cells[title], rows[title][2]] for title in rows])
+
+
+def by_rate(methods, metric):
+    """The table of STARTS: a metric at each of RATES, over the seeds that all cells have."""
+    groups_of = {(name, side): [methods[f'{name}{suffix}_{side}'] for suffix in RATES] for name, stds in STARTS.items()
+                 for side, std in zip(('ours', 'pml'), stds, strict=True) if std}
+    seeds = sorted(set.intersection(*(set(method.runs) for row in groups_of.values() for method in row)))
+    rows = []
+    for (name, side), row in groups_of.items():
+        values = [[method.values(metric)[seed] for seed in seeds] for method in row]
+        rows.append([name, side, f'{STARTS[name][side == "pml"]:g}',
+                     *(f'{number(np.mean(one))} ± {number(study.significance.t_interval(one)[1])}' for one in values)])
+    return [f'{len(seeds)} seeds:', '', *markdown_table(
+        ['loss', 'start', 'its standard deviation', *(f'rate {rate:g}' for rate in RATES.values())], rows)]
