@@ -5,16 +5,16 @@
 # docs/equality.md has the results.
 #
 #   ./studies/Equality_Runs.sh [--list] [FLAG ...]       # --list prints the commands; the flags go to every run
-#   DATA=Datasets SECTIONS='same random starts' SEEDS='0 1 2' ./studies/Equality_Runs.sh
+#   DATA=Datasets SECTIONS='same random starts long' SEEDS='0 1 2' ./studies/Equality_Runs.sh
 #
 # same: losses for which both sides have the same random numbers. random: losses and a miner for which they have not.
-# starts: losses with class weights or proxies, at other learning rates of these. DATA has the folder grocery/images
-# (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images are kept in DATA/cache. A run takes 7 to 10 seconds on
-# one thread, and nearly all of them compute the same features.
+# starts: losses with class weights or proxies, at other learning rates of these; long: with 25 epochs instead of 5.
+# DATA has the folder grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images are kept in
+# DATA/cache. A run takes 7 to 10 seconds on one thread, most of it for the features, which are those of all runs.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 data=${DATA:-Datasets}
-sections=${SECTIONS:-same random starts}
+sections=${SECTIONS:-same random starts long}
 read -ra all_seeds <<< "${SEEDS:-$(seq -s ' ' 0 59)}"
 lr=0.0004                                                # of the embedding layer
 
@@ -42,25 +42,29 @@ angle='margin: 28.64788975654116'                        # 0.5, in degrees
 triplets="{margin: 0.2, distance: {LpDistance: {power: 2, $plain}}, $mean}"
 regularizer='weight_regularizer: {SparseCentersRegularizer: {num_classes: 40, centers_per_class: 2}}'
 
-# of_ours SUFFIX RATE: the losses with class weights or proxies, at this learning rate of these. of_pml SUFFIX RATE:
-# those of the library whose class weights or proxies start otherwise.
+# of_ours SUFFIX RATE, of_pml SUFFIX RATE and proxies SUFFIX RATE: the losses with class weights or proxies, at this
+# learning rate of these.
 of_ours() {
     ours arcface$1           --loss arcface           --loss_arcface_lr $2
     ours cosface$1           --loss cosface           --loss_cosface_lr $2
     ours softmax$1           --loss softmax           --loss_softmax_lr $2
     ours subcenter_arcface$1 --loss subcenter_arcface --loss_subcenter_arcface_lr $2
     ours softtriplet$1       --loss softtriplet       --loss_softtriplet_lrmulti "$(multiple $2)"
-    ours proxyanchor$1       --loss proxyanchor       --loss_proxyanchor_lrmulti "$(multiple $2)"
-    ours proxynca_pp$1       --loss proxynca_pp       --loss_proxynca_pp_lrmulti "$(multiple $2)"
 }
 of_pml() {
-    local flags=(--batch_mining none --loss_pml_lr $2)       # with a miner, the library weights samples by its tuples
+    # with a miner, the library would weight samples by their number of tuples
+    local flags=(--batch_mining none --loss_pml_lr $2)
     pml arcface$1            --loss pml:ArcFaceLoss "${flags[@]}" --loss_pml_args "{$angle, scale: 16}"
     pml cosface$1            --loss pml:CosFaceLoss "${flags[@]}" --loss_pml_args '{margin: 0.35, scale: 64}'
     pml softmax$1            --loss pml:NormalizedSoftmaxLoss "${flags[@]}" --loss_pml_args '{temperature: 0.05}'
     pml subcenter_arcface$1  --loss pml:SubCenterArcFaceLoss "${flags[@]}" \
         --loss_pml_args "{$angle, scale: 64, sub_centers: 3}"
-    pml proxynca_pp$1        --loss pml:ProxyNCALoss "${flags[@]}" --loss_pml_args '{softmax_scale: 9}'
+}
+proxies() {
+    ours proxyanchor$1       --loss proxyanchor       --loss_proxyanchor_lrmulti "$(multiple $2)"
+    ours proxynca_pp$1       --loss proxynca_pp       --loss_proxynca_pp_lrmulti "$(multiple $2)"
+    pml proxynca_pp$1        --loss pml:ProxyNCALoss  --batch_mining none --loss_pml_lr $2 \
+        --loss_pml_args '{softmax_scale: 9}'
 }
 
 if in_section same 30; then
@@ -72,6 +76,10 @@ if in_section same 30; then
         --batch_mining pml:MultiSimilarityMiner --miner_pml_args '{epsilon: 0.1}'
     ours ntxent              --loss ntxent
     pml ntxent               --loss pml:NTXentLoss --batch_mining none --loss_pml_args '{temperature: 0.07}'
+    proxies '' 0.01
+    pml proxyanchor          --loss pml:ProxyAnchorLoss --batch_mining none --loss_pml_lr 0.01 \
+        --loss_pml_args '{margin: 0.1, alpha: 32}'
+    ours proxynca_pp_slow    --loss proxynca_pp --loss_proxynca_pp_lrmulti "$(multiple 0.00125)"      # as below
     # with the default miner of --batch_mining, whose triplets select pairs or weight samples
     pml multisimilarity_mined --loss pml:MultiSimilarityLoss --loss_pml_args '{alpha: 2, beta: 40, base: 0.5}'
     pml ntxent_mined         --loss pml:NTXentLoss --loss_pml_args '{temperature: 0.07}'
@@ -91,20 +99,30 @@ if in_section random 60; then
     of_pml '' 0.01
     pml softtriplet          --loss pml:SoftTripleLoss --batch_mining none --loss_pml_lr 0.01 \
         --loss_pml_args "{centers_per_class: 2, la: 8, $regularizer, weight_reg_weight: 0.2}"
-    pml proxyanchor          --loss pml:ProxyAnchorLoss --batch_mining none --loss_pml_lr 0.01 \
-        --loss_pml_args '{margin: 0.1, alpha: 32}'
     # the learning rate at which Adam turns our class weights as fast as pml's at 0.01: 0.01 times the standard
     # deviation at the start, (3 · 128)^(-1/2) or 1/8; pml's is 1
     ours arcface_slow           --loss arcface           --loss_arcface_lr 0.00051031
     ours cosface_slow           --loss cosface           --loss_cosface_lr 0.00051031
     ours softmax_slow           --loss softmax           --loss_softmax_lr 0.00051031
     ours subcenter_arcface_slow --loss subcenter_arcface --loss_subcenter_arcface_lr 0.00051031
-    ours proxynca_pp_slow       --loss proxynca_pp       --loss_proxynca_pp_lrmulti "$(multiple 0.00125)"
 fi
 
 if in_section starts 10; then
     for rate in 0.0001 0.001 0.1; do
         of_ours _$rate $rate
         of_pml _$rate $rate
+        proxies _$rate $rate
+    done
+fi
+
+if in_section long 10; then
+    for rate in 0.0001 0.001 0.01; do
+        flags=(--n_epochs 25 --eval_every 25)
+        ours arcface_long_$rate --loss arcface --loss_arcface_lr $rate "${flags[@]}"
+        pml arcface_long_$rate  --loss pml:ArcFaceLoss --loss_pml_args "{$angle, scale: 16}" --loss_pml_lr $rate \
+            --batch_mining none "${flags[@]}"
+        ours softmax_long_$rate --loss softmax --loss_softmax_lr $rate "${flags[@]}"
+        pml softmax_long_$rate  --loss pml:NormalizedSoftmaxLoss --loss_pml_args '{temperature: 0.05}' \
+            --loss_pml_lr $rate --batch_mining none "${flags[@]}"
     done
 fi

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
-from launching import script
-from reports import final_rows, groups
+from benchmarks import equality as first_steps
+from reports import final_rows, groups, significance
 from studies import study
-from studies.answers import markdown_table, p_of
+from studies.answers import count, markdown_table, p_of
 from utilities.files import write_text
 
 ROOT = Path(__file__).parents[1]
 ROWS, PAGE = ROOT / 'studies' / 'rows' / 'equality.csv', ROOT / 'docs' / 'equality.md'
-SCRIPT = ROOT / 'studies' / 'Equality_Runs.sh'
 MARGIN = 0.3                                              # points: smaller differences count as equal
 LEVEL = 0.05
 METRICS = {'R@1': 'e_recall@1', 'MAP@R': 'map_at_r'}
+FIRST_STEP, PEER = '## The first step', '## After training'                         # headings
+EXPLAINED, OF_MINERS = '### The rate over the size of the start', '### A miner that was not asked for'
 # rows of the tables: groups of the script without Equality_, and what is not the same on both sides
 PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing: our miner draws the same triplets'),
          'triplet': ('triplet_ours', 'triplet_pml', 'the miner, with several positives of each anchor'),
@@ -45,10 +46,12 @@ RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}
 
 
 def gather():
-    """{group without Equality_: Method} of the rows. Raises UserError where two groups have different test images."""
-    runs = final_rows.read(ROWS)
+    """{group without Equality_: Method} of the rows. Raises UserError if the runs have different test images."""
+    methods, runs = {}, final_rows.read(ROWS)
     groups.require_one_test_set('Equality_*', runs)
-    return {method.name: method for method in study.gather(runs, {'all': script.commands(SCRIPT)}).methods.values()}
+    for run in runs:
+        methods.setdefault(run.group.removeprefix('Equality_'), study.Method(run.group)).runs[run.seed] = run
+    return methods
 
 
 def verdict(pair, p):
@@ -88,6 +91,30 @@ def by_rate(methods, metric):
     for (name, side), row in groups_of.items():
         values = [[method.values(metric)[seed] for seed in seeds] for method in row]
         rows.append([name, side, f'{STARTS[name][side == "pml"]:g}',
-                     *(f'{number(np.mean(one))} ± {number(study.significance.t_interval(one)[1])}' for one in values)])
+                     *(f'{number(np.mean(one))} ± {number(significance.t_interval(one)[1])}' for one in values)])
     return [f'{len(seeds)} seeds:', '', *markdown_table(
         ['loss', 'start', 'its standard deviation', *(f'rate {rate:g}' for rate in RATES.values())], rows)]
+
+
+def lines_of(methods):
+    """The lines of the page."""
+    runs = [run for method in methods.values() for run in method.runs.values()]
+    versions = '; '.join(dict.fromkeys(study.packages(run.flags['versions']) for run in runs))
+    others = [f'{name}: {reason}' for name, reason in first_steps.OTHERS.items()]
+    return [
+        *INTRODUCTION.splitlines(), '', FIRST_STEP, '', first_steps.conditions(), '',
+        *markdown_table(first_steps.HEADS, first_steps.compared()), '',
+        f'Not compared, since the library computes another loss: {"; ".join(others)}.', '', *STEPS.splitlines(), '',
+        PEER, '', *SETTING.format(runs=count(len(runs), 'run'), versions=versions).splitlines(), '',
+        *comparison(methods, PEERS, 'what is not the same'), '', *DIFFERENCES.splitlines(), '',
+        EXPLAINED, '', *RATIO.splitlines(), '', *comparison(methods, SLOW, 'our rate'), '',
+        OF_MINERS, '', *ACCIDENT.splitlines(), '', *comparison(methods, MINED, 'effect of the miner'), '',
+        '## Starts of class weights and proxies', '', *BY_RATE.splitlines(), '',
+        'R@1, ' + '\n'.join(by_rate(methods, METRICS['R@1'])), '',
+        'MAP@R, ' + '\n'.join(by_rate(methods, METRICS['MAP@R'])), '', *ADVICE.splitlines(), '',
+        *REPRODUCTION.splitlines()]
+
+
+if __name__ == '__main__':
+    write_text(PAGE, '\n'.join(lines_of(gather())) + '\n')
+    print(f'page: {PAGE}')

@@ -1,0 +1,103 @@
+"""python -m studies.equality: the page against the rows, its statistics against scipy, and what it says of starts."""
+import csv
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import criteria
+import parameters
+from benchmarks import equality as first_steps
+from studies import equality
+from studies.study import Difference
+from tests.studies.test_study import holm, p_text, table
+
+PAGE = equality.PAGE.read_text(encoding='utf-8')
+
+
+def values(group, column):
+    """{seed: points} of a group in the file of the rows."""
+    with open(equality.ROWS, newline='') as file:
+        return {int(row['seed']): 100 * float(row[column]) for row in csv.DictReader(file)
+                if row['group'] == f'Equality_{group}'}
+
+
+def test_the_page_in_the_documentation_is_that_of_the_committed_rows(monkeypatch):
+    """The table of first steps has last digits that depend on the processor; it is taken from the page."""
+    lines = PAGE.partition(equality.FIRST_STEP)[2].strip().partition('\n\n')
+    conditions, cells = lines[0], lines[2].partition('\n\n')[0].splitlines()
+    rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in cells[2:]]
+    monkeypatch.setattr(first_steps, 'conditions', lambda: conditions)
+    monkeypatch.setattr(first_steps, 'compared', lambda: rows)
+    assert [row[0] for row in rows] == first_steps.SAME and all(row[-1] == 'yes' for row in rows)
+    assert '\n'.join(equality.lines_of(equality.gather())) + '\n' == PAGE
+
+
+@pytest.mark.parametrize('title, rows', [(equality.PEER, equality.PEERS), (equality.EXPLAINED, equality.SLOW),
+                                         (equality.OF_MINERS, equality.MINED)], ids=['peers', 'slow', 'mined'])
+def test_the_tables_are_the_statistics_of_the_rows(title, rows):
+    cells = table(PAGE, title)
+    assert list(cells) == list(rows)
+    for name, column in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r'}.items():
+        pairs = {}
+        for loss, (ours, theirs, _) in rows.items():
+            one, other = values(ours, column), values(theirs, column)
+            seeds = sorted(one.keys() & other.keys())
+            pairs[loss] = [np.array([side[seed] for seed in seeds]) for side in (one, other)]
+            assert cells[loss]['seeds'] == str(len(seeds)) and len(seeds) >= 30
+        p_values = [1.0 if np.ptp(one - other) < 1e-9 else stats.ttest_rel(one, other).pvalue
+                    for one, other in pairs.values()]
+        for (loss, (one, other)), p in zip(pairs.items(), holm(p_values), strict=True):
+            row, difference = cells[loss], one - other
+            half = stats.t.ppf(.975, len(one) - 1) * stats.sem(difference)
+            assert [row[f'{name} {side}'] for side in ('ours', 'pml')] == [f'{one.mean():.2f}', f'{other.mean():.2f}']
+            assert row[f'{name} Δ'] == f'{difference.mean():+.2f} ± {half:.2f}' and row[f'{name} p'] == p_text(p)
+            both = [stats.ttest_1samp(difference, limit, alternative=side).pvalue < .025 if np.ptp(difference) > 1e-9
+                    else True for limit, side in ((-.3, 'greater'), (.3, 'less'))]            # two one-sided tests
+            assert (row[f'{name} verdict'] == 'equal') == all(both)
+
+
+@pytest.mark.parametrize('mean, half, p, said', [
+    (.001, .0015, .001, 'equal'), (0, 0, 1, 'equal'), (.0045, .001, .01, 'different'), (-.0045, .001, .01, 'different'),
+    (.0045, .001, .06, 'undecided'), (.002, .0015, .001, 'undecided'), (0, .004, 1, 'undecided'),
+    (0, np.nan, np.nan, 'undecided')])
+def test_verdicts(mean, half, p, said):
+    assert equality.verdict(Difference(mean, half, p, 30), p) == said
+
+
+def test_the_standard_deviations_of_the_starts():
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    theirs = {'arcface': losses.ArcFaceLoss, 'cosface': losses.CosFaceLoss, 'softmax': losses.NormalizedSoftmaxLoss,
+              'proxynca_pp': losses.ProxyNCALoss, 'subcenter_arcface': losses.SubCenterArcFaceLoss,
+              'softtriplet': losses.SoftTripleLoss, 'proxyanchor': losses.ProxyAnchorLoss}
+    opt = parameters.build().parse_args([])
+    opt.n_classes, opt.embed_dim = 40, 128
+    given = {'softtriplet': {'centers_per_class': 2}}
+    for name, (ours, stated) in equality.STARTS.items():
+        weights, = criteria.CRITERIA[name].Criterion(opt).parameters()
+        library, = theirs[name](num_classes=40, embedding_size=128, **given.get(name, {})).parameters()
+        assert weights.std().item() == pytest.approx(ours, rel=.05)
+        assert library.std().item() == pytest.approx(stated or ours, rel=.05)
+
+
+@pytest.mark.parametrize('name', ['arcface', 'softmax', 'proxynca_pp', 'softtriplet'])
+def test_only_the_rate_over_the_size_of_the_start_counts(name):
+    """Adam: class weights that are 20 times as large, with 20 times the learning rate, train the same embeddings."""
+    trained = []
+    for factor in (1, 20):
+        torch.manual_seed(0)
+        opt = SimpleNamespace(**vars(parameters.build().parse_args([])) | {'n_classes': 4, 'embed_dim': 8})
+        loss = criteria.CRITERIA[name].Criterion(opt).double()
+        points = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+        weights, = loss.parameters()
+        weights.data *= factor
+        optimizer = torch.optim.Adam([{'params': [points], 'lr': .01}, {'params': [weights], 'lr': .01 * factor}],
+                                     eps=1e-12)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss(points, torch.arange(16) % 4).backward()
+            optimizer.step()
+        trained.append(points.detach())
+    torch.testing.assert_close(*trained, atol=1e-5, rtol=1e-5)
