@@ -59,7 +59,8 @@ def main():
     heads, rows = ['loss', 'value', 'difference of the values', 'of the gradients', f'at most {TOLERANCE:g}'], []
     for name in opt.losses:
         value, *found = differences(name, opt.size)
-        rows.append([name, f'{value:.6f}', *(f'{one:.0e}' for one in found), 'yes' if max(found) <= TOLERANCE else 'no'])
+        agree = 'yes' if max(found) <= TOLERANCE else 'no'
+        rows.append([name, f'{value:.6f}', *(f'{one:.0e}' for one in found), agree])
     print(f'torch {torch.__version__}; {opt.size} x 128, float64, relative differences')
     print(table(heads, rows))
     print('\n'.join(f'Not the same loss: {name}: {reason}.' for name, reason in OTHERS.items()))
