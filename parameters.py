@@ -486,7 +486,7 @@ def loss_parameters(parser):
     add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
         help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
     switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
-           help='language guidance: use several vectors per class, such as the vectors of its likeliest ImageNet classes')
+           help='language guidance: use several vectors per class, such as vectors of its likeliest ImageNet classes')
     add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
         effect=lambda opt: opt.language_distill_w and opt.language_pseudoclass,
         help='language guidance: number of vectors per class, the first ones in the file')
