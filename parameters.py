@@ -244,7 +244,7 @@ def network_parameters(parser):
     add('--prompts', type=COUNT, default=0, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
-        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
+        help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
@@ -492,7 +492,7 @@ def loss_parameters(parser):
         help='language guidance: number of vectors per class, the first ones in the file')
     add('--language_delay', type=COUNT, default=0, effect=lambda opt: opt.language_distill_w,
         never=('language guidance never begins', lambda opt, n_steps: opt.language_delay > n_steps),
-        help='language guidance: the first batch that it is added to, counted from 1')
+        help='language guidance: the first training step with it, counted from 1')
     add('--language_shift', type=REAL, default=1.0, effect=lambda opt: opt.language_distill_w,
         help='language guidance: added to the similarities of the language vectors')
     add('--language_temp', type=POSITIVE, default=1.0, effect=lambda opt: opt.language_distill_w,
@@ -813,7 +813,7 @@ def record_parameters(parser):
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
     switch('--tuple_statistics', resumable=True,
-           help='count hard pairs in each batch, and write all means over training steps to log.csv')
+           help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
