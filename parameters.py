@@ -149,7 +149,7 @@ def data_parameters(parser):
     switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     add('--decode',
-        choices={'auto': 'in training, JPEG files nearly as fast; else as exact',
+        choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
                  'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', help='how images are decoded and resized')
@@ -244,7 +244,7 @@ def network_parameters(parser):
     add('--prompts', type=COUNT, default=0, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
-        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
+        help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
@@ -286,9 +286,9 @@ def training_parameters(parser):
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True,
         help='weight decay of the parameters of the loss')
     add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default together with --optim')
+    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
     add('--loss_optim', choices=OPTIMIZERS,
-        help='optimizer of the parameters of the loss; by default together with --optim')
+        help='optimizer of the parameters of the loss; by default, --optim trains them')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -486,13 +486,13 @@ def loss_parameters(parser):
     add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
         help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
     switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
-           help='language guidance: several vectors of each class, such as its likeliest ImageNet classes, not one')
+           help='language guidance: use several vectors per class, such as vectors of its likeliest ImageNet classes')
     add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
         effect=lambda opt: opt.language_distill_w and opt.language_pseudoclass,
-        help='language guidance: how many vectors of each class are used, the first ones of the file')
+        help='language guidance: number of vectors per class, the first ones in the file')
     add('--language_delay', type=COUNT, default=0, effect=lambda opt: opt.language_distill_w,
         never=('language guidance never begins', lambda opt, n_steps: opt.language_delay > n_steps),
-        help='language guidance: the first batch that it is added to, counted from 1')
+        help='language guidance: the first training step with it, counted from 1')
     add('--language_shift', type=REAL, default=1.0, effect=lambda opt: opt.language_distill_w,
         help='language guidance: added to the similarities of the language vectors')
     add('--language_temp', type=POSITIVE, default=1.0, effect=lambda opt: opt.language_distill_w,
@@ -770,7 +770,7 @@ def evaluation_parameters(parser):
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
     add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
-        help='metrics, also with a level as within_map_at_r, whose best network is kept; the first selects the best '
+        help='metrics whose best network is kept, such as map_at_r or within_map_at_r; the first selects the best '
              'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
@@ -802,7 +802,7 @@ def evaluation_parameters(parser):
     switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
-        help='plots of the test split to save after the last epoch; metrics: a file of curves for each; or none')
+        help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
@@ -813,7 +813,7 @@ def record_parameters(parser):
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
     switch('--tuple_statistics', resumable=True,
-           help='count hard pairs in each batch, and write all means over training steps to log.csv')
+           help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
