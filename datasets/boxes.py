@@ -80,9 +80,10 @@ def cropped(photo, box):
 
     def decode(scale):
         pixels = photo.decode(scale)
-        y, x = pixels.shape[0] / photo.height, pixels.shape[1] / photo.width
-        top, left = round(box.top * y), round(box.left * x)
-        return np.ascontiguousarray(pixels[top:max(round(box.bottom * y), top + 1),
-                                           left:max(round(box.right * x), left + 1)])
+        if pixels.shape[:2] == (photo.height, photo.width):
+            scale = 1
+        top, left = (min(round(start / scale), n - 1) for start, n in zip(box[2:0:-1], pixels.shape[:2], strict=True))
+        return np.ascontiguousarray(pixels[top:max(round(box.bottom / scale), top + 1),
+                                           left:max(round(box.right / scale), left + 1)])
 
     return Photo(box.bottom - box.top, box.right - box.left, decode, photo.is_jpeg)
