@@ -241,7 +241,8 @@ def test_pictures_of_what_has_nothing_to_show():
 
 class Images(torch.utils.data.Dataset):
     """Grey images of 4 classes of 10."""
-    labels, is_query, in_gallery, n_classes, class_names = np.arange(40) // 10, None, None, 4, ['$$', 'a$^$b', r'\$x_1$', '$']
+    labels, is_query, in_gallery = np.arange(40) // 10, None, None
+    n_classes, class_names = 4, ['$$', 'a$^$b', r'\$x_1$', '$']
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index
