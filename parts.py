@@ -330,5 +330,5 @@ def over_time(description):
     if 'time' not in description:
         return []
     last, first, n = (description['time'][name] for name in ('last_training_time', 'first_test_time', 'n_left_out'))
-    return [f'time: training until {last}, test from {first}' + (
+    return [f'time: training until {last}' + (f', test from {first}' if first else '') + (
         f'; {n:,} images from then on are left out, since their classes have training images' if n else '')]
