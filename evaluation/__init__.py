@@ -18,9 +18,8 @@ from evaluation.protocol import (
     write_embeddings,
 )
 from evaluation.titles import table
-from records.columns import LEVELS
 
-__all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
+__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
            'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
            'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

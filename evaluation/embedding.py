@@ -28,7 +28,7 @@ class Embedded:
 
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
-        return Search(self.embeddings, self.images.labels, self.images.is_query, ranking=ranking)
+        return Search(self.embeddings, self.images.labels, self.images.is_query, self.images.in_gallery, ranking)
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
-                        f'belongs to {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+                        f'belongs to {images.sources[int(np.flatnonzero(bad.cpu())[0])]}')
     if kept is not None:
         images.features = torch.cat(kept)
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
@@ -93,7 +93,7 @@ def write(embedded, file):
         columns['norms'].append(part.norms)
         columns['labels'].append(part.images.labels)
         columns['class_names'].append(np.array(part.images.class_names)[part.images.labels])
-        columns['paths'].append(np.array([str(path) for path in part.images.paths]))
+        columns['paths'].append(np.array([str(source) for source in part.images.sources]))
         columns['splits'].append(np.full(len(part.images), split))
     with atomic(file) as temporary, open(temporary, 'wb') as opened:
         np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})

@@ -6,7 +6,8 @@ from utilities.errors import UserError
 # title by metric, or by its name up to the @, to which the rest is appended; other metrics keep their names
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
-    'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
+    'mAP_trapezoid': 'mAP (trapezoid)', 'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R',
+    'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }

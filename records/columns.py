@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 SPLITS = ('train', 'val', 'test')
-LEVELS = ('class', 'parent', 'within')
+LEVELS = ('class', 'parent', 'within', 'across')
 LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
