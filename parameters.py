@@ -801,6 +801,11 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
+    add('--open_set', metavar='SHARE', type=number(float, 0, 1),
+        help='share of the test classes that stay out of the gallery: metrics of unknown queries, and thresholds')
+    add('--open_set_fpir', metavar='FPIR', type=number(float, 0, 0.5, above=True), effect=lambda opt: opt.open_set,
+        help='fraction of unknown queries that the threshold of --open_set accepts on validation classes; by default '
+             '0.1')
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')

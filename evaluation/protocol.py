@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry
+from evaluation import geometry, open_set, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from evaluation.ranking.neighbours import rows_of
@@ -44,7 +44,18 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits, criterion)
-    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
+    row = processes.of_main(metrics_of, opt, embedded, splits, metrics)
+    return row | (processes.of_main(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
+
+
+def show(opt, built):
+    """--evaluate: prints the metrics of the Parts `built`; saves the thresholds of the run, if --open_set is given."""
+    if 'open_set' in opt.given:
+        processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
+    row, embedded = evaluate(opt, built.model, built.data, built.criterion)
+    print(titles.table(row))
+    if 'open_set' in opt.given:
+        processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
 def metrics_of(opt, embedded, splits, metrics):
@@ -94,9 +105,12 @@ def write_embeddings(opt, model, data, file):
 
 
 def embed_splits(opt, model, data, splits, criterion=None):
-    """{split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it."""
-    needed = [split for split in data.evaluation
-              if split in splits or (split == 'train' and (opt.eval_reference != 'self' or opt.pca))]
+    """
+    {split: Embedded} of `splits`, of those that --open_set needs, and of the training split if it is in the gallery or
+    --pca is fitted on it.
+    """
+    wanted = {*splits, *open_set.splits(opt), *(['train'] if opt.eval_reference != 'self' or opt.pca else [])}
+    needed = [split for split in data.evaluation if split in wanted]
     embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
                 for split in needed}
     return as_evaluated(opt, embedded, criterion)
@@ -240,6 +254,8 @@ def check_data(opt, data):
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
     if not opt.check_overlap:
         note_skipped(opt, data)
+    if opt.open_set and not (opt.embed or opt.draw or opt.check_overlap):
+        open_set.check(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from datasets import decoding
 from records import lock
-from retrieval import loading, search, store
+from retrieval import loading, search, store, unknown
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, write_text
@@ -20,26 +20,34 @@ GROWTH = 2                   # the search of a large index is chosen again when 
 UNREADABLE = 'unreadable.txt'
 
 
-def create(folder, network, recall=0.95):
+def create(folder, network, recall=0.95, threshold=None):
     """
     Makes an index for the embeddings of `network`, if it does not exist yet. Raises UserError if the folder is
     something else, or an index made by another network.
 
     recall: for search.LARGE images or more, the fraction of the exact ten nearest that an approximate search must find;
             with 1, search is exact. A change of an existing index takes effect in the next add().
+    threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
+            unknown; or 'none': no query is.
     """
     folder = Path(folder)
+    open_set = network.open_set if threshold is None else None if threshold == 'none' else unknown.by_hand(threshold)
     if (folder / store.NAME).exists():
         with lock.held(folder):
             index = Index(folder)
             index.require(network)
-            if recall != index.content['recall']:
-                how = index.content['search'] | {'n_images': 0}
-                store.write(folder, index.content | {'recall': recall, 'search': how})
+            content = index.content
+            if recall != content['recall']:
+                content = content | {'recall': recall, 'search': content['search'] | {'n_images': 0}}
+            if (open_set or threshold) and open_set != content.get('open_set'):
+                content = {name: part for name, part in content.items() if name != 'open_set'}
+                content |= {'open_set': open_set} if open_set else {}
+            if content != index.content:
+                store.write(folder, content)
     elif folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
         raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
     else:
-        store.create(folder, network, recall)
+        store.create(folder, network, recall, open_set)
 
 
 def add(folder, network, transform, paths, bs=112, kernels=0):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrieval import search, store
+from retrieval import search, store, unknown
 from retrieval.loading import load
 from utilities.errors import UserError
 
@@ -23,6 +23,7 @@ class Index:
 
     paths:      list of N absolute paths.
     embeddings: [N, D] float32 array, mapped into memory.
+    open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
     Raises UserError where `folder` is no index, or is damaged.
@@ -32,6 +33,7 @@ class Index:
         self.folder, self.device = Path(folder), torch.device(device)
         self.content = store.read(folder)
         self.run, self.network_id = self.content['run'], self.content['network_id']
+        self.open_set = self.content.get('open_set')
         self.files = store.load(folder, self.content)
         self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
         if len(self.embeddings) != self.content['n_images']:
@@ -49,10 +51,11 @@ class Index:
 
     def __str__(self):
         how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
+        told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
         if not how['n_cells']:
-            return f'{images}, exact search'
+            return f'{images}, exact search{told}'
         return (f'{images}, an inverted file of {how["n_cells"]:,} cells, of which a query visits {how["n_visited"]}: '
-                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest')
+                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest{told}')
 
     def array(self, kind, dtype, n_columns):
         data = self.files[kind].view(dtype)
@@ -135,3 +138,10 @@ class Index:
         """As nearest(), with a list of k paths for each query in place of the rows."""
         rows, distances = self.nearest(embeddings, k)
         return [[self.paths[row] for row in found] for found in rows], distances
+
+    def answers(self, distances):
+        """
+        For each query, by the distances [Q, k] of nearest() or query(): {'unknown': bool, 'similarity', 'threshold'},
+        or {} if the index has no threshold.
+        """
+        return [unknown.answer(self.open_set, far[0], len(self)) for far in distances]

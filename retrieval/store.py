@@ -24,11 +24,12 @@ NAME = 'index.json'
 VERSION = 1                  # raise it when the format changes
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
 KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
+OPTIONAL = {'version', 'open_set'}       # open_set: the thresholds of unknown.py, if there are any
 CHECKSUM = 'crc32'           # the key of index.json's own checksum, which indexes of earlier versions lack
 CHUNK = 1 << 24              # bytes that are read at a time
 
 
-def create(folder, network, recall):
+def create(folder, network, recall, open_set=None):
     """Makes an empty index for the embeddings of a loading.Network. Raises UserError where it cannot."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,7 @@ def create(folder, network, recall):
         raise UserError(f'{folder}: no folder can be made there ({error.strerror})') from None
     write(folder, {'version': VERSION, 'run': os.path.abspath(network.source), 'network_id': network.id,
                    'settings': network.settings, 'generation': 0, 'n_images': 0, 'dim': None, 'recall': recall,
-                   'search': search.EXACT, 'files': {}})
+                   'search': search.EXACT, 'files': {}} | ({'open_set': open_set} if open_set else {}))
 
 
 def read(folder):
@@ -51,7 +52,7 @@ def read(folder):
     if not isinstance(content, dict) or content.get('version') != VERSION or not KEYS <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
     expected = content.pop(CHECKSUM, None)
-    if content.keys() - KEYS - {'version'} or expected not in (None, checksum_of(content)):
+    if content.keys() - KEYS - OPTIONAL or expected not in (None, checksum_of(content)):
         raise UserError(f'{file}: damaged: its checksum does not fit its content; make the index again')
     return content
 

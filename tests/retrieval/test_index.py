@@ -17,7 +17,7 @@ from tests.helpers import executed, executing, wait_for
 from tests.test_structure import ROOT
 from utilities.errors import UserError
 
-NETWORK = argparse.Namespace(source='run', id='x', settings={})
+NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
 
 
 def index_of(folder, embeddings, names=None, recall=0.95):
