@@ -221,6 +221,8 @@ def work(arguments):
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
         built = parts.restore(opt, opt.evaluate)
+        if opt.codes:
+            return evaluation.codes.report(opt, built.model, built.data, built.criterion, opt.evaluate)
         print(evaluation.table(evaluation.evaluate(opt, built.model, built.data, built.criterion)[0]))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])

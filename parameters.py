@@ -788,6 +788,10 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
+    add('--codes', nargs='+', metavar='CODE', default=[], untrained=False, effect=not_in_training,
+        help='with --evaluate: compare short codes: numbers of dimensions, int8, binary, pqM for M bytes')
+    add('--codes_rescore', metavar='N', type=COUNT, default=100, untrained=False, effect=not_in_training,
+        help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
@@ -999,6 +1003,7 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
+    evaluation.codes.check(opt)
     check_cascade(opt)
     check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':

@@ -1,5 +1,5 @@
 """Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
-from evaluation import curves, geometry, projector, ranking
+from evaluation import codes, curves, geometry, projector, ranking
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.overlap import check as check_overlap
@@ -21,6 +21,6 @@ from evaluation.titles import table
 from records.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
-           'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
+           'codes', 'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
            'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']
