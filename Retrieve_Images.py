@@ -62,6 +62,8 @@ def build():
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
                        help='fraction of the exact ten nearest images that an approximate search must find; 1 means '
                             'exact search')
+    index.add_argument('--codes', choices=['float32', 'int8'], default='float32',
+                       help='how the embeddings are stored; int8: as codes of about a quarter of their size')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):

@@ -249,7 +249,9 @@ def highest(scores, k):
 def by_distance(search, rows, images):
     """The `images` [q, n] of the gallery in the order of their distances from the queries `rows`, equal ones by index."""
     gallery, queries = search.gallery.numpy(), search.queries.numpy()[rows]
-    distances = np.square(gallery[images].astype(float) - queries[:, None]).sum(axis=2)
+    differences = gallery[images].astype(float)
+    differences -= queries[:, None]
+    distances = np.einsum('qnd,qnd->qn', differences, differences)
     distances[images == search.own[rows][:, None]] = np.inf
     return np.take_along_axis(images, np.lexsort((images, distances)), axis=1)
 

@@ -23,7 +23,7 @@ def index(opt):
     """Makes an index of photos, or continues one that was not finished."""
     paths = photos.find(opt.photos)
     network, transform = loading.load(opt.run, opt.device)
-    changes.create(opt.out, network, opt.recall)
+    changes.create(opt.out, network, opt.recall, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 
 
