@@ -221,9 +221,8 @@ def work(arguments):
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
         built = parts.restore(opt, opt.evaluate)
-        if opt.codes:
-            return evaluation.codes.report(opt, built.model, built.data, built.criterion, opt.evaluate)
-        print(evaluation.table(evaluation.evaluate(opt, built.model, built.data, built.criterion)[0]))
+        given = opt, built.model, built.data, built.criterion
+        print(evaluation.codes.report(*given) if opt.codes else evaluation.table(evaluation.evaluate(*given)[0]))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])

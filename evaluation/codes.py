@@ -1,17 +1,15 @@
 """
 Short codes of embeddings, and how well images are found by them: `main.py --evaluate RUN --codes 64 int8 binary pq16`.
 
-- 64: the first 64 components (Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022), and beside them pca64,
-  the first 64 principal components of the training split.
+- 64: the first 64 components (Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022), and beside them
+  pca64, the first 64 principal components of the training split.
 - int8: each embedding as whole numbers from -127 to 127 and a scale of its own.
 - binary: the signs; images are ranked by the Hamming distance.
 - pq16: product quantisation with 16 bytes (Jegou et al., TPAMI 2011), fitted to the training split by faiss.
 
-In int8 and pq, only the gallery is coded, and queries keep their embeddings. All codes are ranked by the Euclidean
-distance between what the query has and what the code of the gallery image stands for; for signs, its order is that of
-the Hamming distance.
+In int8 and pq, only the gallery is coded, and queries keep their embeddings. Images are ranked by the Euclidean distance
+from the query to what their codes stand for, which orders signs as the Hamming distance does.
 """
-import csv
 import re
 import time
 from collections.abc import Callable
@@ -23,21 +21,21 @@ import torch
 import torch.nn.functional as F
 
 from evaluation import geometry, retrieval
-from evaluation.metrics import Pool, compute
-from evaluation.protocol import embed_splits, labels_of, pool_of, split_of_pictures
+from evaluation.metrics import compute
+from evaluation.protocol import embed_splits, pool_of, split_of_pictures
 from evaluation.ranking import precision
 from evaluation.ranking.neighbours import Search, chunks, in_threads
 from utilities import plotting, processes
 from utilities.errors import UserError
-from utilities.files import atomic, require_writable
+from utilities.files import require_writable, write_csv
 from utilities.nearest import exact, faiss_or_none
 
 NAME = re.compile(r'([1-9]\d*)|(int8)|(binary)|pq([1-9]\d*)')
 METRICS = ('e_recall@1', 'map_at_r')
 CHUNK = 1 << 21              # scores, or differences of components, that each thread holds at a time
 N_TIMED, N_NEAREST = 500, 10                # the time is measured for up to so many queries, and so many nearest images
+OPEN = {'linestyle': ':', 'markerfacecolor': 'white'}      # of re-scored codes in the figure
 CENTROIDS = 256              # of each part, in product quantisation: a byte
-COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint16)   # bits of a byte
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Code:
     as_query:  embeddings [n, D] float32 -> what a query is compared by, [n, d] float32.
     encode:    embeddings [n, D] -> codes [n, ...].
     decode:    codes [n, ...] -> what they stand for, [n, d]; or an object whose rows are read so.
-    prepare:   codes of the gallery -> (queries [q, d], k) -> the k nearest of the gallery [q, k], a search in all codes.
+    prepare:   codes of the gallery -> their search, (queries [q, d], k) -> the k nearest of the gallery [q, k].
     symmetric: whether queries and gallery are the same points, whose order float64 decides where float32 cannot.
     """
     name: str
@@ -97,7 +95,7 @@ def to_int8(embeddings):
 
 
 class Int8:
-    """The codes of to_int8, an array [n, D + 4], which may be mapped into memory; indexing gives float32 rows [..., D]."""
+    """Codes of to_int8, an array [n, D + 4] that may be mapped into memory; indexing gives float32 rows [..., D]."""
 
     def __init__(self, codes):
         self.codes, self.shape, self.ndim, self.dtype = codes, (len(codes), codes.shape[1] - 4), 2, np.dtype(np.float32)
@@ -127,7 +125,7 @@ def by_hamming(codes, queries, k):
         index = faiss.IndexBinaryFlat(8 * codes.shape[1])
         index.add(np.ascontiguousarray(codes))
         return index.search(queries, k)[1]
-    distances = np.stack([COUNTS[codes ^ query].sum(axis=1) for query in queries])
+    distances = np.stack([np.unpackbits(codes ^ query, axis=1).sum(axis=1) for query in queries])
     return np.argsort(distances, axis=1, kind='stable')[:, :k]
 
 
@@ -150,13 +148,27 @@ def product_quantised(n_parts, train):
 
 
 def check(opt):
-    """Raises UserError for --codes that do not exist, or need faiss where it is not installed."""
+    """Raises UserError for --codes that do not exist, that no embedding has, or that need faiss, which is missing."""
     for name in opt.codes:
         if not NAME.fullmatch(name):
-            raise UserError(f'--codes {name}: unknown; give a number of dimensions, int8, binary, or pq and a number of '
-                            'bytes, as in --codes 64 int8 binary pq16')
+            raise UserError(f'--codes {name}: unknown; give a number of dimensions, int8, binary, or pq and a number '
+                            'of bytes, as in --codes 64 int8 binary pq16')
         if name.startswith('pq') and faiss_or_none() is None:
             raise UserError(f'--codes {name}: product quantisation needs faiss: pip install faiss-cpu')
+        if not (opt.eval_features or opt.pca):
+            parsed(name, opt.embed_dim)
+
+
+def parsed(name, dim):
+    """
+    The number of dimensions and of parts in a name of --codes, as text or None. Raises UserError for a code that
+    embeddings of `dim` dimensions do not have.
+    """
+    number, n_parts = NAME.fullmatch(name).group(1, 4)
+    if number and int(number) > dim or n_parts and dim % int(n_parts):
+        expected = f'at most {dim} dimensions' if number else f'a divisor of {dim} after pq'
+        raise UserError(f'--codes {name}: the embeddings have {dim} dimensions; give {expected}')
+    return number, n_parts
 
 
 def codes_of(names, dim, train, normalize=False, normalize_pca=False):
@@ -170,10 +182,7 @@ def codes_of(names, dim, train, normalize=False, normalize_pca=False):
     """
     found = []
     for name in dict.fromkeys(names):
-        number, n_parts = NAME.fullmatch(name).group(1, 4)
-        if number and int(number) > dim or n_parts and dim % int(n_parts):
-            expected = f'at most {dim} dimensions' if number else f'a divisor of {dim} after pq'
-            raise UserError(f'--codes {name}: the embeddings have {dim} dimensions; give {expected}')
+        number, n_parts = parsed(name, dim)
         if n_parts and (train is None or len(train) < CENTROIDS):
             n = 'none' if train is None else f'{len(train):,}'
             raise UserError(f'--codes {name}: product quantisation is fitted to {CENTROIDS} training images or more, '
@@ -183,7 +192,8 @@ def codes_of(names, dim, train, normalize=False, normalize_pca=False):
             if int(number) < dim and train is not None:
                 found.append(principal(int(number), train, normalize_pca))
         else:
-            found.append(product_quantised(int(n_parts), train) if n_parts else {'int8': int8, 'binary': binary}[name](dim))
+            others = {'int8': int8, 'binary': binary}
+            found.append(product_quantised(int(n_parts), train) if n_parts else others[name](dim))
     return found
 
 
@@ -215,7 +225,7 @@ def measure(code, pool, n_rescored=0, backend='auto'):
 def rescored(coded, ranking, pool, n):
     """{metric: value} where the n nearest images of a query by the Pool `coded` are ranked by distances in `pool`."""
     found = {name: [] for name in METRICS}
-    for (some, arguments), (_, original) in zip(coded.parts(), pool.parts(), strict=True):
+    for (_, arguments), (_, original) in zip(coded.parts(), pool.parts(), strict=True):
         search = Search(*arguments, ranking(arguments[0]) if ranking else None)
         plain, rows = Search(*original), np.flatnonzero(search.n_positives)
 
@@ -225,7 +235,7 @@ def rescored(coded, ranking, pool, n):
             order = highest(scores, depth)
             order[:, :n] = by_distance(plain, part, order[:, :n])
             hits = plain.gallery_labels[order] == plain.query_labels[part][:, None]
-            hits &= np.take_along_axis(scores, order, axis=1) > -np.inf                # a query is not its own positive
+            hits &= np.take_along_axis(scores, order, axis=1) > -np.inf            # a query is not its own positive
             ranks = np.where(hits, np.arange(1, order.shape[1] + 1), np.inf)
             return np.sort(ranks, axis=1)[:, :search.n_positives[part].max()]
 
@@ -247,7 +257,7 @@ def highest(scores, k):
 
 
 def by_distance(search, rows, images):
-    """The `images` [q, n] of the gallery in the order of their distances from the queries `rows`, equal ones by index."""
+    """The gallery's `images` [q, n] in the order of their distances from the queries `rows`, equal ones by index."""
     gallery, queries = search.gallery.numpy(), search.queries.numpy()[rows]
     differences = gallery[images].astype(float)
     differences -= queries[:, None]
@@ -274,37 +284,34 @@ def times(code, pool, n_rescored):
     return (alone - begin) * per_query, (end - alone) * per_query if n_rescored else None
 
 
-def report(opt, model, data, criterion, place):
+def report(opt, model, data, criterion):
     """
-    Prints the table of --codes for the split of split_of_pictures(), and writes it and its figure into the run folder
-    of `place`, a run folder or a checkpoint in it. Raises UserError where the codes do not go with the embeddings.
+    Returns the table of --codes for the split of split_of_pictures() as text, and writes it and its figure into the run
+    folder of --evaluate. Raises UserError where the codes do not go with the embeddings.
     """
-    folder, split = Path(place) if Path(place).is_dir() else Path(place).parent, split_of_pictures(opt, data)
-    file = folder / f'codes_{split}.csv'
+    place, split = Path(opt.evaluate), split_of_pictures(opt, data)
+    file = (place if place.is_dir() else place.parent) / f'codes_{split}.csv'
     processes.of_main(require_writable, file, '--codes')
     embedded = embed_splits(opt, model, data, [name for name in data.evaluation if name in ('train', split)], criterion)
     if embedded[split].ranking:
-        raise UserError(f'--codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean distances; '
-                        'give --eval_features, or leave --codes out')
-    processes.of_main(write, opt, embedded, split, file)
+        raise UserError(f'--codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean '
+                        'distances; give --eval_features, or leave --codes out')
+    return processes.of_main(write, opt, embedded, split, file)
 
 
 def write(opt, embedded, split, file):
+    """The text of report(). embedded: {split: Embedded}."""
     parts = {name: replace(part, embeddings=part.embeddings.cpu().float()) for name, part in embedded.items()}
     train, level = parts['train'].embeddings.numpy() if 'train' in parts else None, opt.eval_level[0]
     is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.pca)
     pool = pool_of(opt, parts, split, level)
     codes = codes_of(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
     rows = [measure(code, pool, opt.codes_rescore, opt.ranking_backend) for code in codes]
-    print(f'{split}: {len(labels_of(parts[split].images, level)):,} images, embeddings of {pool.embeddings.shape[1]} '
-          'dimensions' + (f'; re-scored: the {opt.codes_rescore} nearest by the code' if opt.codes_rescore else ''))
-    print(table(rows))
-    with atomic(file) as temporary, open(temporary, 'w', newline='') as opened:
-        writer = csv.DictWriter(opened, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(file, rows)
     plot(rows, file.with_suffix('.png'))
-    print(f'{file}\n{file.with_suffix(".png")}')
+    title = f'{split}: {len(parts[split].images):,} images, embeddings of {pool.embeddings.shape[1]} dimensions'
+    title += f'; re-scored: the {opt.codes_rescore} nearest by the code' if opt.codes_rescore else ''
+    return f'{title}\n{table(rows)}\n{file}\n{file.with_suffix(".png")}'
 
 
 def table(rows):
@@ -325,20 +332,17 @@ def plot(rows, file):
     """The figure of MAP@R against bytes: filled markers for codes alone, open ones for re-scored codes."""
     figure = plotting.new_figure()
     axes = figure.add_subplot(xlabel='bytes per image', ylabel='MAP@R (%)')
-    groups = {'prefix': str.isdecimal, 'PCA': lambda name: name.startswith('pca')}
-    groups |= {row['code']: row['code'].__eq__ for row in rows if row['code'][:2] in ('in', 'bi', 'pq')}
-    for number, (title, belongs) in enumerate(groups.items()):
-        own = sorted([row for row in rows if belongs(row['code'])], key=lambda row: row['bytes'])
-        if not own:
-            continue
+    groups = {}
+    for row in rows:
+        kind = 'PCA' if row['code'].startswith('pca') else 'prefix' if row['code'].isdecimal() else row['code']
+        groups.setdefault(kind, []).append(row)
+    for number, (kind, own) in enumerate(groups.items()):
         colour, marker, _ = plotting.mark(number)
-        sizes = [row['bytes'] for row in own]
-        axes.plot(sizes, [100 * row['map_at_r'] for row in own], color=colour, marker=marker, label=title)
-        if 'rescored_map_at_r' in own[0]:
-            axes.plot(sizes, [100 * row['rescored_map_at_r'] for row in own], color=colour, marker=marker,
-                      linestyle=':', markerfacecolor='white')
+        for name, style in (('map_at_r', {'label': kind}), ('rescored_map_at_r', OPEN)):
+            points = sorted((row['bytes'], 100 * row[name]) for row in own if name in row)
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, **style) if points else None
     if 'rescored_map_at_r' in rows[0]:
-        axes.plot([], [], color=plotting.GREY, marker='o', linestyle=':', markerfacecolor='white', label='re-scored')
+        axes.plot([], [], color=plotting.GREY, marker='o', label='re-scored', **OPEN)
     axes.set_xscale('log', base=2)
     axes.xaxis.set_major_formatter('{x:.0f}')
     axes.grid()

@@ -36,8 +36,8 @@ def create(folder, network, recall=0.95, codes='float32'):
             index = Index(folder)
             index.require(network)
             if codes != index.codes:
-                raise UserError(f'--codes {codes}: the index {folder} stores {index.codes}; give --codes {index.codes}, '
-                                'or another folder with --out')
+                raise UserError(f'--codes {codes}: the index {folder} stores {index.codes}; give '
+                                f'--codes {index.codes}, or another folder with --out')
             if recall != index.content['recall']:
                 how = index.content['search'] | {'n_images': 0}
                 store.write(folder, index.content | {'recall': recall, 'search': how})

@@ -53,10 +53,9 @@ def read(folder):
         raise UserError(f'{folder}: not an index: {file}: {error.strerror}') from None
     except ValueError as error:
         raise UserError(f'{file}: damaged ({error}); make the index again') from None
-    keys = KEYS | {'version'}
-    if isinstance(content, dict) and content.get('version') == WITH_CODES:
-        keys = keys | {'codes'}
-    if not isinstance(content, dict) or content.get('version') not in (VERSION, WITH_CODES) or not keys <= content.keys():
+    version = content.get('version') if isinstance(content, dict) else None
+    keys = KEYS | {'version'} | ({'codes'} if version == WITH_CODES else set())
+    if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
     expected = content.pop(CHECKSUM, None)
     if content.keys() - keys or expected not in (None, checksum_of(content)):

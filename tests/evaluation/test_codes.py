@@ -1,4 +1,4 @@
-"""--codes: each code against loops over bits and centroids, its ranking and re-ranking against brute force, its table."""
+"""--codes: each code by its definition, its ranking and re-scoring against brute force, and the table of a run."""
 import csv
 import math
 import sys
