@@ -7,8 +7,8 @@ Short codes of embeddings, and how well images are found by them: `main.py --eva
 - binary: the signs; images are ranked by the Hamming distance.
 - pq16: product quantisation with 16 bytes (Jegou et al., TPAMI 2011), fitted to the training split by faiss.
 
-In int8 and pq, only the gallery is coded, and queries keep their embeddings. Images are ranked by the Euclidean distance
-from the query to what their codes stand for, which orders signs as the Hamming distance does.
+In int8 and pq, only the gallery is coded, and queries keep their embeddings. Images are ranked by the Euclidean
+distance from the query to what their codes stand for, which orders signs as the Hamming distance does.
 """
 import re
 import time
