@@ -20,8 +20,9 @@ def prefix_of(batch, dim, normalize=True):
     """
     if dim == batch.shape[1]:
         return batch
-    prefix = batch[:, :dim].to(torch.promote_types(batch.dtype, torch.float32))
-    return F.normalize(prefix, dim=1) if normalize else prefix
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        return F.normalize(batch[:, :dim], dim=1) if normalize else batch[:, :dim]
 
 
 class Matryoshka(torch.nn.Module):

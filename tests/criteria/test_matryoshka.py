@@ -1,4 +1,5 @@
 """--matryoshka: the sum of a loss over prefixes of the embedding, against slow references; and what it refuses."""
+import doctest
 import shlex
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 import batch_mining
 import criteria
 import parameters
+from criteria import matryoshka
 from criteria.matryoshka import Matryoshka
 from tests.criteria import references
 from tests.criteria.cases import F64, SMALL, Recorder
@@ -154,6 +156,13 @@ def test_losses_of_the_library_share_proxies_and_other_shapes_are_refused(opt):
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
         parameters.parse(shlex.split(flags))
+
+
+def test_a_loss_that_needs_a_miner_says_so_and_the_example_holds(opt):
+    with pytest.raises(UserError, match='--loss triplet needs a miner: set --batch_mining'):
+        select(flags_of(opt, 'triplet', [3, 8], batch_mining='none'))
+    examples = doctest.testmod(matryoshka)
+    assert examples.attempted and not examples.failed
 
 
 def test_flags_of_prefixes_without_prefixes_are_idle():
