@@ -45,6 +45,9 @@ def work(opt):
     """Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained."""
     if bool(opt.script) == bool(opt.line):
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
+    if opt.script and opt.status and not opt.skip_refused:
+        from launching import remembered, status  # import no torch where the script is unchanged
+        return status.show(remembered.of_script(opt.script, opt.only))
     from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
         return local.run_line(opt.line, opt.gpus_per_job, opt.nodes)

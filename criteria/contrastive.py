@@ -96,7 +96,7 @@ class Criterion(torch.nn.Module):
                 return contrastive_loss(distances_between(batch, references.to(batch.dtype)), *pairs, *self.arguments)
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):
-                self.log = {'tuples': mined[0].count_nonzero() + mined[1].count_nonzero()}
+                self.log = {'tuples': (mined[0] | mined[1]).count_nonzero()}
                 return contrastive_loss(distances_between(batch, batch), *mined, *self.arguments, log=self.counted())
             anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
             self.log = {'tuples': len(anchors)}

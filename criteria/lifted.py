@@ -56,8 +56,8 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
     with torch.autocast(batch.device.type, enabled=False):
         distances = root(*squared_distances(batch))
         least = torch.finfo(batch.dtype).min / 2             # finite: −inf would make the gradient of an empty row nan
-        pull = logsumexp(distances.masked_fill(~positives, least))
-        push = logsumexp((neg_margin - distances).masked_fill(~negatives, least))
+        pull = logsumexp(distances.where(positives, least))
+        push = logsumexp((neg_margin - distances).where(negatives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
         loss = F.relu(pull + push).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
         return loss + l2 * torch.linalg.vector_norm(batch, dim=1).mean() if l2 else loss

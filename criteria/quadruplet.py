@@ -24,14 +24,6 @@ def squared_distances(batch):
     return squared, squared > 8 * torch.finfo(batch.dtype).eps * norms
 
 
-def squared_of_pairs(batch, first, second):
-    """‖x_i − x_j‖² of the pairs (i, j) = (first, second): [T]; 0 if it is within the rounding error of 0."""
-    if len(first) <= 4 * len(batch):
-        return (batch[first] - batch[second]).pow(2).sum(dim=1)
-    squared, apart = squared_distances(batch)                      # 7 times as fast for all triplets of 112 samples
-    return squared.where(apart, 0)[first, second]
-
-
 def root(squared, apart):
     """√squared; where not `apart` it is 0 and has gradient 0."""
     return squared.where(apart, 1).sqrt().where(apart, 0)
@@ -39,8 +31,9 @@ def root(squared, apart):
 
 def distances_of_pairs(batch, first, second):
     """‖x_i − x_j‖ of the pairs (i, j) = (first, second): [T]. Where it is 0 its gradient is 0."""
-    squared = squared_of_pairs(batch, first, second)
-    return root(squared, squared > 0)
+    if len(first) > 4 * len(batch):
+        return root(*squared_distances(batch))[first, second]      # 7 times as fast for all triplets of 112 samples
+    return torch.linalg.vector_norm(batch[first] - batch[second], dim=1)
 
 
 @torch.no_grad()

@@ -14,13 +14,6 @@ REQUIRES_OPTIM = False
 MARGIN_UNIT = 'variance ratio'
 
 
-def snr_distances(batch, first, second):
-    """[T]: var(x_i − x_j) / var(x_i) of the pairs (i, j) = (first, second); var is over the components."""
-    centred = batch - batch.mean(dim=1, keepdim=True)
-    signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)     # keeps the ratio finite
-    return (centred[first] - centred[second]).square().sum(dim=1) / signal[first]
-
-
 def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
     """
     Args:
@@ -38,9 +31,11 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        anchors, positives, negatives = triplets.T
-        s_ap, s_an = snr_distances(batch, anchors, positives), snr_distances(batch, anchors, negatives)
-        violations = F.relu(s_ap - s_an + margin)
+        centred = batch - batch.mean(dim=1, keepdim=True)
+        signal = centred.square().sum(dim=1).clamp(min=torch.finfo(batch.dtype).eps ** 2)    # keeps the ratio finite
+        anchors, positives, negatives = centred[triplets.T]
+        noise_p, noise_n = [(anchors - others).square().sum(dim=1) for others in (positives, negatives)]
+        violations = F.relu((noise_p - noise_n) / signal[triplets[:, 0]] + margin)
         loss = violations.sum() / violations.count_nonzero().clamp(min=1)
         return loss + reg_lambda * batch.sum(dim=1).abs().mean()
 

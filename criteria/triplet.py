@@ -28,6 +28,8 @@ def squared_distances(batch):
 
 def to_power(squared, apart, power):
     """squared^(power / 2), the power of the distances; where not `apart` it is 0 and has gradient 0."""
+    if power == 2:
+        return squared.where(apart, 0)
     return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
@@ -52,7 +54,7 @@ def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
     """
     distances = to_power(*squared_distances(batch), power)
     anchors, partners = positives.nonzero().T
-    negated = (-distances).masked_fill(~negatives, -torch.inf)
+    negated = (-distances).where(negatives, -torch.inf)
     gaps = negated[anchors] + (distances[anchors, partners] + margin)[:, None]
     n_triplets = positives.sum(dim=1, dtype=torch.int32) * negatives.sum(dim=1, dtype=torch.int32)
     return F.relu(gaps), n_triplets.sum()

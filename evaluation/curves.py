@@ -39,7 +39,7 @@ def plot(rows, folder, single=False):
             ends[column.at_split] = line, column
         for end in ends.values() if len(ends) > 1 else ():
             label_end(axes, *end)
-        axes.set_title(titles.shared_axis(members.values()), loc='left', pad=3)
+        axes.set_title(titles.shared_axis(members.values()), loc='left', pad=3, y=1)        # without y, it is searched
         axes.tick_params(labelsize=6, length=2, pad=2, labelbottom=index + n_columns >= len(families))
         axes.xaxis.labelpad = 1
         if index + n_columns < len(families):

@@ -1,4 +1,4 @@
-"""Pictures of the embeddings of one split, for papers: a PNG and an SVG file of each. PICTURES is the registry."""
+"""Pictures of the embeddings of one split, for papers. PICTURES is the registry."""
 import importlib.util
 from pathlib import Path
 
@@ -24,8 +24,8 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves --pictures of the split protocol.split_of_pictures() in `folder` (--draw). Raises UserError if `folder` cannot
-    be made, or no picture is asked for.
+    Saves --pictures of the split protocol.split_of_pictures() in `folder`, as PNG and SVG (--draw). Raises UserError if
+    `folder` cannot be made, or no picture is asked for.
     """
     if not set(opt.pictures) & {*PICTURES}:
         raise UserError(f'--draw {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
@@ -35,7 +35,7 @@ def draw(opt, model, data, criterion, folder):
     processes.of_main(require_writable_folder, folder, '--draw')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
-    files = processes.of_main(save, opt, embedded, split, folder)
+    files = processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))
     for file in files:
         print(file)
     drawn = {file.stem for file in files}
@@ -46,16 +46,17 @@ def draw(opt, model, data, criterion, folder):
 
 
 @plotting.styled
-def save(opt, embedded, split, folder, panel=None):
+def save(opt, embedded, split, folder, panel=None, formats=('png',)):
     """
-    Saves <picture>_<split>.png and .svg in `folder` for each of --pictures that has something to show.
+    Saves <picture>_<split>.png in `folder` for each of --pictures that has something to show.
 
-    panel: None, or the file for the PNG of `retrieval`, which is then made even if --pictures does not name it.
+    panel:   None, or the file for the PNG of `retrieval`, which is then made even if --pictures does not name it.
+    formats: suffixes of the files of each picture, png first; each takes as long as the picture itself.
 
     Returns the files.
     """
     folder, saved = Path(folder), []
-    files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in ('png', 'svg')]
+    files = {name: [folder / f'{name}_{split}.{suffix}' for suffix in formats]
              for name in opt.pictures if name in PICTURES}
     if panel:
         files['retrieval'] = [Path(panel), *files.get('retrieval', [])[1:]]

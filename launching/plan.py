@@ -1,6 +1,5 @@
 """The runs of a script: checked before anything starts, and matched with their run folders."""
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,46 +10,14 @@ import datasampler
 import parameters
 import parts
 from launching import script
-from records import reading, run_folder
+from launching.planned import Planned
+from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
 NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
                       if mode not in ('config', 'untrained', 'auto_resume')]
-
-
-@dataclass
-class Planned:
-    """
-    A run that a line of a script describes.
-
-    arguments:   the arguments of main.py, without secrets.
-    settings:    the value of every flag, as parameters.settings_of gives them.
-    parent:      the folder of its run folder.
-    savename:    the name of its run folder.
-    chosen:      the flags that were not given, and whose values the run may adapt to its data.
-    environment: the secrets, which its process gets in addition to the environment of this one.
-    """
-    arguments: list
-    settings: dict
-    parent: Path
-    savename: str
-    environment: dict = field(default_factory=dict, repr=False)
-    chosen: tuple = ()
-
-    @property
-    def name(self):
-        return f'{self.parent.name}/{self.savename}'
-
-    @property
-    def log(self):
-        """The file of its standard output and errors, beside the run folder; locked while the run's process lives."""
-        return self.parent / f'{self.savename}.log'
-
-    def folder(self):
-        """The run folder with these settings, the one with the most epochs if there are several; or None."""
-        settings = parameters.without_machine(self.settings)
-        return reading.find(self.parent / self.savename, settings, self.chosen)
+MACHINE = tuple(parameters.flags_with('machine'))
 
 
 def of_script(file, only=(), skip_refused=False):
@@ -60,8 +27,13 @@ def of_script(file, only=(), skip_refused=False):
     only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises a UserError
     that lists every line which main.py would refuse; with skip_refused, prints the list and leaves these lines out.
     """
+    return script.chosen(of_commands(file, script.commands(file), skip_refused), only, file)
+
+
+def of_commands(file, commands, skip_refused=False):
+    """As of_script, for the `commands` of the script `file`, without a choice among them."""
     runs, problems, taken = [], [], {}
-    for number, arguments in enumerate(stopping.checked(script.commands(file)), start=1):
+    for number, arguments in enumerate(stopping.checked(commands), start=1):
         try:
             run = of_line(arguments)
         except UserError as error:
@@ -78,10 +50,7 @@ def of_script(file, only=(), skip_refused=False):
         raise UserError('\n'.join(problems + hint))
     if problems:
         print('\n'.join(['Left out:', *problems]), file=sys.stderr, flush=True)
-    chosen = [run for run in runs if not only or any(text in run.name for text in only)]
-    if not chosen:
-        raise UserError(f'--only {" ".join(only)}: none of the {len(runs)} runs of {file}, such as {runs[0].name}')
-    return chosen
+    return runs
 
 
 def of_line(arguments):
@@ -97,4 +66,5 @@ def of_line(arguments):
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt), chosen)
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt),
+                   chosen, MACHINE)

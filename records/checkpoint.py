@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from records import columns
+from records.run_folder import LAST
 from utilities.errors import UserError
 from utilities.files import atomic, kind_of
-
-LAST = 'checkpoint_last.pt'
 
 
 class Checkpoint:

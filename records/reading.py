@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from records import columns, run_folder
-from records.checkpoint import LAST
+from records.run_folder import LAST
 from utilities.errors import UserError
 from utilities.files import read_csv
 

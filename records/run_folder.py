@@ -21,6 +21,7 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
             'pillow', 'wandb')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
+LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
 CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
 
 

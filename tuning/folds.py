@@ -20,7 +20,7 @@ POLL = 0.5                                                        # seconds betw
 
 def objective(search, study, trial, progress):
     """
-    Trains the folds of a trial; returns the mean of their best validation scores.
+    Trains the folds of a trial; returns the mean of their best validation scores, without the untrained network's.
 
     progress: called with a text, the epochs of each fold, whenever it changes.
 
@@ -91,22 +91,25 @@ class Folds:
         Returns the mean of the best scores, or None while a run is not finished. Raises TrialFailed,
         optuna.TrialPruned.
         """
-        earned, n_steps = 0.0, self.search.main.n_epochs + 1
+        earned, n_steps, best_epochs = 0.0, self.search.main.n_epochs + 1, []
         for index, run in enumerate(self.runs):
             folder = self.folders.get(run.name) or run.folder()
             if folder:
                 self.folders[run.name] = folder
             rows = reading.rows_of(folder / 'log.csv') if folder else []
-            best = -math.inf
+            best, best_epoch = -math.inf, None
             for row in rows:
-                best = max(best, row.get(self.column, -math.inf))
+                if row['epoch'] >= self.search.first_epoch and row.get(self.column, -math.inf) > best:
+                    best, best_epoch = row[self.column], row['epoch']
                 self.tell(index * n_steps + row['epoch'] + 1, (earned + best) / len(self.runs))
             if run.name not in self.over:
                 return None
             if not math.isfinite(best):
                 raise TrialFailed(f'{run.savename}: {self.column} is not a number in any epoch')
             earned += best
+            best_epochs.append(best_epoch)
             self.tell((index + 1) * n_steps, earned / len(self.runs))
+        self.trial.set_user_attr('best_epochs', best_epochs)
         return earned / len(self.runs)
 
     def show_epochs(self):

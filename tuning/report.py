@@ -61,7 +61,8 @@ def row_of(search, trial):
     """The row of a trial in trials.csv."""
     seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
     return {'trial': trials.name_of(trial), 'state': trial.state.name.lower(), search.metric: trial.value,
-            **trial.params, 'seconds': round(seconds, 1), 'reason': trial.user_attrs.get('reason', '')}
+            'best_epochs': ' '.join(map(str, trial.user_attrs.get('best_epochs', ()))), **trial.params,
+            'seconds': round(seconds, 1), 'reason': trial.user_attrs.get('reason', '')}
 
 
 def plot(search, study):

@@ -57,6 +57,11 @@ class Search:
         return self.main.storage_metrics[0]
 
     @property
+    def first_epoch(self):
+        """The first epoch whose score counts."""
+        return 0 if self.opt.count_epoch_0 or not self.main.n_epochs else 1
+
+    @property
     def settings(self):
         """The flags of base.yaml: all but those that the trials, the folds and the machine set."""
         return {name: value for name, value in parameters.settings_of(self.main).items()

@@ -64,13 +64,15 @@ def open_study(search):
     """
     url = search.opt.storage or f'sqlite:///{search.folder / "study.sqlite"}'
     described = {'tune': {flag: ranges.stored(of) for flag, of in search.tuned.items()},
-                 'flags': json.loads(json.dumps(search.settings))}
+                 'flags': json.loads(json.dumps(search.settings)), 'first_epoch': search.first_epoch}
     with search.lock():
         study = optuna.create_study(
             storage=storage_of(url), study_name=search.name, direction='maximize', load_if_exists=True,
             sampler=sampler_of(search), pruner=pruner_of(search))
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)
+        if study.user_attrs and not study.user_attrs.get('first_epoch', 0):       # as in earlier versions
+            search.opt.count_epoch_0, described['first_epoch'] = True, 0
         for name, value in described.items():
             study.set_user_attr(name, value)
         if search.opt.sampler == 'grid':
@@ -124,3 +126,5 @@ def require_same(search, stored, described):
         now = described['flags'].get(flag)
         if value != now:
             raise UserError(f'{where} --{flag} {value}, not {now}; give the same flags, or another --study_path')
+    if search.opt.count_epoch_0 and stored.get('first_epoch'):
+        raise UserError(f'{where}out --count_epoch_0; leave it out, or give another --study_path')

@@ -189,8 +189,10 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     assert run(*quick, '--source_path', few, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
     capsys.readouterr()
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'drawn') == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 2 * len(pictures)
+    assert not [*run_folder.rglob('*.svg')]
+    for folder in ('again', 'drawn'):
+        assert run('--draw', folder_of(tmp_path), tmp_path / folder) == 0
+        assert len(capsys.readouterr().out.splitlines()) >= 2 * len(pictures)
     for name in pictures:
         png = (run_folder if name == 'retrieval' else plots) / f'{name}_test.png'
         assert png.read_bytes() == (tmp_path / 'drawn' / png.name).read_bytes()
@@ -198,7 +200,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
         assert picture.shape[1] >= 1000 and picture.std() > 5
         # clips are named after memory addresses
         one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())
-                      for folder in (plots, tmp_path / 'drawn'))
+                      for folder in (tmp_path / 'again', tmp_path / 'drawn'))
         assert one == other, name
     assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
     assert run('--draw', folder_of(tmp_path), tmp_path / 'other', '--splits_to_eval', 'val') == 2
@@ -225,7 +227,6 @@ def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_pa
         folder = folder_of(tmp_path, f'{group}_s1')
         assert [path.relative_to(folder) for path in folder.rglob('retrieval*.png')] == [
             Path('retrieval_test.png')] * (group != 'none')
-        assert (folder / 'plots' / 'retrieval_test.svg').exists() == (group == 'panel')
 
 
 def test_pictures_of_what_has_nothing_to_show():

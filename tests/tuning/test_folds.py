@@ -49,6 +49,27 @@ def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(fla
     assert lines[0].endswith('--group=trial_0001_fold0')
 
 
+def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, capsys):
+    folder = stub()
+    tune = ['--tune', 'lr', '0.001,10', '--sampler', 'grid', '--n_epochs', '3']       # lr 10 is worse in each epoch
+    assert Hyperparameter_Search.main([*flags, *tune]) == 0
+    assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '1 1']
+    for row in table_of(folder):
+        runs = [rows_of(folder / f'study/trials/folder/{row["trial"]}_fold{fold}_s1') for fold in (0, 1)]
+        assert float(row['map_at_r']) == pytest.approx(
+            sum(max(float(epoch['val_map_at_r']) for epoch in run[1:]) for run in runs) / 2, abs=1e-12)
+    assert Hyperparameter_Search.main([*flags, *tune, '--count_epoch_0']) == 2
+    assert 'was begun without --count_epoch_0' in capsys.readouterr().err
+
+
+def test_a_study_that_began_with_epoch_0_goes_on_with_it(flags, stub):
+    folder = stub()
+    tune = ['--tune', 'lr', '0.001,10,11', '--sampler', 'grid', '--n_epochs', '3']
+    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '1', '--count_epoch_0']) == 0
+    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '3']) == 0
+    assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '0 0', '0 0']
+
+
 @pytest.mark.parametrize('changed, taken', [
     (['--tune', 'lr', '1e-4,1e-3', '--loss', 's2sd', '--loss_s2sd_source', 'hyperbolic'], [None, None]),
     (['--tune', 'loss_s2sd_source', 'hyperbolic,triplet,margin', '--loss', 's2sd'], [None, None, 1]),
