@@ -13,13 +13,11 @@ from torch.func import functional_call
 
 def prefix_of(batch, dim, normalize=True):
     """
-    The first `dim` components of the embeddings batch [B, D], with norm 1 if `normalize`; the batch itself for D.
+    The first `dim` components of the embeddings batch [B, D], with norm 1 if `normalize`.
 
     >>> prefix_of(torch.tensor([[3., 4., 12.]]), 2)
     tensor([[0.6000, 0.8000]])
     """
-    if dim == batch.shape[1]:
-        return batch
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         return F.normalize(batch[:, :dim], dim=1) if normalize else batch[:, :dim]
