@@ -80,6 +80,8 @@ def build():
     add_threshold(index, 'what main.py --open_set calibrated')
     for command in (query, serve):
         add_threshold(command, "the index's")
+    index.add_argument('--codes', choices=['float32', 'int8'], default='float32',
+                       help='how the embeddings are stored; int8: as codes of about a quarter of their size')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):

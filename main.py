@@ -221,7 +221,8 @@ def work(arguments):
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        evaluation.show(opt, parts.restore(opt, opt.evaluate))
+        built = parts.restore(opt, opt.evaluate)
+        (evaluation.codes.show if opt.codes else evaluation.show)(opt, built)
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])

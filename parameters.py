@@ -469,6 +469,12 @@ def loss_parameters(parser):
         help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
     add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2], effect=lambda opt: opt.cascade,
         help='for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding')
+    add('--matryoshka', nargs='+', metavar='D', type=POSITIVE_INT, default=[],
+        help='train prefixes of the embedding: the loss is summed over the first D dimensions; the last is --embed_dim')
+    add('--matryoshka_weights', nargs='+', type=NOT_NEGATIVE, default=[], effect=lambda opt: opt.matryoshka,
+        help='weights of the numbers in --matryoshka; by default 1 each')
+    switch('--matryoshka_mine_prefixes', effect=lambda opt: opt.matryoshka and miners_of(opt),
+           help='--matryoshka: mine tuples for each prefix, by its own distances, not once for all')
     switch('--daml', help='deep adversarial metric learning: a generator makes a hard negative for each triplet')
     add('--daml_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
         help='--daml: weight of the loss of the triplets with synthetic negatives (lambda in the paper)')
@@ -806,6 +812,10 @@ def evaluation_parameters(parser):
     add('--open_set_fpir', metavar='FPIR', type=number(float, 0, 0.5, above=True), effect=lambda opt: opt.open_set,
         help='fraction of unknown queries that the threshold of --open_set accepts on validation classes; by default '
              '0.1')
+    add('--codes', nargs='+', metavar='CODE', default=[], untrained=False, effect=not_in_training,
+        help='with --evaluate: compare short codes: numbers of dimensions, int8, binary, pqM for M bytes')
+    add('--codes_rescore', metavar='N', type=COUNT, default=100, untrained=False, effect=not_in_training,
+        help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
@@ -1022,7 +1032,9 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
+    evaluation.codes.check(opt)
     check_cascade(opt)
+    check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
@@ -1095,6 +1107,26 @@ def check_cascade(opt):
         if opt.embed_norm == 'batch':
             raise UserError('--daml does not work with --embed_norm batch, since synthetic features would change its '
                             'statistics; use --embed_norm layer or none')
+
+
+def check_matryoshka(opt):
+    """Raises UserError for flags that do not work with --matryoshka."""
+    dims = opt.matryoshka
+    if not dims:
+        return
+    if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
+        raise UserError(f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
+                        f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')
+    if opt.matryoshka_weights and len(opt.matryoshka_weights) != len(dims):
+        raise UserError(f'--matryoshka_weights {shown(opt.matryoshka_weights)}: expected one for each number in '
+                        f'--matryoshka ({len(dims)})')
+    for flag, reason in (('cascade', 'its embedding consists of several'),
+                         ('daml', 'synthetic negatives have features of the whole embedding')):
+        if getattr(opt, flag):
+            raise UserError(f'--matryoshka does not work with --{flag}: {reason}; leave one of them out')
+    if opt.class_sample_rate < 1:
+        raise UserError(f'--matryoshka does not work with --class_sample_rate {opt.class_sample_rate}: the gradient of '
+                        'shared class weights is not sparse; leave one of them out')
 
 
 def without_effect(opt):

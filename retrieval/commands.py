@@ -25,7 +25,7 @@ def index(opt):
     network, transform = loading.load(opt.run, opt.device)
     if network.no_threshold and opt.threshold is None:
         print(f'Note: no query will be called unknown: {network.no_threshold}', file=sys.stderr)
-    changes.create(opt.out, network, opt.recall, opt.threshold)
+    changes.create(opt.out, network, opt.recall, opt.threshold, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evaluation.codes import Int8
 from retrieval import search, store, unknown
 from retrieval.loading import load
 from utilities.errors import UserError
@@ -24,6 +25,9 @@ class Index:
     paths:      list of N absolute paths.
     embeddings: [N, D] float32 array, mapped into memory.
     open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
+    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, an evaluation.codes.Int8, whose rows
+                are decoded by indexing, and numpy.asarray() of which decodes all.
+    stored:     what the file of the embeddings holds: embeddings, or codes [N, D + 4] uint8.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
     Raises UserError where `folder` is no index, or is damaged.
@@ -35,7 +39,12 @@ class Index:
         self.run, self.network_id = self.content['run'], self.content['network_id']
         self.open_set = self.content.get('open_set')
         self.files = store.load(folder, self.content)
-        self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
+        self.codes, dim = self.content.get('codes', 'float32'), self.content['dim'] or 0
+        if self.codes == 'int8':
+            self.stored = self.array('embeddings', np.uint8, dim + 4)
+            self.embeddings = Int8(self.stored)
+        else:
+            self.stored = self.embeddings = self.array('embeddings', np.float32, dim)
         if len(self.embeddings) != self.content['n_images']:
             raise UserError(f'{folder}: damaged: the numbers of embeddings and of images differ; make it again')
 
@@ -52,6 +61,7 @@ class Index:
     def __str__(self):
         how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
         told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
+        images += '' if self.codes == 'float32' else f' as {self.codes} codes'
         if not how['n_cells']:
             return f'{images}, exact search{told}'
         return (f'{images}, an inverted file of {how["n_cells"]:,} cells, of which a query visits {how["n_visited"]}: '
@@ -103,7 +113,9 @@ class Index:
     @functools.cached_property
     def gallery(self):
         """The embeddings, on the device of exact search."""
-        return self.embeddings if self.device.type == 'cpu' else torch.tensor(self.embeddings, device=self.device)
+        if self.device.type == 'cpu':
+            return self.embeddings
+        return torch.tensor(np.asarray(self.embeddings), device=self.device)
 
     def nearest(self, embeddings, k=10):
         """
