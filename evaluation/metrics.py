@@ -125,6 +125,7 @@ class Job:
     ranking: Callable | None = None
     backend: str = 'auto'
     n_bootstrap: int = 0
+    search: Callable = neighbours.Search
 
     def on_cosines(self):
         unit = precision.on_the_sphere(self.embeddings)
@@ -147,6 +148,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
+        search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is
@@ -198,7 +200,7 @@ def from_ranks(metrics, job):
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
     for images, arguments in job.pool.parts():
         transformed = job.ranking(arguments[0]) if job.ranking else None
-        search = neighbours.Search(*arguments, transformed)
+        search = job.search(*arguments, transformed)
         if not search.n_positives.any():
             continue
         depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)

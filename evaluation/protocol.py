@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry
+from evaluation import geometry, reranking
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from records import columns
@@ -40,13 +40,19 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
     metrics = opt.evaluation_metrics
     if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
-    splits = splits_to_evaluate(opt, data)
+    splits, rerankings = splits_to_evaluate(opt, data), {}
+    if opt.rerank and epoch in (None, 0, opt.n_epochs):
+        plain = {reranking.PLAIN: {}} if epoch is None else {}
+        rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
     embedded = embed_splits(opt, model, data, splits, criterion)
-    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
+    return processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings), embedded
 
 
-def metrics_of(opt, embedded, splits, metrics):
-    """The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split."""
+def metrics_of(opt, embedded, splits, metrics, rerankings=None):
+    """
+    The `metrics` of `splits` as evaluate() returns them, also after `rerankings`, {method: its parameters}. embedded:
+    {split: Embedded}, with the training split.
+    """
     row = {}
     if same := [split for split in splits if are_same(embedded[split].embeddings)]:
         print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
@@ -54,12 +60,15 @@ def metrics_of(opt, embedded, splits, metrics):
               file=sys.stderr)
     for split in splits:
         for level in opt.eval_level:
-            part = embedded[split]
+            part, pool = embedded[split], pool_of(opt, embedded, split, level)
             values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
                              part.embeddings, labels_of(part.images, level), seed=opt.seed, ranking=part.ranking,
-                             pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
-                             n_bootstrap=opt.bootstrap)
+                             pool=pool, backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
+            for method, parameters in (rerankings or {}).items():
+                values = reranking.compute_with(opt, method, parameters, metrics, pool)
+                row |= {columns.of_reranking(method, Column(split, name, level).name): value
+                        for name, value in values.items()}
     return row
 
 
