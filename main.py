@@ -210,9 +210,7 @@ def finish(opt, embedded, split, records, state):
 def work(arguments):
     """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
-    if opt.auto_resume and not opt.resume:
-        opt = continued(opt, arguments)
-    if opt is None:
+    if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if opt.export:
         from retrieval import export  # imports torchvision, as slow as torch itself
@@ -220,8 +218,10 @@ def work(arguments):
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        built = parts.restore(opt, opt.evaluate)
-        print(evaluation.table(evaluation.evaluate(opt, built.model, built.data, built.criterion)[0]))
+        if opt.on:
+            from retrieval import other_data
+            return other_data.report(opt)
+        evaluation.show(opt, parts.restore(opt, opt.evaluate))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])

@@ -11,6 +11,7 @@ from evaluation.protocol import (
     embed_splits,
     evaluate,
     of_level,
+    show,
     split_of_pictures,
     splits_to_evaluate,
     storage_metrics,
@@ -22,5 +23,5 @@ from records.columns import LEVELS
 
 __all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
            'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'split_of_pictures',
+           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

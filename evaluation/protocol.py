@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry, reranking
+from evaluation import geometry, reranking, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from records import columns
@@ -46,6 +46,14 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
         rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
     embedded = embed_splits(opt, model, data, splits, criterion)
     return processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings), embedded
+
+
+def show(opt, built):
+    """--evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking."""
+    row, _ = evaluate(opt, built.model, built.data, built.criterion)
+    print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
+    if opt.rerank:
+        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
 
 
 def metrics_of(opt, embedded, splits, metrics, rerankings=None):
