@@ -28,7 +28,7 @@ K1, K2, N = 20, 6, 50        # of the papers: k1 and k2 of Zhong et al., n of Ra
 
 class KReciprocal(Search):
     """
-    A Search whose scores are the negative distances (1 − λ) d_J + λ d of Zhong et al., Eq. 12. d is the squared
+    A Search whose scores are 1 − λ minus the distances (1 − λ) d_J + λ d of Zhong et al., Eq. 12. d is the squared
     Euclidean distance divided by the query's largest; d_J is the Jaccard distance of the k-reciprocal encodings, to
     which all queries and all gallery images contribute. d_J is 1 for images that share no entry of their encodings; d
     alone orders these.
@@ -52,12 +52,13 @@ class KReciprocal(Search):
     def scores(self, rows, images=None):
         """[q, G] as in Search.scores, of all gallery images."""
         distances = super().scores(rows).numpy()           # −½ of the squared distances; −inf for the query itself
-        distances *= -2 * np.float32(self.weight) / self.largest[rows, None]
+        with np.errstate(invalid='ignore'):                # of λ = 0, for the query itself
+            distances *= -2 * np.float32(self.weight) / self.largest[rows, None]
         overlap = overlaps(self.of_queries[rows], self.of_gallery)
         row, column, overlap = pick(overlap, overlap > 0)
         # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
         distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
-        return torch.from_numpy(-distances)
+        return self.without_selves(torch.from_numpy(-distances), rows)
 
     def margins(self, rows, scores):
         """0: float32 decides."""

@@ -68,7 +68,7 @@ def metrics_of(opt):
 
 
 def test_split(opt, name, input_size):
-    """The ImageSet of the test images of a data set, without augmentation; the run's own data are split as in the run."""
+    """The ImageSet of the test images of a data set, not augmented; the run's own data are split as in the run."""
     dataset, _, path = name.partition(':')
     own = argparse.Namespace(**vars(opt) | {'dataset': dataset, 'unsupervised': False, 'label_noise': 0.0,
                                             'train_level': 0})
