@@ -154,7 +154,7 @@ def test_computed_in_parts_it_is_the_same(monkeypatch):
         monkeypatch.setattr(reranking, size, 30)
     for method, one in zip(reranking.METHODS.values(), whole, strict=True):
         parts, some = method(points, labels), np.arange(40, 50)
-        np.testing.assert_allclose(parts.scores(some).numpy(), one.scores(some).numpy(), rtol=1e-6)
+        np.testing.assert_allclose(parts.scores(some).numpy(), one.scores(some).numpy(), atol=1e-6)
 
 
 def test_copies_single_images_and_collapsed_embeddings_have_finite_metrics():
@@ -162,7 +162,7 @@ def test_copies_single_images_and_collapsed_embeddings_have_finite_metrics():
     for several in (torch.cat([points, points]), torch.ones(26, 5), torch.zeros(26, 5)):
         for method in reranking.METHODS.values():
             assert all(0 <= value <= 1 for value in computed(several, np.tile(labels, 2), method).values())
-    for method in reranking.METHODS.values():                             # no image of the query's class; no other image
+    for method in reranking.METHODS.values():                            # no image of the query's class; no other image
         assert all(map(math.isnan, computed(points[:2], np.arange(2), method).values()))
         assert all(map(math.isnan, computed(points[:1], labels[:1], method).values()))
     copies = torch.cat([points, points])                                  # each image and its copy are of one class
