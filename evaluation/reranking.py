@@ -94,12 +94,15 @@ def nearest(search, k):
 
     def of_part(rows):
         scores = search.scores(rows).numpy()
-        lowest = scores.min(axis=1, where=np.isfinite(scores), initial=0)
+        selves = np.flatnonzero(search.own[rows] >= 0), search.own[rows][search.own[rows] >= 0]
+        scores[selves] = 0                                 # for the minimum: no score is higher
+        lowest = scores.min(axis=1)
+        scores[selves] = -np.inf
         if k == 0:
             return np.zeros((len(rows), 0), np.int64), -2 * lowest
-        # k blocks have an image that reaches the bound, so that at least k images reach it
-        bound = highest(np.maximum.reduceat(scores, np.arange(0, n, BLOCK), axis=1), k)
-        if not np.isfinite(bound).all():                   # fewer blocks than k
+        # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
+        bound = highest(scores[:, :n - n % BLOCK].reshape(len(rows), BLOCK, -1).max(axis=1, initial=-np.inf), k)
+        if not np.isfinite(bound).all():                   # fewer groups than k
             bound = highest(scores, k)
         row, column, score = pick(scores, scores >= bound[:, None])
         order = np.lexsort((column, -score, row))
