@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import criteria
 import datasets
 import evaluation
+import parameters
 import parts
 from utilities import device, processes
 from utilities.errors import UserError, choose
@@ -72,10 +73,10 @@ def test_split(opt, name, input_size):
     dataset, _, path = name.partition(':')
     own = argparse.Namespace(**vars(opt) | {'dataset': dataset, 'unsupervised': False, 'label_noise': 0.0,
                                             'train_level': 0})
-    if path:
-        own.source_path = path
-    is_own = dataset == opt.dataset and (not path or os.path.realpath(path) == os.path.realpath(opt.source_path))
-    if not is_own:
+    of_run = parameters.flags_of(opt.evaluate)
+    if dataset == 'folder':                                  # --source_path is for the data sets with folders of names
+        own.source_path = path or of_run['source_path']
+    if dataset != of_run['dataset'] or (path and os.path.realpath(path) != os.path.realpath(of_run['source_path'])):
         own.csv = None
         for flag, value in SPLITTING.items():
             if flag not in opt.given:

@@ -57,7 +57,8 @@ def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', 'map_at_r') == 0
     own = {line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if '_' in line
            and not line.startswith('/')}
-    assert run('--evaluate', folder_of(tmp_path), '--on', 'folder', f'folder:{other}') == 0
+    assert run('--evaluate', folder_of(tmp_path), '--on', 'folder', f'folder:{other}', '--source_path',
+               tmp_path) == 0                                              # where cub200 would be sought
     tables = capsys.readouterr().out.partition('e_recall@1 ')[2]
     first, second = (('e_recall@1 ' + tables).split('\n\n'))
     for table, metric in ((first, 'e_recall@1'), (second, 'map_at_r')):
