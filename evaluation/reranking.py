@@ -22,6 +22,7 @@ CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, an
 BLOCK = 64                   # gallery images of which `nearest` compares only the highest score at first
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
+ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
 PLAIN = 'plain'              # in the table of --evaluate: the ranking without re-ranking, and its cost
 K1, K2, N = 20, 6, 50        # of the papers: k1 and k2 of Zhong et al., n of Radenović et al.
 
@@ -160,13 +161,19 @@ def averaged(encodings, neighbours):
 def overlaps(queries, gallery):
     """[q, G] the sum of the minima of two encodings, from sparse matrices: queries [q, N] by row, gallery [G, N] by
     column."""
-    starts, counts = gallery.indptr[queries.indices], np.diff(gallery.indptr)[queries.indices]
-    ends = counts.cumsum(dtype=np.int64)
-    entries = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - starts, counts)
-    minima = np.minimum(gallery.data[entries], np.repeat(queries.data, counts))
-    row = np.repeat(np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr)), counts)
-    size = queries.shape[0] * gallery.shape[0]
-    return np.bincount(row * gallery.shape[0] + gallery.indices[entries], minima, size).reshape(queries.shape[0], -1)
+    starts, counts = gallery.indptr[queries.indices], np.diff(gallery.indptr)[queries.indices].astype(np.int64)
+    before = np.concatenate([[0], counts.cumsum()])[queries.indptr]         # number of entries before each query
+    result, first = np.empty((queries.shape[0], gallery.shape[0])), 0
+    while first < len(result):
+        last = max(first + 1, np.searchsorted(before, before[first] + ENTRIES, 'right') - 1)
+        part = slice(queries.indptr[first], queries.indptr[last])
+        n, ends = counts[part], counts[part].cumsum()
+        entries = np.arange(before[last] - before[first]) + np.repeat(starts[part] - ends + n, n)
+        row = np.repeat(np.arange(last - first), np.diff(before[first:last + 1]))
+        minima = np.minimum(gallery.data[entries], np.repeat(queries.data[part], n))
+        sums = np.bincount(row * len(result[0]) + gallery.indices[entries], minima, (last - first) * len(result[0]))
+        result[first:last], first = sums.reshape(last - first, -1), last
+    return result
 
 
 def settings(opt, train):

@@ -150,7 +150,7 @@ def test_alpha_query_expansion_is_the_definition_of_the_paper(n, alpha, divided)
 def test_computed_in_parts_it_is_the_same(monkeypatch):
     points, labels = images([7] * 20)
     whole = [method(points, labels) for method in reranking.METHODS.values()]
-    for size in ('CHUNK', 'PAIRS', 'ROWS'):
+    for size in ('CHUNK', 'PAIRS', 'ROWS', 'ENTRIES'):
         monkeypatch.setattr(reranking, size, 30)
     for method, one in zip(reranking.METHODS.values(), whole, strict=True):
         parts, some = method(points, labels), np.arange(40, 50)
