@@ -206,6 +206,11 @@ def data_parameters(parser):
            help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
 
 
+def auto_or(kind):
+    """An argparse type: auto, or what `kind` takes."""
+    return lambda text: text if text == 'auto' else kind(text)
+
+
 def frozen_part(text):
     """An argparse type: none, backbone, stem or a number of blocks, as text."""
     if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
@@ -766,11 +771,6 @@ def loss_parameters(parser):
     add('--loss_happier_temperature', type=POSITIVE, default=0.05, help='temperature of the clustering loss')
     add('--loss_happier_lr', type=NOT_NEGATIVE, default=0.00002, resumable=True,
         help='learning rate of the class weights')
-
-
-def auto_or(kind):
-    """An argparse type: auto, or what `kind` takes."""
-    return lambda text: text if text == 'auto' else kind(text)
 
 
 def evaluation_parameters(parser):
