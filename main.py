@@ -211,9 +211,7 @@ def finish(opt, built, embedded, split, records, state):
 def work(arguments):
     """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
-    if opt.auto_resume and not opt.resume:
-        opt = continued(opt, arguments)
-    if opt is None:
+    if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if opt.export:
         from retrieval import export  # imports torchvision, as slow as torch itself
@@ -221,6 +219,9 @@ def work(arguments):
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
+        if opt.on:
+            from retrieval import other_data
+            return other_data.report(opt)
         built = parts.restore(opt, opt.evaluate)
         (evaluation.codes.show if opt.codes else evaluation.show)(opt, built)
     elif opt.embed:

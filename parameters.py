@@ -16,7 +16,7 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, required_inputs, takes_miner, with_inner
+from criteria import CRITERIA, ranks, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -91,7 +91,8 @@ def has_folds(opt):
 
 
 def has_test_range(opt):
-    return opt.split_scheme in (*splits.RANGED, None)        # None: half, or refused where there is an official split
+    # None: half, or refused where there is an official split
+    return not opt.splits and opt.split_scheme in (*splits.RANGED, None)
 
 
 def splits_by_time(opt):
@@ -116,6 +117,8 @@ def run_parameters(parser):
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
+    add('--on', nargs='+', metavar='DATA_SET', default=[], mode=True,
+        help='with --evaluate: other data sets, as cub200 or folder:PATH, each alone and in a common gallery')
     add('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'), mode=True,
         help='do not train; write the embeddings of a trained network, their norms, labels and paths to a file')
     add('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'), mode=True,
@@ -163,6 +166,10 @@ def data_parameters(parser):
                  'closed_set': 'every class in all splits, with folds of images',
                  'time': 'training images before test images', 'predefined': 'the official split'},
         help='how the data are split; by default predefined if there is an official split, else half')
+    add('--splits', metavar='FILE', resumable=True,
+        help='JSON or YAML file with the classes of each split, in place of --split_scheme')
+    add('--splits_step', metavar='STEP', effect=lambda opt: opt.splits,
+        help='name of the step of difficulty in a --splits file that has several')
     add('--fold', metavar='K', type=COUNT, default=0, effect=has_folds,
         help='index of the validation fold, from 0, for a --split_scheme with folds')
     add('--n_folds', type=number(int, 2), default=4, effect=has_folds,
@@ -216,6 +223,9 @@ def point_in_time(text):
         return time_split.moment(text).text
     except ValueError:
         raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
+def auto_or(kind):
+    """An argparse type: auto, or what `kind` takes."""
+    return lambda text: text if text == 'auto' else kind(text)
 
 
 def frozen_part(text):
@@ -818,6 +828,19 @@ def evaluation_parameters(parser):
         help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
+    add('--rerank', nargs='+', choices={'kreciprocal': 'k-reciprocal encoding', 'alphaqe': 'alpha query expansion'},
+        default=[], metavar='METHOD', help='also compute the metrics after re-ranking, untrained and at the end')
+    reranks = {method: lambda opt, method=method: method in opt.rerank for method in ('kreciprocal', 'alphaqe')}
+    add('--rerank_kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
+        help='number of neighbours; auto: images per training class minus 1, at most 20')
+    add('--rerank_kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
+        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
+    add('--rerank_kreciprocal_lambda', type=FRACTION, default=0.3, effect=reranks['kreciprocal'],
+        help='weight of the original distance; 1 minus it weights the Jaccard distance')
+    add('--rerank_alphaqe_n', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['alphaqe'],
+        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
+    add('--rerank_alphaqe_alpha', type=NOT_NEGATIVE, default=3.0, effect=reranks['alphaqe'],
+        help='exponent of the similarity with which a neighbour is weighted')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch('--eval_ema', effect=not_in_training,
            help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')
@@ -1004,6 +1027,11 @@ def check_splits(parser, opt, unused=()):
     Raises UserError for flags that the split scheme does not use, and for a fold that it does not have. unused: flags
     that it need not use; they are among those without effect.
     """
+    if opt.splits and opt.split_scheme:
+        if {'splits', 'split_scheme'} <= {*opt.given}:
+            raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
+                            'them')
+        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # of an earlier run
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
     for flag, schemes in used_by.items():
@@ -1037,6 +1065,16 @@ def check(opt):
     check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
+    if opt.splits_step and not opt.splits:
+        raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
+    if opt.on and not opt.evaluate:
+        raise UserError(f'--on {" ".join(opt.on)} goes with --evaluate RUN_FOLDER, whose network it evaluates')
+    if opt.rerank and not any(evaluation.parse(name)[1].needs == 'ranks' for name in opt.evaluation_metrics):
+        raise UserError(f'--rerank {" ".join(opt.rerank)} changes metrics of ranks only, and --evaluation_metrics has '
+                        'none; add one, such as map_at_r')
+    if opt.rerank and ranks(opt) and not (opt.eval_features or opt.pca):
+        raise UserError(f'--rerank {" ".join(opt.rerank)}: --loss {opt.loss} ranks by a distance of its own, and '
+                        're-ranking is defined by Euclidean distances and cosines only')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     for flag in ('crop_scale', 'crop_ratio'):

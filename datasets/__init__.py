@@ -75,6 +75,8 @@ def select(opt, input_size):
             training = on_device.DevicePipeline(training, opt.device)
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
     train, description = ImageSet(labelled, split.get('train', []), training, read), splits.describe(sets)
+    if opt.splits:
+        description['splits_file'] = splits.split_file.describe(opt)
     if opt.label_noise:
         description['label_noise'] = label_noise.apply(opt, train)
     if scheme == 'time':

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from datasets import time_split
+from datasets import split_file, time_split
 from utilities.errors import UserError
 
 
@@ -83,13 +83,16 @@ def predefined(opt, table):
 
 SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'time': time_split.split,
            'predefined': predefined}
+FILE = 'splits'                                                     # no scheme, but the file of --splits
 FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # with a validation split that --fold selects
 RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range: --test_start and --test_size
 SIZED = (*RANGED, 'time')                                           # with --test_size
 
 
 def scheme(opt, table):
-    """--split_scheme, or its default: predefined if the data set has official parts, else half."""
+    """--splits, or --split_scheme, or its default: predefined if the data set has official parts, else half."""
+    if opt.splits:
+        return FILE
     return opt.split_scheme or ('half' if table.parts is None else 'predefined')
 
 
@@ -148,13 +151,16 @@ def split(opt, table):
     chosen = scheme(opt, table)
     moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
              if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
+    if chosen == FILE and moved:
+        raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
     if chosen not in SIZED and moved:
         raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
                         f'choose the --split_scheme that the flag goes with: {", ".join(SIZED)}')
-    splits = SCHEMES[chosen](opt, table)
+    splits = (split_file.apply if chosen == FILE else SCHEMES[chosen])(opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
-            raise UserError('--use_tv_split: this data set has an official validation split; leave the flag out')
+            has = f'--splits {opt.splits} has a' if chosen == FILE else 'this data set has an official'
+            raise UserError(f'--use_tv_split: {has} validation split; leave the flag out')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
     needed = {'train', 'test', *splits}
     if chosen in SIZED and opt.test_size == 0:

@@ -226,8 +226,8 @@ def rescored(coded, ranking, pool, n):
     """{metric: value} where the n nearest images of a query by the Pool `coded` are ranked by distances in `pool`."""
     found = {name: [] for name in METRICS}
     for (_, arguments), (_, original) in zip(coded.parts(), pool.parts(), strict=True):
-        search = Search(*arguments, ranking(arguments[0]) if ranking else None)
-        plain, rows = Search(*original), np.flatnonzero(search.n_positives)
+        search = Search(**arguments, ranking=ranking(arguments['embeddings']) if ranking else None)
+        plain, rows = Search(**original), np.flatnonzero(search.n_positives)
 
         def ranks_of(part, search=search, plain=plain):
             depth = max(n, search.n_positives[part].max())

@@ -129,6 +129,7 @@ class Job:
     ranking: Callable | None = None
     backend: str = 'auto'
     n_bootstrap: int = 0
+    search: Callable = neighbours.Search
 
     def transformed(self, embeddings):
         return self.ranking(embeddings) if self.ranking else None
@@ -154,6 +155,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
+        search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is
@@ -204,7 +206,7 @@ def from_ranks(metrics, job):
     """The metrics, averaged over the queries with a positive, and with n_bootstrap their intervals."""
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
     for images, arguments in job.pool.parts():
-        search = neighbours.Search(**arguments, ranking=job.transformed(arguments['embeddings']))
+        search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
         if not search.n_positives.any():
             continue
         depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry, open_set, titles
+from evaluation import geometry, open_set, reranking, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from evaluation.ranking.neighbours import rows_of
@@ -42,9 +42,12 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
     metrics = opt.evaluation_metrics
     if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
-    splits = splits_to_evaluate(opt, data)
+    splits, rerankings = splits_to_evaluate(opt, data), {}
+    if opt.rerank and epoch in (None, 0, opt.n_epochs):
+        plain = {reranking.PLAIN: {}} if epoch is None else {}
+        rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
     embedded = embed_splits(opt, model, data, splits, criterion)
-    row = processes.of_main(metrics_of, opt, embedded, splits, metrics)
+    row = processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings)
     return row | (processes.of_main(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
 
 
@@ -53,13 +56,26 @@ def show(opt, built):
     if 'open_set' in opt.given:
         processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
     row, embedded = evaluate(opt, built.model, built.data, built.criterion)
-    print(titles.table(row))
+    print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
+    if opt.rerank:
+        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
     if 'open_set' in opt.given:
         processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
-def metrics_of(opt, embedded, splits, metrics):
-    """The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split."""
+def show(opt, built):
+    """--evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking."""
+    row, _ = evaluate(opt, built.model, built.data, built.criterion)
+    print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
+    if opt.rerank:
+        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
+
+
+def metrics_of(opt, embedded, splits, metrics, rerankings=None):
+    """
+    The `metrics` of `splits` as evaluate() returns them, also after `rerankings`, {method: its parameters}. embedded:
+    {split: Embedded}, with the training split.
+    """
     row = {}
     if same := [split for split in splits if are_same(embedded[split].embeddings)]:
         print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
@@ -67,12 +83,16 @@ def metrics_of(opt, embedded, splits, metrics):
               file=sys.stderr)
     for split in splits:
         for level in opt.eval_level:
-            part = embedded[split]
+            part, pool = embedded[split], pool_of(opt, embedded, split, level)
             values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
                              *of_classes(part.embeddings, labels_of(part.images, level), part.images), seed=opt.seed,
-                             ranking=part.ranking, pool=pool_of(opt, embedded, split, level),
+                             ranking=part.ranking, pool=pool,
                              backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
+            for method, parameters in (rerankings or {}).items():
+                values = reranking.compute_with(opt, method, parameters, metrics, pool)
+                row |= {columns.of_reranking(method, Column(split, name, level).name): value
+                        for name, value in values.items()}
     return row
 
 
