@@ -233,9 +233,10 @@ def rescored(coded, ranking, pool, n):
             depth = max(n, search.n_positives[part].max())
             scores = search.scores(part).numpy()
             order = highest(scores, depth)
-            order[:, :n] = by_distance(plain, part, order[:, :n])
-            hits = plain.gallery_labels[order] == plain.query_labels[part][:, None]
-            hits &= np.take_along_axis(scores, order, axis=1) > -np.inf            # a query is not its own positive
+            judged = np.take_along_axis(scores, order, axis=1) > -np.inf           # not the query, nor of its camera
+            hits = judged & (plain.gallery_labels[order] == plain.query_labels[part][:, None])
+            again = by_distance(plain, part, order[:, :n], judged[:, :n])
+            hits[:, :n] = np.take_along_axis(hits[:, :n], again, axis=1)
             ranks = np.where(hits, np.arange(1, order.shape[1] + 1), np.inf)
             return np.sort(ranks, axis=1)[:, :search.n_positives[part].max()]
 
@@ -256,14 +257,17 @@ def highest(scores, k):
     return found
 
 
-def by_distance(search, rows, images):
-    """The gallery's `images` [q, n] in the order of their distances from the queries `rows`, equal ones by index."""
+def by_distance(search, rows, images, judged):
+    """
+    [q, n] the places of the gallery's `images` [q, n] in the order of their distances from the queries `rows`, equal
+    ones by index, and those that are not `judged` [q, n] last.
+    """
     gallery, queries = search.gallery.numpy(), search.queries.numpy()[rows]
     differences = gallery[images].astype(float)
     differences -= queries[:, None]
     distances = np.einsum('qnd,qnd->qn', differences, differences)
-    distances[images == search.own[rows][:, None]] = np.inf
-    return np.take_along_axis(images, np.lexsort((images, distances)), axis=1)
+    distances[~judged] = np.inf
+    return np.lexsort((images, distances))
 
 
 def times(code, pool, n_rescored):
@@ -279,7 +283,7 @@ def times(code, pool, n_rescored):
     if n_rescored:
         images = find(asked, k)
         for part in chunks(np.arange(len(queries)), gallery.shape[1] * k, CHUNK):
-            by_distance(search, part, images[part])
+            by_distance(search, part, images[part], images[part] != search.own[part][:, None])
     end, per_query = time.perf_counter(), 1000 / max(len(queries), 1)
     return (alone - begin) * per_query, (end - alone) * per_query if n_rescored else None
 

@@ -52,7 +52,10 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
 
 
 def show(opt, built):
-    """--evaluate: prints the metrics of the Parts `built`; saves the thresholds of the run, if --open_set is given."""
+    """
+    --evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking; saves the
+    thresholds of the run, if --open_set is given.
+    """
     if 'open_set' in opt.given:
         processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
     row, embedded = evaluate(opt, built.model, built.data, built.criterion)
@@ -61,14 +64,6 @@ def show(opt, built):
         print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
     if 'open_set' in opt.given:
         processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
-
-
-def show(opt, built):
-    """--evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking."""
-    row, _ = evaluate(opt, built.model, built.data, built.criterion)
-    print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
-    if opt.rerank:
-        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
 
 
 def metrics_of(opt, embedded, splits, metrics, rerankings=None):

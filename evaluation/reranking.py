@@ -34,7 +34,8 @@ class KReciprocal(Search):
     which all queries and all gallery images contribute. d_J is 1 for images that share no entry of their encodings; d
     alone orders these.
 
-    ranking: must be None. cameras: leave gallery images out of the final ranking only. k1: number of neighbours; k2: number of encodings that are averaged; weight: λ.
+    ranking: must be None. k1: number of neighbours; k2: number of encodings that are averaged; weight: λ. cameras leave
+    images out of the ranking only, not out of the neighbours.
     """
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, k1=K1, k2=K2,
@@ -70,8 +71,8 @@ class KReciprocal(Search):
 def alpha_expanded(embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, n=N, alpha=3.0):
     """
     A Search by cosine similarity in which each query is the sum of itself and its n nearest gallery images, each with
-    the weight max(similarity, 0)^alpha, on the unit sphere. The gallery does not change, and all its images can expand a
-    query, also those of its camera. ranking: must be None.
+    the weight max(similarity, 0)^alpha, on the unit sphere. The gallery does not change. ranking: must
+    be None. cameras leave images out of the ranking only, not out of the neighbours.
     """
     unit = on_the_sphere(embeddings).float()
     search = Search(unit, labels, is_query, in_gallery)

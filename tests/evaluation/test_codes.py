@@ -50,6 +50,8 @@ def brute_force(name, pool, n_rescored=None, normalize=True):
         others = [j for j in np.flatnonzero(in_gallery) if j != q]
         if pool.groups is not None:
             others = [j for j in others if pool.groups[j] == pool.groups[q]]
+        if pool.cameras is not None:
+            others = [j for j in others if (pool.labels[j], pool.cameras[j]) != (pool.labels[q], pool.cameras[q])]
         order = sorted(others, key=lambda j: (round(float(((queries[q] - gallery[j]) ** 2).sum()), 9), j))
         if n_rescored:
             true = ((points[q].astype(float) - points.astype(float)) ** 2).sum(axis=1)
@@ -75,7 +77,9 @@ def pools(draw):
     is_query = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n).filter(lambda q: any(q) and not all(q)))
     in_gallery = None if is_query is None or draw(st.booleans()) else np.arange(n) % 3 > 0
     groups = np.arange(n) // 7 if draw(st.booleans()) else None
-    return evaluation.Pool(points, labels, None if is_query is None else np.array(is_query), in_gallery, groups)
+    cameras = np.arange(n) % 3 if draw(st.booleans()) else None
+    is_query = None if is_query is None else np.array(is_query)
+    return evaluation.Pool(points, labels, is_query, in_gallery, groups, cameras)
 
 
 @settings(max_examples=50, deadline=None)

@@ -76,13 +76,15 @@ def expanded_similarities(points, n, alpha, in_gallery):
     return result
 
 
-def judged(distances, labels, is_query=None):
-    """{metric: value} of NAMES for a matrix of distances, by loops."""
+def judged(distances, labels, is_query=None, cameras=None):
+    """{metric: value} of NAMES for a matrix of distances, by loops; not within the same class and camera."""
     found = {name: [] for name in NAMES}
     for q in range(len(labels)):
         if is_query is not None and not is_query[q]:
             continue
         gallery = [g for g in range(len(labels)) if g != q and (is_query is None or not is_query[g])]
+        if cameras is not None:
+            gallery = [g for g in gallery if (labels[g], cameras[g]) != (labels[q], cameras[q])]
         gallery.sort(key=lambda g, q=q: (distances[q][g], g))
         hits = [labels[g] == labels[q] for g in gallery]
         n = sum(hits)
@@ -145,6 +147,18 @@ def test_alpha_query_expansion_is_the_definition_of_the_paper(n, alpha, divided)
     expected = -expanded_similarities(points, n, alpha, in_gallery)
     values = computed(points, labels, functools.partial(reranking.alpha_expanded, n=n, alpha=alpha), is_query)
     assert values == pytest.approx(judged(expected, labels, is_query))
+
+
+def test_images_of_the_querys_camera_are_neighbours_but_not_ranked():
+    points, labels = images([6] * 8)
+    cameras = np.arange(len(labels)) % 3
+    pool = metrics.Pool(points, labels, cameras=cameras)
+    for method, distances in (('kreciprocal', jaccard_distances(points, 5, 2, 0.3)),
+                              ('alphaqe', -expanded_similarities(points, 4, 3.0, np.ones(len(labels), bool)))):
+        search = functools.partial(reranking.METHODS[method],
+                                   **{'kreciprocal': {'k1': 5, 'k2': 2, 'weight': 0.3}, 'alphaqe': {'n': 4}}[method])
+        values = metrics.compute(NAMES, points, labels, pool=pool, search=search, backend='sort')
+        assert values == pytest.approx(judged(distances, labels, cameras=cameras))
 
 
 def test_computed_in_parts_it_is_the_same(monkeypatch):

@@ -23,7 +23,7 @@ NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
 
 def index_of(folder, embeddings, names=None, recall=0.95, codes='float32'):
     """An index of given embeddings."""
-    store.create(folder, NETWORK, recall, codes)
+    store.create(folder, NETWORK, recall, codes=codes)
     names = names or [f'/photos/{row}.png' for row in range(len(embeddings))]
     changes.extended(folder, store.read(folder), [[name, 1, 1] for name in names], embeddings, [])
     changes.refit(Index(folder))
