@@ -119,29 +119,33 @@ METRICS = {'os_auroc': auroc, 'os_fpr@0.95': functools.partial(fpr_at_tpr, rate=
 AT_THRESHOLD = {'os_fpir': fpir, 'os_fnir': fnir, 'os_baks': baks, 'os_baus': baus, 'os_gm': geometric_mean}
 
 
-def candidates(images):
-    """[N] bool: the images that may be in the gallery."""
-    return np.ones(len(images.labels), bool) if images.is_query is None else ~images.is_query
+def classes_of(images):
+    """The sorted labels of an ImageSet that can stay out of the gallery: those with queries and with gallery images."""
+    if images.is_query is None:
+        return np.unique(images.labels)
+    in_gallery = ~images.is_query if images.in_gallery is None else images.in_gallery
+    return np.intersect1d(images.labels[images.is_query], images.labels[in_gallery])
 
 
 def divided(images, share, seed):
     """
     Which images of an ImageSet are queries, [N] bool, and which are the gallery, [N] bool. A share of the classes has
-    no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; a fixed gallery,
-    and its queries, stay as they are.
+    no gallery. Of each other class, half of the images (rounded up) are its gallery, chosen by `seed`; a fixed gallery
+    and its queries stay as they are. Distractors are in the gallery.
     """
-    random, labels, may_be = np.random.default_rng(seed), images.labels, candidates(images)
-    classes = random.permutation(np.unique(labels[may_be]))
-    in_gallery = may_be & np.isin(labels, classes[round(share * len(classes)):])
-    if images.is_query is not None:
-        return images.is_query, in_gallery
+    random, labels, everyone = np.random.default_rng(seed), images.labels, np.ones(len(images.labels), bool)
+    classes = random.permutation(classes_of(images))
+    unknown = np.isin(labels, classes[:round(share * len(classes))])
+    if images.is_query is not None and images.in_gallery is None:
+        return images.is_query, ~images.is_query & ~unknown
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind='stable')]                # by class, each in a random order
     sizes = np.bincount(labels)
     place = np.empty(len(labels), int)
     place[order] = np.arange(len(labels)) - (sizes.cumsum() - sizes)[labels[order]]
-    in_gallery &= place < (sizes[labels] + 1) // 2
-    return ~in_gallery, in_gallery
+    half = place < (sizes[labels] + 1) // 2
+    may_be_query = everyone if images.is_query is None else images.is_query
+    return may_be_query & (unknown | ~half), ~unknown & (half | ~may_be_query)
 
 
 def search_of(part, share, seed):

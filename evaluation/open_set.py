@@ -14,7 +14,7 @@ from evaluation.identification import (
     METRICS,
     Calibration,
     answers_of,
-    candidates,
+    classes_of,
     fnir,
     fpir,
     oscr,
@@ -39,7 +39,7 @@ def check(opt, data):
         raise UserError(f'--open_set {opt.open_set:g}: some test classes stay out of the gallery, and no test split is '
                         'evaluated (--test_size, --splits_to_eval); leave it out, or give --open_set 0')
     images = data.evaluation['test']
-    n_classes = len(np.unique(images.labels[candidates(images)]))
+    n_classes = len(classes_of(images))
     n_unknown = round(opt.open_set * n_classes)
     if not 0 < n_unknown < n_classes:
         raise UserError(f'--open_set {opt.open_set:g}: {n_unknown} of the {n_classes} test classes would be unknown; '

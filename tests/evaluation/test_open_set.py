@@ -71,7 +71,8 @@ def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, t
 
 
 def images_of(labels, is_query=None):
-    return argparse.Namespace(labels=np.array(labels), is_query=None if is_query is None else np.array(is_query))
+    is_query = None if is_query is None else np.array(is_query)
+    return argparse.Namespace(labels=np.array(labels), is_query=is_query, in_gallery=None)
 
 
 def random_part(seed, sizes=(7, 1, 4, 2, 5, 6), ranking=None, is_query=None):
@@ -117,6 +118,16 @@ def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
     is_query, in_gallery = identification.divided(images, 1 / 3, 0)
     assert is_query.tolist() == images.is_query.tolist() and in_gallery.sum() == 2
     assert not (in_gallery & images.is_query).any()
+
+
+def test_distractors_stay_in_the_gallery_and_are_no_queries():
+    images = images_of([0, 0, 0, 1, 1, 1, 2, 2], [True] * 6 + [False] * 2)
+    images.in_gallery = np.ones(8, bool)                     # as datasets.base says it: distractors beside a plain split
+    is_query, in_gallery = identification.divided(images, .5, 0)
+    assert in_gallery[6:].all() and in_gallery.sum() == 2 + 2 and (is_query == ~in_gallery).all()
+    fixed = images_of([0, 0, 1, 1, 2], [True, False] * 2 + [False])
+    is_query, in_gallery = identification.divided(fixed, .5, 0)
+    assert in_gallery[4] and in_gallery.sum() == 2 and (is_query == fixed.is_query).all()
 
 
 @pytest.mark.parametrize('seed', range(4))
