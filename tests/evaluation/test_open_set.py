@@ -122,7 +122,7 @@ def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
 
 def test_distractors_stay_in_the_gallery_and_are_no_queries():
     images = images_of([0, 0, 0, 1, 1, 1, 2, 2], [True] * 6 + [False] * 2)
-    images.in_gallery = np.ones(8, bool)                     # as datasets.base says it: distractors beside a plain split
+    images.in_gallery = np.ones(8, bool)                     # images of a plain split, and distractors
     is_query, in_gallery = identification.divided(images, .5, 0)
     assert in_gallery[6:].all() and in_gallery.sum() == 2 + 2 and (is_query == ~in_gallery).all()
     fixed = images_of([0, 0, 1, 1, 2], [True, False] * 2 + [False])
