@@ -222,8 +222,7 @@ def work(arguments):
         if opt.on:
             from retrieval import other_data
             return other_data.report(opt)
-        built = parts.restore(opt, opt.evaluate)
-        (evaluation.codes.show if opt.codes else evaluation.show)(opt, built)
+        (evaluation.codes.show if opt.codes else evaluation.show)(opt, parts.restore(opt, opt.evaluate))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])
