@@ -101,15 +101,14 @@ def alone_and_together(opt, embedded, images):
     """
     offsets = np.cumsum([0, *(part.n_classes for part in images)])
     labels = np.concatenate([part.labels + offset for part, offset in zip(images, offsets, strict=False)])
-    everyone = [np.ones(len(part), bool) for part in images]
-    queries = [every if part.is_query is None else part.is_query for part, every in zip(images, everyone, strict=True)]
-    gallery = [every if part.is_query is None else ~part.is_query for part, every in zip(images, everyone, strict=True)]
+    queries, gallery = zip(*(part.roles for part in images), strict=True)
     points, found = torch.cat(embedded), []
     for number, (part, own) in enumerate(zip(images, embedded, strict=True)):
         asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
         union = evaluation.Pool(points, labels, np.concatenate(asked), np.concatenate(gallery))
-        values = [evaluation.compute(metrics_of(opt), own, part.labels, part.is_query, backend=opt.ranking_backend),
-                  evaluation.compute(metrics_of(opt), points, labels, pool=union, backend=opt.ranking_backend)]
+        alone = evaluation.Pool(own, part.labels, part.is_query, part.in_gallery)
+        values = [evaluation.compute(metrics_of(opt), pool.embeddings, pool.labels, pool=pool,
+                                     backend=opt.ranking_backend) for pool in (alone, union)]
         found.append({name: tuple(value[name] for value in values) for name in metrics_of(opt)})
     return found
 

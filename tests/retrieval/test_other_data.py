@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import parameters
+from datasets.base import ImageSet
 from retrieval import other_data
 from tests.conftest import draw_classes
 from tests.helpers import folder_of
@@ -11,8 +12,11 @@ from utilities.errors import UserError
 
 
 class Images:
-    def __init__(self, labels, is_query=None):
-        self.labels, self.is_query, self.n_classes = np.array(labels), is_query, max(labels) + 1
+    roles = ImageSet.roles
+
+    def __init__(self, labels, is_query=None, in_gallery=None):
+        self.labels, self.n_classes = np.array(labels), max(labels) + 1
+        self.is_query, self.in_gallery = is_query, in_gallery
 
     def __len__(self):
         return len(self.labels)
@@ -32,17 +36,18 @@ def by_loops(points, labels, queries, gallery):
 
 
 def test_in_the_union_images_of_all_data_sets_are_searched_and_none_of_another_is_a_positive(opt):
-    """One data set has queries and gallery apart; labels of different data sets are different classes."""
+    """One data set has queries and gallery apart, one a distractor; classes of different data sets are different."""
     generator = torch.Generator().manual_seed(0)
     is_query = np.arange(12) % 4 == 0
-    images = [Images([0, 0, 0, 1, 1, 2]), Images([0, 1, 2] * 4, is_query), Images([0, 0, 1, 1, 1])]
+    images = [Images([0, 0, 0, 1, 1, 2]), Images([0, 1, 2] * 4, is_query),
+              Images([0, 0, 1, 1, 2], np.arange(5) < 4, np.ones(5, bool))]
     embedded = [torch.randn(len(part), 2, generator=generator, dtype=torch.float64).float() for part in images]
     found = other_data.alone_and_together(opt(given=[]), embedded, images)
     points = torch.cat(embedded).double()
     labels = [(number, label) for number, part in enumerate(images) for label in part.labels]
     searched = [i for i in range(23) if not (6 <= i < 18 and is_query[i - 6])]
     for own, values in zip((range(6), range(6, 18), range(18, 23)), found, strict=True):
-        queries = [i for i in own if own[0] != 6 or is_query[i - 6]]
+        queries = [i for i in own if i != 22 and (own[0] != 6 or is_query[i - 6])]
         alone = by_loops(points, labels, queries, [i for i in searched if i in own])
         union = by_loops(points, labels, queries, searched)
         assert values['e_recall@1'] == pytest.approx((alone[0], union[0]))
