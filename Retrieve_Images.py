@@ -1,4 +1,5 @@
 """Finds similar images and wrong labels with a trained network. --help is the manual."""
+import argparse
 import sys
 
 from utilities import command_line, errors, stopping
@@ -16,6 +17,20 @@ def add_machine(parser):
     add('--bs', type=command_line.POSITIVE_INT, default=112, help='number of images that are embedded at once')
     add('--kernels', type=command_line.COUNT, default=6,
         help='number of data loading processes, at most one per processor core; 0 loads in the main process')
+
+
+def similarity(text):
+    """An argparse type: a similarity, or none."""
+    try:
+        return text if text == 'none' else command_line.REAL(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f'expected a similarity or none, not {text}') from None
+
+
+def add_threshold(parser, default):
+    parser.add_argument('--threshold', type=similarity, metavar='SIMILARITY|none',
+                        help=f'similarity of the nearest image below which a query is unknown, or none; by default '
+                             f'{default}')
 
 
 def add_suspects(parser):
@@ -62,6 +77,11 @@ def build():
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
                        help='fraction of the exact ten nearest images that an approximate search must find; 1 means '
                             'exact search')
+    add_threshold(index, 'what main.py --open_set calibrated')
+    for command in (query, serve):
+        add_threshold(command, "the index's")
+    index.add_argument('--codes', choices=['float32', 'int8'], default='float32',
+                       help='how the embeddings are stored; int8: as codes of about a quarter of their size')
     for command in (query, add, remove, serve):
         command.add_argument('index', metavar='INDEX', help='folder of the index')
     for command in (query, add, remove):

@@ -53,7 +53,7 @@ def run(opt, arguments):
             split = evaluation.split_of_pictures(opt, built.data)
             if split not in embedded:
                 embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-            processes.of_main(finish, opt, embedded[split], split, records, state)
+            processes.of_main(finish, opt, built, embedded, split, records, state)
 
 
 def begin(opt, arguments):
@@ -192,14 +192,15 @@ def patience_is_over(opt, state):
     return bool(opt.patience and best and state.row['epoch'] - best['epoch'] > opt.patience)
 
 
-def finish(opt, embedded, split, records, state):
+def finish(opt, built, embedded, split, records, state):
     """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
     if opt.pictures != ['none']:
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
+    saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
-        evaluation.projector.write(embedded, state.folder / 'tensorboard')
+        evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
+    evaluation.open_set.save(opt, built.model, built.data, embedded, state.folder)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
@@ -210,9 +211,7 @@ def finish(opt, embedded, split, records, state):
 def work(arguments):
     """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
-    if opt.auto_resume and not opt.resume:
-        opt = continued(opt, arguments)
-    if opt is None:
+    if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if opt.export:
         from retrieval import export  # imports torchvision, as slow as torch itself
@@ -220,8 +219,10 @@ def work(arguments):
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        built = parts.restore(opt, opt.evaluate)
-        print(evaluation.table(evaluation.evaluate(opt, built.model, built.data, built.criterion)[0]))
+        if opt.on:
+            from retrieval import other_data
+            return other_data.report(opt)
+        (evaluation.codes.show if opt.codes else evaluation.show)(opt, parts.restore(opt, opt.evaluate))
     elif opt.embed:
         built = parts.restore(opt, opt.embed[0])
         evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])

@@ -16,9 +16,9 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, required_inputs, takes_miner, with_inner
+from criteria import CRITERIA, ranks, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
-from datasets import DATASETS, splits
+from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, reading, run_folder
@@ -91,7 +91,12 @@ def has_folds(opt):
 
 
 def has_test_range(opt):
-    return opt.split_scheme in (*splits.RANGED, None)        # None: half, or refused where there is an official split
+    # None: half, or refused where there is an official split
+    return not opt.splits and opt.split_scheme in (*splits.RANGED, None)
+
+
+def splits_by_time(opt):
+    return opt.split_scheme == 'time'
 
 
 def not_in_training(opt):
@@ -112,6 +117,8 @@ def run_parameters(parser):
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
+    add('--on', nargs='+', metavar='DATA_SET', default=[], mode=True,
+        help='with --evaluate: other data sets, as cub200 or folder:PATH, each alone and in a common gallery')
     add('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'), mode=True,
         help='do not train; write the embeddings of a trained network, their norms, labels and paths to a file')
     add('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'), mode=True,
@@ -149,25 +156,36 @@ def data_parameters(parser):
     switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
            help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     add('--decode',
-        choices={'auto': 'in training, JPEG files nearly as fast; else as exact',
+        choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
                  'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
-                 'closed_set': 'every class in all splits, with folds of images', 'predefined': 'the official split'},
+                 'closed_set': 'every class in all splits, with folds of images',
+                 'time': 'training images before test images', 'predefined': 'the official split'},
         help='how the data are split; by default predefined if there is an official split, else half')
+    add('--splits', metavar='FILE', resumable=True,
+        help='JSON or YAML file with the classes of each split, in place of --split_scheme')
+    add('--splits_step', metavar='STEP', effect=lambda opt: opt.splits,
+        help='name of the step of difficulty in a --splits file that has several')
     add('--fold', metavar='K', type=COUNT, default=0, effect=has_folds,
         help='index of the validation fold, from 0, for a --split_scheme with folds')
     add('--n_folds', type=number(int, 2), default=4, effect=has_folds,
         help='number of folds, for a --split_scheme with folds')
     add('--n_training_folds', type=POSITIVE_INT, untrained=False, effect=has_folds,
         help='number of folds that may be used for validation, the first ones; by default all')
-    add('--test_size', type=FRACTION, default=0.5, effect=has_test_range,
-        help="fraction of the classes (closed_set: of each class's images) in the test split; 0 trains on all")
+    add('--test_size', type=FRACTION, default=0.5,
+        effect=lambda opt: has_test_range(opt) or splits_by_time(opt) and opt.test_from is None,
+        help="fraction of the classes (closed_set: of each class's images; time: of the images) in the test split")
     add('--test_start', type=FRACTION, default=0.5, effect=has_test_range,
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
+    add('--time_split',
+        choices={'disjoint': 'test images of training classes are left out', 'shared': 'they are kept'},
+        default='disjoint', effect=splits_by_time, help='--split_scheme time: whether the splits may share classes')
+    add('--test_from', type=point_in_time, metavar='TIME', effect=splits_by_time,
+        help='--split_scheme time: first time of the test split, a number or a date; by default as --test_size says')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples', effect=lambda opt: opt.use_tv_split,
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
@@ -197,6 +215,17 @@ def data_parameters(parser):
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
     switch('--augment_on_gpu', untrained=False,
            help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
+
+
+def point_in_time(text):
+    """An argparse type: a number or a date of ISO 8601, as text."""
+    try:
+        return time_split.moment(text).text
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
+def auto_or(kind):
+    """An argparse type: auto, or what `kind` takes."""
+    return lambda text: text if text == 'auto' else kind(text)
 
 
 def frozen_part(text):
@@ -244,7 +273,7 @@ def network_parameters(parser):
     add('--prompts', type=COUNT, default=0, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
-        help='number of first blocks with --prompts of their own; 1: VPT-shallow; 0: all blocks, VPT-deep')
+        help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
     add('--weights', metavar='FILE', resumable=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
@@ -286,9 +315,9 @@ def training_parameters(parser):
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True,
         help='weight decay of the parameters of the loss')
     add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default together with --optim')
+    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
     add('--loss_optim', choices=OPTIMIZERS,
-        help='optimizer of the parameters of the loss; by default together with --optim')
+        help='optimizer of the parameters of the loss; by default, --optim trains them')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -450,6 +479,12 @@ def loss_parameters(parser):
         help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
     add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2], effect=lambda opt: opt.cascade,
         help='for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding')
+    add('--matryoshka', nargs='+', metavar='D', type=POSITIVE_INT, default=[],
+        help='train prefixes of the embedding: the loss is summed over the first D dimensions; the last is --embed_dim')
+    add('--matryoshka_weights', nargs='+', type=NOT_NEGATIVE, default=[], effect=lambda opt: opt.matryoshka,
+        help='weights of the numbers in --matryoshka; by default 1 each')
+    switch('--matryoshka_mine_prefixes', effect=lambda opt: opt.matryoshka and miners_of(opt),
+           help='--matryoshka: mine tuples for each prefix, by its own distances, not once for all')
     switch('--daml', help='deep adversarial metric learning: a generator makes a hard negative for each triplet')
     add('--daml_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
         help='--daml: weight of the loss of the triplets with synthetic negatives (lambda in the paper)')
@@ -486,13 +521,13 @@ def loss_parameters(parser):
     add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
         help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
     switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
-           help='language guidance: several vectors of each class, such as its likeliest ImageNet classes, not one')
+           help='language guidance: use several vectors per class, such as vectors of its likeliest ImageNet classes')
     add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
         effect=lambda opt: opt.language_distill_w and opt.language_pseudoclass,
-        help='language guidance: how many vectors of each class are used, the first ones of the file')
+        help='language guidance: number of vectors per class, the first ones in the file')
     add('--language_delay', type=COUNT, default=0, effect=lambda opt: opt.language_distill_w,
         never=('language guidance never begins', lambda opt, n_steps: opt.language_delay > n_steps),
-        help='language guidance: the first batch that it is added to, counted from 1')
+        help='language guidance: the first training step with it, counted from 1')
     add('--language_shift', type=REAL, default=1.0, effect=lambda opt: opt.language_distill_w,
         help='language guidance: added to the similarities of the language vectors')
     add('--language_temp', type=POSITIVE, default=1.0, effect=lambda opt: opt.language_distill_w,
@@ -770,7 +805,7 @@ def evaluation_parameters(parser):
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
     add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
-        help='metrics, also with a level as within_map_at_r, whose best network is kept; the first selects the best '
+        help='metrics whose best network is kept, such as map_at_r or within_map_at_r; the first selects the best '
              'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
@@ -782,8 +817,30 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
+    add('--open_set', metavar='SHARE', type=number(float, 0, 1),
+        help='share of the test classes that stay out of the gallery: metrics of unknown queries, and thresholds')
+    add('--open_set_fpir', metavar='FPIR', type=number(float, 0, 0.5, above=True), effect=lambda opt: opt.open_set,
+        help='fraction of unknown queries that the threshold of --open_set accepts on validation classes; by default '
+             '0.1')
+    add('--codes', nargs='+', metavar='CODE', default=[], untrained=False, effect=not_in_training,
+        help='with --evaluate: compare short codes: numbers of dimensions, int8, binary, pqM for M bytes')
+    add('--codes_rescore', metavar='N', type=COUNT, default=100, untrained=False, effect=not_in_training,
+        help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
     add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
         help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
+    add('--rerank', nargs='+', choices={'kreciprocal': 'k-reciprocal encoding', 'alphaqe': 'alpha query expansion'},
+        default=[], metavar='METHOD', help='also compute the metrics after re-ranking, untrained and at the end')
+    reranks = {method: lambda opt, method=method: method in opt.rerank for method in ('kreciprocal', 'alphaqe')}
+    add('--rerank_kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
+        help='number of neighbours; auto: images per training class minus 1, at most 20')
+    add('--rerank_kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
+        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
+    add('--rerank_kreciprocal_lambda', type=FRACTION, default=0.3, effect=reranks['kreciprocal'],
+        help='weight of the original distance; 1 minus it weights the Jaccard distance')
+    add('--rerank_alphaqe_n', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['alphaqe'],
+        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
+    add('--rerank_alphaqe_alpha', type=NOT_NEGATIVE, default=3.0, effect=reranks['alphaqe'],
+        help='exponent of the similarity with which a neighbour is weighted')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch('--eval_ema', effect=not_in_training,
            help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')
@@ -794,15 +851,17 @@ def evaluation_parameters(parser):
         help='mixed precision of the network in evaluation; by default float32; metrics are always float32')
     add('--eval_reference', choices={'self': 'their own split', 'train': 'the training split', 'all': 'both'},
         default='self', help='gallery of the test and validation queries')
-    add('--eval_level', nargs='+', choices=evaluation.LEVELS, default=['class'],
-        help='images that count as positives; parent: of the super-class; within: of the class, among images of its '
-             'super-class')
+    add('--eval_level', nargs='+',
+        choices={'class': 'of the same class', 'parent': 'of the same super-class',
+                 'within': 'of the class, in a gallery of its super-class',
+                 'across': 'of the class, from another group, such as a camera'}, default=['class'],
+        help='images that count as positives')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
     switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
-        help='plots of the test split to save after the last epoch; metrics: a file of curves for each; or none')
+        help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
@@ -813,7 +872,7 @@ def record_parameters(parser):
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
     switch('--tuple_statistics', resumable=True,
-           help='count hard pairs in each batch, and write all means over training steps to log.csv')
+           help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
@@ -968,13 +1027,21 @@ def check_splits(parser, opt, unused=()):
     Raises UserError for flags that the split scheme does not use, and for a fold that it does not have. unused: flags
     that it need not use; they are among those without effect.
     """
+    if opt.splits and opt.split_scheme:
+        if {'splits', 'split_scheme'} <= {*opt.given}:
+            raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
+                            'them')
+        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # of an earlier run
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
-    used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
+    used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
     for flag, schemes in used_by.items():
         if (flag in opt.given and flag not in unused and getattr(opt, flag) != parser.get_default(flag)
-                and opt.split_scheme not in (schemes if schemes is splits.FOLDED else (*schemes, None))):
+                and opt.split_scheme not in ((*schemes, None) if flag in ('test_size', 'test_start') else schemes)):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
+    if opt.test_from is not None and 'test_size' in opt.given and opt.test_size != 0.5 and splits_by_time(opt):
+        raise UserError(f'--test_from {opt.test_from} and --test_size {opt.test_size}: both say where the test split '
+                        'begins; leave one of them out')
     if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
@@ -993,9 +1060,21 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
+    evaluation.codes.check(opt)
     check_cascade(opt)
+    check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
+    if opt.splits_step and not opt.splits:
+        raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
+    if opt.on and not opt.evaluate:
+        raise UserError(f'--on {" ".join(opt.on)} goes with --evaluate RUN_FOLDER, whose network it evaluates')
+    if opt.rerank and not any(evaluation.parse(name)[1].needs == 'ranks' for name in opt.evaluation_metrics):
+        raise UserError(f'--rerank {" ".join(opt.rerank)} changes metrics of ranks only, and --evaluation_metrics has '
+                        'none; add one, such as map_at_r')
+    if opt.rerank and ranks(opt) and not (opt.eval_features or opt.pca):
+        raise UserError(f'--rerank {" ".join(opt.rerank)}: --loss {opt.loss} ranks by a distance of its own, and '
+                        're-ranking is defined by Euclidean distances and cosines only')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     for flag in ('crop_scale', 'crop_ratio'):
@@ -1066,6 +1145,26 @@ def check_cascade(opt):
         if opt.embed_norm == 'batch':
             raise UserError('--daml does not work with --embed_norm batch, since synthetic features would change its '
                             'statistics; use --embed_norm layer or none')
+
+
+def check_matryoshka(opt):
+    """Raises UserError for flags that do not work with --matryoshka."""
+    dims = opt.matryoshka
+    if not dims:
+        return
+    if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
+        raise UserError(f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
+                        f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')
+    if opt.matryoshka_weights and len(opt.matryoshka_weights) != len(dims):
+        raise UserError(f'--matryoshka_weights {shown(opt.matryoshka_weights)}: expected one for each number in '
+                        f'--matryoshka ({len(dims)})')
+    for flag, reason in (('cascade', 'its embedding consists of several'),
+                         ('daml', 'synthetic negatives have features of the whole embedding')):
+        if getattr(opt, flag):
+            raise UserError(f'--matryoshka does not work with --{flag}: {reason}; leave one of them out')
+    if opt.class_sample_rate < 1:
+        raise UserError(f'--matryoshka does not work with --class_sample_rate {opt.class_sample_rate}: the gradient of '
+                        'shared class weights is not sparse; leave one of them out')
 
 
 def without_effect(opt):

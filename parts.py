@@ -139,8 +139,8 @@ def check(opt, data):
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
     metric, level = evaluation.of_level(opt.storage_metrics[0])
     if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
-            and all(datasets.splits.lone_queries(data.evaluation[name]) == data.evaluation[name].n_queries
-                    for name in splits)):
+            and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
+                    == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
     for flags in (vars(opt), run_folder.read(opt.untrained)['flags']) if opt.untrained else ():
@@ -322,4 +322,13 @@ def summary(opt, folder, built, first):
     return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
                       f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
                       f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)])
+                      f'{opt.dataset}: ' + '; '.join(splits)] + over_time(built.data.description))
+
+
+def over_time(description):
+    """A line on --split_scheme time, in a list; an empty list for the other schemes."""
+    if 'time' not in description:
+        return []
+    last, first, n = (description['time'][name] for name in ('last_training_time', 'first_test_time', 'n_left_out'))
+    return [f'time: training until {last}' + (f', test from {first}' if first else '') + (
+        f'; {n:,} images from then on are left out, since their classes have training images' if n else '')]

@@ -85,9 +85,9 @@ def backbone(opt, module):
     linear = layer(taken)
     normalize = not same(embeddings, linear)
     if embeddings.shape != (2, opt.embed_dim) or normalize and not same(embeddings, F.normalize(linear, dim=-1)):
-        raise UserError(f'--arch {opt.arch}: its embeddings {[*embeddings.shape]} of two images are not '
-                        f'self.model.last_linear of its pooled features, with --embed_dim {opt.embed_dim} dimensions, '
-                        'normalised or not; move what follows into this layer (docs/extending.md)')
+        raise UserError(f'--arch {opt.arch}: its embeddings {[*embeddings.shape]} of two images should be the output '
+                        f'of self.model.last_linear, normalised or not, with --embed_dim {opt.embed_dim} dimensions; '
+                        'move the operations after this layer into it (docs/extending.md)')
     is_average = maps is not None and maps.dim() == 4 and same(average(maps), taken.flatten(1))
     return Backbone(features, size, **(OF_BNINCEPTION if 'bninception' in opt.arch else {}),
                     download=features.state_dict, f_embed=layer, normalize=normalize,

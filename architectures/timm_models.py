@@ -71,8 +71,9 @@ def state_of(name):
 
 def converted(network, state):
     """
-    Weights of the same network in another format -> weights with the network's names and position embeddings of its
-    grid, which timm resizes. Kernels of another patch size are not resized: they are another network's.
+    Weights of the same network in another format -> weights with the network's names, and with position embeddings
+    that timm has resized to its grid of patches. Weights of another patch size are not resized, since they belong to
+    another network.
     """
     convert = getattr(sys.modules[type(network).__module__], 'checkpoint_filter_fn', None)
     own, patches = network.state_dict(), 'patch_embed.proj.weight'

@@ -14,7 +14,7 @@ def load(opt, name, backbone):
     Loads --weights, or the pretrained weights unless --not_pretrained, into backbone.network.
 
     The weights must contain every parameter of the network, and nothing else except a classifier, which is ignored.
-    If they do not fit, the network's library may convert them: names of another format, another grid of patches.
+    If they do not fit, the network's library may convert them, from other names or another number of patches.
     Raises UserError if the weights are not available or do not fit.
     """
     if opt.weights:
@@ -48,7 +48,7 @@ def converted(state, source, name, backbone):
     try:
         return backbone.converted(backbone.network, state)
     except Exception as error:  # conversions of another network's weights fail in any way
-        raise UserError(f'{source}: they are not weights of {name}: the library cannot convert them '
+        raise UserError(f'{source}: these are not weights of {name}: the library cannot convert them '
                         f'({type(error).__name__}: {error})') from None
 
 

@@ -51,7 +51,7 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    # the margin of semihard, which is not set, is that of the loss in its own unit
+    # without --miner_semihard_margin, semihard uses the margin of the loss, in the unit of this loss
     return module and module.BatchMiner(opt if hasattr(module, 'MARGIN_POWERS') else as_in_public_code(opt))
 
 

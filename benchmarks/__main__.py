@@ -53,7 +53,7 @@ def main(arguments):
                         help=f'{", ".join(NAMES)}; all by default')
     parser.add_argument('--rows', action='store_true', help='print the rows of one benchmark as JSON, measured here')
     parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE; rows of other '
-                        'benchmarks that it has are kept')
+                        'benchmarks in FILE are kept')
     parser.add_argument('--table', nargs='+', metavar='FILE', help='print the table of these files of --json, ratios '
                         'side by side if there are several; measure nothing')
     options = parser.parse_args(arguments)

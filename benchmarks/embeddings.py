@@ -13,7 +13,7 @@ def embeddings(n, n_classes, largest, n_queries, dim, recall, unequal=False):
     Args:
         n:         number of images, in `n_classes` classes of 2 to `largest` images.
         n_queries: number of queries, whose gallery are the other images; 0: each image is a query against all others.
-        recall:    recall at 1, from 0.3 to 0.99, which the distances of the points from their centres give about.
+        recall:    approximate recall at 1, from 0.3 to 0.99, by which the distances from the centres are chosen.
         unequal:   whether these distances differ by class, log-normally, so that classes are easy or hard; otherwise
                    the noise is isotropic and the same for all classes.
 

@@ -32,7 +32,7 @@ POSITIVES, RECALLS = (7, 14, 30, 60, 100, 300), (0.3, 0.5, 0.7, 0.9, 0.99)      
 SCALES = [(30_000, 5_500, 0), (60_000, 11_000, 0), (250_000, 46_000, 0), (1_000_000, 185_000, 1_000)]
 QUERIES = 5000               # queries for metrics of levels; times are scaled to all queries
 WAYS = ('auto', 'count', 'sort')
-NEIGHBOURS = 14              # neighbours of the faiss search, at SOP: the nearest images and the query itself
+NEIGHBOURS = 14              # of the faiss search: two more than the largest class of SOP has images
 # Targets at RECALL, on the slower of two sets of embeddings, with equal and with unequal spread of the classes: the
 # metrics of SHORT are so many times as fast as AccuracyCalculator; DEEP takes at most DEEP_TARGET faiss searches
 SHORT_TARGETS = {'CUB': 1.5, 'Cars': 1.7, 'In-Shop': 1.8, 'SOP': 2.5, 'SOP/3': 2.5}

@@ -102,7 +102,7 @@ def processes(run):
 
 
 def ranking(run):
-    """Ranks on the GPU, beside the CPU, whose metrics must be the same, AccuracyCalculator and a search of faiss."""
+    """Ranking on the GPU, beside AccuracyCalculator, faiss, and the CPU, which must give the same metrics."""
     for dim in run.dims:
         points, labels, _ = embeddings(*run.size, dim, RECALL)
         moved, job, found = points.to(run.device), f'ranking, {len(points):,} x {dim}', {}

@@ -4,8 +4,8 @@ ten images per class, recall at 1 about 0.53, the metrics of a large study.
 
 python -m benchmarks.million [--images 1000000] [--dim 128] [--queries 1000] [--threads 2]
 
-With --queries, only so many images are queries, and all images are the gallery. Memory is that of the process: with the
-embeddings before ranking, and the peak while it ranks. Linux only, since both are read from /proc.
+With --queries, only so many images are queries, and all images are the gallery. The printed memory is the
+memory of the whole process, before ranking and at the peak. Linux only, since both are read from /proc.
 """
 import argparse
 import sys

@@ -2,9 +2,9 @@
 Number of operations that a loss, with its miner, launches on a device in one step, forward and backward, beside the
 same loss of pytorch-metric-learning. On a GPU, each costs the host some microseconds, whatever the size of the batch.
 
-Counted are the calls of torch's operators that compute: without views, and without operators that only allocate memory
-or describe a tensor. An operator counts once, though some of them launch several kernels, unless it calls other
-operators of torch (COMPOSED). No GPU is needed.
+The number includes all calls of torch's operators except views and operators that only allocate memory or describe a
+tensor. An operator counts once, even if it launches several kernels; an operator that calls other operators of torch
+counts as many times as these (COMPOSED). No GPU is needed.
 
 python -m benchmarks.operations [--losses NAME ...] [--size 112]
 """

@@ -51,11 +51,13 @@ from criteria.deep_adversarial import DeepAdversarial
 from criteria.direction_regularisation import DirectionRegularised
 from criteria.distillation import Distilled
 from criteria.language_guidance import LanguageGuided
+from criteria.matryoshka import Matryoshka
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, torch_losses
 from utilities.combination import Given, Miner, as_in_public_code, parts
 from utilities.errors import UserError, choose, undeclared_flags
 from utilities.parameter_groups import optimizers, own_groups, parameter_groups  # noqa: F401
+from utilities.randomness import preserved
 
 CRITERIA = {
     # Roth et al., ICML 2020
@@ -120,7 +122,7 @@ def inside(loss, opt, to_optim=None, batchminer=None):
     (criterion, to_optim with its groups).
     """
     choose(CRITERIA, loss, 'criteria.select:')
-    own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0}
+    own = {'loss': loss, 'cascade': [], 'daml': False, 'xbm_size': 0, 'dr_weight': 0, 'matryoshka': []}
     if isinstance(batchminer, Miner):                              # from batchminer.select, or the outer criterion's
         own['batch_mining'], batchminer = batchminer.name, batchminer.batchminer
     criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, None)
@@ -241,6 +243,8 @@ def build(opt, batchminer, given):
     One criterion; with a memory bank if --xbm_size is set, and direction regularisation if --dr_weight is set. given:
     {library: the arguments of its loss}.
     """
+    if opt.matryoshka:
+        return of_prefixes(opt, batchminer, given)
     if opt.loss.startswith(torch_losses.PREFIX):
         return fitted(torch_losses.Criterion(opt, given['torch']))
     if opt.loss.startswith(pml.PREFIX):
@@ -321,6 +325,31 @@ def cascade_of(opt, module, batchminer):
     given = [Given() for _ in range(n_levels)]
     miner = Miner(batchminer, opt.batch_mining, takes_masks=getattr(module, 'OF_PAIRS', False))
     return Cascade([build(of_level, own, None) for own in given], given, miner, opt.cascade_fractions)
+
+
+def of_prefixes(opt, batchminer, arguments):
+    """--matryoshka: a criterion for each prefix, each with its own memory bank and direction regularisation."""
+    def of_dim(dim):
+        return build(argparse.Namespace(**vars(opt) | {'embed_dim': dim, 'matryoshka': []}), given or batchminer,
+                     arguments)
+
+    module, given, miner = CRITERIA.get(opt.loss), None, None
+    names = {*asked_for(opt, opt.loss), *(inspect.signature(module.Criterion.forward).parameters if module else ())}
+    if names & {*COSTLY, 'batch_features', 'avg_batch_features', 'f_embed'} or inner_flags(opt.loss):
+        raise UserError(f'--matryoshka does not work with --loss {opt.loss}, which computes more than a loss of the '
+                        'embeddings; choose another loss')
+    if batchminer is not None and not opt.matryoshka_mine_prefixes:
+        takes_masks = module is None or getattr(module, 'ACCEPTS_MASKS', False) or takes_pairs(module)
+        given, miner = Given(), Miner(batchminer, opt.batch_mining, takes_masks)
+    criterion = of_dim(opt.embed_dim)
+    with preserved():                                            # random numbers as without the prefixes
+        prefixes = {dim: of_dim(dim) for dim in opt.matryoshka[:-1]}
+    try:
+        return Matryoshka(criterion, prefixes, opt.matryoshka_weights or [1.0] * len(opt.matryoshka),
+                          '_normalize' in opt.arch, given, miner)
+    except ValueError as error:
+        raise UserError(f'--matryoshka does not work with --loss {opt.loss}: {error}, and only parameters whose last '
+                        'axis is the embedding can be shared; choose another loss') from None
 
 
 def adversarial(opt, module, batchminer):

@@ -8,7 +8,7 @@ def taken(criterion):
 
 
 def has_public_features(criterion):
-    """Whether batch_features are feature maps: in later versions of the public code, avg_batch_features are pooled."""
+    """Whether batch_features are feature maps; later public code calls the pooled features avg_batch_features."""
     return {'batch_features', 'avg_batch_features'} <= taken(criterion).keys()
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """
-Language guidance, added to any loss: the similarities of a batch follow those of vectors of the class names. Roth et
-al., Integrating Language Guidance into Vision-based Deep Metric Learning, CVPR 2022, https://arxiv.org/abs/2203.08543.
+Language guidance, added to any loss: the similarities of a batch follow the similarities of its class names.
+Roth et al., Integrating Language Guidance into Vision-based Deep Metric Learning, CVPR 2022,
+https://arxiv.org/abs/2203.08543.
 """
 import torch
 import torch.nn.functional as F

@@ -56,7 +56,7 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
         nu:       weight of the sum of the betas, which keeps them from growing.
         log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
                   that violate the margin, `violating_positives` and `violating_negatives`, the numbers of triplets
-                  whose positive and whose negative does; with masks it receives nothing.
+                  whose positive or negative does; with masks it receives nothing.
 
     Returns: scalar, the mean of the non-zero terms among [ d_ap − β + margin ]₊ and [ β − d_an + margin ]₊ of all
     triplets; a differentiable zero if all terms are 0.

@@ -5,9 +5,21 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from datasets import cars196, cub200, folder, glyphs, inshop, label_noise, omniglot, online_products, splits, transforms
+from datasets import (
+    cars196,
+    cub200,
+    folder,
+    glyphs,
+    inshop,
+    label_noise,
+    omniglot,
+    online_products,
+    splits,
+    time_split,
+    transforms,
+)
 from datasets.base import ImageSet, check_names, note_ignored, read_image
-from datasets.decoding import open_photo
+from datasets.boxes import open_photo
 from datasets.image_cache import ImageCache
 from utilities import stopping
 from utilities.errors import UserError, choose
@@ -47,12 +59,13 @@ def select(opt, input_size):
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
     training, evaluation = pipelines(opt, input_size)
-    read = (ImageCache(opt, table.paths, transforms.shared(training, evaluation)) if opt.image_cache else
+    read = (ImageCache(opt, table.sources, transforms.shared(training, evaluation)) if opt.image_cache else
             functools.partial(open_photo, limit=opt.max_megapixels) if opt.max_megapixels else open_photo)
     if opt.skip_bad_images:
-        suspects = read.unreadable() if opt.image_cache else table.paths
+        suspects = read.unreadable() if opt.image_cache else table.sources
         table = without_bad_images(table, suspects, opt.max_megapixels)
-    if splits.scheme(opt, table) != 'predefined':
+    scheme = splits.scheme(opt, table)
+    if scheme != 'predefined':
         table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
@@ -62,8 +75,12 @@ def select(opt, input_size):
             training = on_device.DevicePipeline(training, opt.device)
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
     train, description = ImageSet(labelled, split.get('train', []), training, read), splits.describe(sets)
+    if opt.splits:
+        description['splits_file'] = splits.split_file.describe(opt)
     if opt.label_noise:
         description['label_noise'] = label_noise.apply(opt, train)
+    if scheme == 'time':
+        description['time'] = time_split.describe(table, split)
     return Data(train, sets, description)
 
 
@@ -102,16 +119,18 @@ def is_file(path):
 
 
 def without_bad_images(table, suspects, limit=None):
-    """The table without the unreadable images among `suspects`; prints their number and the first three."""
+    """
+    The table without the unreadable images among `suspects`, paths or Boxes; prints their number and the first three.
+    """
     with ThreadPoolExecutor() as pool:
         readable = list(tqdm(pool.map(lambda path: is_readable(path, limit), suspects), total=len(suspects),
                              desc='checking images', disable=None))
     bad = {path for path, good in zip(suspects, readable, strict=True) if not good}
     if bad:
-        names = [str(path) for path in table.paths if path in bad]
+        names = [str(source) for source in table.sources if source in bad]
         print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
               f'{", ".join(names[:3])}{" ..." if len(names) > 3 else ""}')
-    return table.keep([i for i, path in enumerate(table.paths) if path not in bad])
+    return table.keep([i for i, source in enumerate(table.sources) if source not in bad])
 
 
 def is_readable(path, limit):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datasets import decoding
+from datasets import boxes, decoding
 from utilities.command_line import is_text
 from utilities.errors import UserError
 
@@ -22,10 +22,13 @@ class ImageTable:
 
     paths:   the image files.
     classes: the class name of each image.
-    parts:   None, or the official part that each image belongs to: train, val, test, query or gallery.
+    parts:   None, or the official part that each image belongs to: train, val, test, query, gallery or distractor.
     superclasses: class name -> name of its super-class, for data sets with a hierarchy.
     coarser: such mappings for the levels above the super-classes, from the nearest level up.
     ignored: files and folders among the images that are not images.
+    groups:  None, or the group (camera, place, day) of each image.
+    times:   None, or the time_split.Moment of each image.
+    boxes:   None, or the boxes.Box of each image, the part of its file that is read.
     """
     paths: list
     classes: list
@@ -33,16 +36,24 @@ class ImageTable:
     superclasses: dict = field(default_factory=dict)
     coarser: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
+    groups: list | None = None
+    times: list | None = None
+    boxes: list | None = None
+
+    @property
+    def sources(self):
+        """What is read of each image: its path, or its Box."""
+        return self.paths if self.boxes is None else self.boxes
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        return replace(self, paths=[self.paths[i] for i in chosen], classes=[self.classes[i] for i in chosen],
-                       parts=None if self.parts is None else [self.parts[i] for i in chosen])
+        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'times', 'boxes')}
+        return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 
-def read_image(path, limit=None):
-    """The image of decoding.read_upright, converted to RGB if it is grey."""
-    image = decoding.read_upright(path, limit)
+def read_image(source, limit=None):
+    """The image of boxes.read_upright, of a path or a Box, converted to RGB if it is grey."""
+    image = boxes.read_upright(source, limit)
     return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 
 
@@ -54,29 +65,38 @@ class ImageSet(torch.utils.data.Dataset):
     from item to item and from epoch to epoch, and a DataLoader seeds the generator in each of its workers.
 
     paths:       list of N paths.
+    sources:     the same list, or a list of Boxes: what is read. Its texts are the names of the images in records.
     labels:      int64 array [N], numbered from 0 in the order of class_names.
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline, or an on_device.DevicePipeline.
-    read:        path -> decoding.Photo: decoding.open_photo, or an ImageCache in its place.
+    read:        path or Box -> decoding.Photo: boxes.open_photo, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
+    in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
+    is_distractor: None, or bool [N]: gallery images that are never queries or positives.
+    groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
     keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
     features:    None, or the kept features, float32 [N, F], which loaders return in place of the images.
     """
 
-    def __init__(self, table, chosen, transform, read=decoding.open_photo):
+    def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
-        self.paths, self.transform, self.read = table.paths, transform, read
+        self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
         self.keeps_features, self.features = False, None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]
                        for level in (table.superclasses, *table.coarser)]
         self.superclasses = self.levels[0]
-        self.is_query = None
-        if table.parts is not None and {'query', 'gallery'} <= set(table.parts):
+        self.groups = None if table.groups is None else np.array(table.groups, dtype=str)
+        self.is_query = self.in_gallery = self.is_distractor = None
+        if 'distractor' in (parts := set(table.parts or ())):
+            self.is_distractor = np.array([part == 'distractor' for part in table.parts])
+        if {'query', 'gallery'} <= parts:
             self.is_query = np.array([part == 'query' for part in table.parts])
+        elif self.is_distractor is not None:
+            self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
 
     @property
     def n_classes(self):
@@ -98,6 +118,14 @@ class ImageSet(torch.utils.data.Dataset):
         return len(self) if self.is_query is None else int(self.is_query.sum())
 
     @property
+    def roles(self):
+        """Two bool arrays [N]: whether each image is a query, and whether it is in the gallery."""
+        everyone = np.ones(len(self), bool)
+        if self.is_query is None:
+            return everyone, everyone
+        return self.is_query, ~self.is_query if self.in_gallery is None else self.in_gallery
+
+    @property
     def image_list(self):
         """[(path, label)], the format that samplers take."""
         return list(zip(self.paths, self.labels.tolist(), strict=True))
@@ -115,7 +143,7 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __getitem__(self, item):
         index, seed = as_pair(item)
-        image = seeded(seed, self.transform, self.read(self.paths[index]))
+        image = seeded(seed, self.transform, self.read(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def loaded(self, items):
@@ -128,7 +156,7 @@ class ImageSet(torch.utils.data.Dataset):
         items, loaded = [as_pair(item) for item in items], []
         for start in range(0, len(items), AHEAD):
             group = items[start:start + AHEAD]
-            photos = [self.read(self.paths[index]) for index, _ in group]
+            photos = [self.read(self.sources[index]) for index, _ in group]
             sampled = [seeded(seed, self.transform.sample, photo)
                        for photo, (_, seed) in zip(photos, group, strict=True)]
             for photo, chosen, (index, seed) in zip(photos, sampled, group, strict=True):

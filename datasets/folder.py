@@ -6,17 +6,19 @@ import csv
 import os
 from pathlib import Path
 
+from datasets import boxes, time_split
 from datasets.base import ImageTable, class_folders, find, image_files, subfolders
 from utilities.errors import UserError
 
-PARTS = ('train', 'val', 'test', 'query', 'gallery')
+PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
 
 
 def load(opt):
     if opt.download:
         raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
-        return listed(Path(opt.csv), Path(opt.source_path))
+        used = {'time': opt.split_scheme == 'time', 'group': 'across' in opt.eval_level}
+        return listed(Path(opt.csv), Path(opt.source_path), {column for column in used if used[column]})
     folder = find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class, in folders of '
                   'super-classes if there are any')
     return in_folders(folder)
@@ -53,10 +55,11 @@ def nested(folder):
     return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser, ignored=ignored)
 
 
-def listed(file, source_path):
+def listed(file, source_path, reads=frozenset()):
     """
-    The images of a CSV file with columns path, label and, optionally, split; paths are relative to source_path. Columns
-    whose names begin with "superclass" give the super-class of each label, from the nearest level to the coarsest.
+    The images of a CSV file with columns path, label and, optionally, split, group, time and x1,y1,x2,y2 (a box); paths
+    are relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from
+    the nearest level to the coarsest. reads: those of the columns group and time that are read.
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
@@ -76,10 +79,28 @@ def listed(file, source_path):
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
             raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
+    reads = {*reads} & {*columns}
+    check_groups(file, rows, 'group' in reads)
+    paths = [source_path / row['path'] for row in rows]
     superclasses, *coarser = [level_of(file, rows, column) for column in columns
                               if str(column).startswith('superclass')] or [{}]
-    return ImageTable([source_path / row['path'] for row in rows], [row['label'] for row in rows],
-                      [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser)
+    return ImageTable(paths, [row['label'] for row in rows],
+                      [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
+                      groups=[row['group'] for row in rows] if 'group' in reads else None,
+                      times=time_split.from_rows(file, rows) if 'time' in reads else None,
+                      boxes=boxes.from_rows(file, rows, paths) if {*boxes.COLUMNS} & {*columns} else None)
+
+
+def check_groups(file, rows, with_groups):
+    """Raises UserError if a group that is used is empty, or if a label is given to distractors and to other images."""
+    distractors = {row['label'] for row in rows if row.get('split') == 'distractor'}
+    for number, row in enumerate(rows, start=2):
+        if with_groups and not row['group']:
+            raise UserError(f'--csv {file}, line {number}: group must not be empty; give each image without a known '
+                            'group a value of its own')
+        if row['label'] in distractors and row['split'] != 'distractor':
+            raise UserError(f'--csv {file}, line {number}: the label {row["label"]} is also given to distractors, '
+                            'which are of no class; give them a label of their own')
 
 
 def level_of(file, rows, column):

@@ -19,7 +19,8 @@ import numpy as np
 import PIL
 from tqdm import tqdm
 
-from datasets.decoding import CHANNELS, Photo, channels_last, is_jpeg, open_photo, read_upright
+from datasets.boxes import open_photo, path_of, read_upright
+from datasets.decoding import CHANNELS, Photo, channels_last, is_jpeg
 from utilities import stopping
 from utilities.errors import UserError
 from utilities.files import locked
@@ -32,7 +33,7 @@ CHUNK = 64                   # number of images decoded between two writes
 
 class ImageCache:
     """
-    Replaces open_photo for `paths`, which may repeat and be in any order.
+    Replaces open_photo for `paths`, which may repeat and be in any order. They may be Boxes, whose pixels are stored.
 
     resize: the resizing with which all pipelines begin (transforms.shared): resized images are stored; None: images are
             stored at their own size.
@@ -78,7 +79,7 @@ class ImageCache:
         if 0 in shape:
             return open_photo(path, self.limit)
         pixels = pixels.reshape(shape)
-        return Photo(*shape[:2], lambda scale: pixels, is_jpeg(path))
+        return Photo(*shape[:2], lambda scale: pixels, is_jpeg(path_of(path)))
 
     def check(self, rows, paths):
         """Raises UserError if images of these rows are not as they were written."""
@@ -102,12 +103,15 @@ def damage(what):
 
 
 def key(paths, source, resize):
-    """A hash of the cache's content: each file's path below `source`, size and modification time, and the resizing."""
+    """
+    A hash of the cache's content: each file's path below `source` with its box, if it has one, size and modification
+    time, and the resizing.
+    """
     digest = hashlib.sha256(repr([VERSION, PIL.__version__, resize]).encode())
     source = str(Path(source))
     for path in paths:
         try:
-            status = path.stat()
+            status = path_of(path).stat()
             state = status.st_size, status.st_mtime_ns
         except OSError:                                                # --skip_bad_images leaves the file out
             state = None

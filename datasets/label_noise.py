@@ -24,4 +24,4 @@ def apply(opt, images):
                         f'first {images.class_names[counts.argmin()]}; give a smaller share or larger classes')
     images.labels = labels
     return {'n_images': len(chosen), 'hash': digest(repr(labels.tolist())),
-            'given': {str(images.paths[i]): images.class_names[labels[i]] for i in chosen}}
+            'given': {str(images.sources[i]): images.class_names[labels[i]] for i in chosen}}

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from datasets import split_file, time_split
 from utilities.errors import UserError
 
 
@@ -61,8 +62,8 @@ def closed_set(opt, table):
 
 def predefined(opt, table):
     """
-    The data set's official parts; queries and gallery together are the test split. Raises UserError where there are
-    queries or a gallery without the other, or test images besides them.
+    The data set's official parts; queries, gallery and distractors together are the test split. Raises UserError where
+    there are queries or a gallery without the other, or test images besides them, or distractors alone.
     """
     if table.parts is None:
         raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
@@ -70,20 +71,28 @@ def predefined(opt, table):
     if tested not in (set(), {'test'}, {'query', 'gallery'}):
         raise UserError(f'--split_scheme predefined: the test images are marked {" and ".join(sorted(tested))}; mark '
                         'all of them test, or some of them query and the others gallery')
-    split_of = {'query': 'test', 'gallery': 'test'}
+    if 'distractor' in table.parts and not tested:
+        raise UserError('--split_scheme predefined: there are distractors, but no test images that they could be '
+                        'confused with; mark images test, or query and gallery')
+    split_of = dict.fromkeys(('query', 'gallery', 'distractor'), 'test')
     splits = {}
     for i, part in enumerate(table.parts):
         splits.setdefault(split_of.get(part, part), []).append(i)
     return splits
 
 
-SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'predefined': predefined}
+SCHEMES = {'half': half, 'class_folds': class_folds, 'mlrc': mlrc, 'closed_set': closed_set, 'time': time_split.split,
+           'predefined': predefined}
+FILE = 'splits'                                                     # no scheme, but the file of --splits
 FOLDED = ('class_folds', 'mlrc', 'closed_set')                     # with a validation split that --fold selects
 RANGED = ('half', 'class_folds', 'closed_set')                     # with a test range: --test_start and --test_size
+SIZED = (*RANGED, 'time')                                           # with --test_size
 
 
 def scheme(opt, table):
-    """--split_scheme, or its default: predefined if the data set has official parts, else half."""
+    """--splits, or --split_scheme, or its default: predefined if the data set has official parts, else half."""
+    if opt.splits:
+        return FILE
     return opt.split_scheme or ('half' if table.parts is None else 'predefined')
 
 
@@ -142,16 +151,19 @@ def split(opt, table):
     chosen = scheme(opt, table)
     moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
              if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
-    if chosen not in RANGED and moved:
+    if chosen == FILE and moved:
+        raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
+    if chosen not in SIZED and moved:
         raise UserError(f'{" ".join(moved)}: --dataset {opt.dataset} has an official split, which is used by default; '
-                        f'choose the --split_scheme that the flag goes with: {", ".join(RANGED)}')
-    splits = SCHEMES[chosen](opt, table)
+                        f'choose the --split_scheme that the flag goes with: {", ".join(SIZED)}')
+    splits = (split_file.apply if chosen == FILE else SCHEMES[chosen])(opt, table)
     if opt.use_tv_split:
         if 'val' in splits:
-            raise UserError('--use_tv_split: this data set has an official validation split; leave the flag out')
+            has = f'--splits {opt.splits} has a' if chosen == FILE else 'this data set has an official'
+            raise UserError(f'--use_tv_split: {has} validation split; leave the flag out')
         splits['train'], splits['val'] = cut_validation(opt, table, splits.get('train', []))
     needed = {'train', 'test', *splits}
-    if chosen in RANGED and opt.test_size == 0:
+    if chosen in SIZED and opt.test_size == 0:
         needed.remove('test')
     if (opt.evaluate or opt.embed or opt.draw or opt.check_overlap) and any(splits.values()):
         needed.clear()
@@ -159,7 +171,9 @@ def split(opt, table):
         if not splits.get(name):
             used = [flag for flag, is_used in (('split_scheme', opt.split_scheme), ('tv_split_perc', opt.use_tv_split),
                                                ('fold', chosen in FOLDED), ('n_folds', chosen in FOLDED),
-                                               ('test_size', opt.split_scheme in RANGED or opt.test_size != 0.5))
+                                               ('test_size', opt.split_scheme in SIZED and not opt.test_from
+                                                or opt.test_size != 0.5),
+                                               ('test_from', opt.test_from), ('time_split', chosen == 'time'))
                     if is_used]
             raise UserError(f'--dataset {opt.dataset}: the {name} split is empty ({len(set(table.classes))} classes in '
                             'all' + ''.join(f', --{flag} {getattr(opt, flag)}' for flag in used) + ')')
@@ -176,17 +190,30 @@ def describe(sets):
     for name, images in sets.items():
         counts = np.bincount(images.labels).tolist()
         classes = dict(zip(images.class_names, counts, strict=True))
+        lone = {'n_lone_queries': lone_queries(images)}
+        if images.groups is not None:
+            lone['n_lone_queries_across'] = lone_queries(images, images.groups)
         splits[name] = {'hash': digest(repr(sorted(classes.items()))), 'n_images': len(images),
-                        'n_classes': len(classes), 'n_lone_queries': lone_queries(images), 'classes': classes}
+                        'n_classes': len(classes)} | lone | {'classes': classes}
     return {'hash': digest(repr([(name, part['hash']) for name, part in splits.items()])), 'splits': splits}
 
 
-def lone_queries(images):
-    """The number of queries without a positive in the gallery; retrieval metrics leave them out."""
-    is_query = np.ones(len(images), bool) if images.is_query is None else images.is_query
-    gallery = images.labels if images.is_query is None else images.labels[~is_query]
-    n_positives = np.bincount(gallery, minlength=images.n_classes)[images.labels[is_query]] - (images.is_query is None)
-    return int((n_positives == 0).sum())
+def lone_queries(images, groups=None):
+    """
+    The number of queries without a positive in the gallery, or, with their groups [N], without one of another group;
+    retrieval metrics leave them out.
+    """
+    is_query, in_gallery = images.roles
+
+    def n_alike(labels):
+        """[number of queries] the number of gallery images with the query's label."""
+        return np.bincount(labels[in_gallery], minlength=labels.max() + 1)[labels[is_query]]
+
+    n_left_out = in_gallery[is_query]                      # the query itself
+    if groups is not None:
+        groups = np.unique(groups, return_inverse=True)[1]
+        n_left_out = n_alike(images.labels * (groups.max() + 1) + groups)
+    return int((n_alike(images.labels) == n_left_out).sum())
 
 
 def digest(text):

@@ -1,5 +1,5 @@
 """Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
-from evaluation import curves, geometry, projector, ranking
+from evaluation import codes, curves, geometry, open_set, projector, ranking
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
 from evaluation.overlap import check as check_overlap
@@ -11,6 +11,7 @@ from evaluation.protocol import (
     embed_splits,
     evaluate,
     of_level,
+    show,
     split_of_pictures,
     splits_to_evaluate,
     storage_metrics,
@@ -18,9 +19,8 @@ from evaluation.protocol import (
     write_embeddings,
 )
 from evaluation.titles import table
-from records.columns import LEVELS
 
-__all__ = ['LEVELS', 'METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap',
+__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap', 'codes',
            'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'split_of_pictures',
+           'independent_of_batch', 'of_level', 'open_set', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

@@ -9,7 +9,7 @@ from records.columns import Column
 from utilities import plotting
 
 COLOURS = dict(zip(('train', 'val', 'test'), plotting.COLOURS, strict=False))
-FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; the --pictures of a file for each
+FILE, SINGLE = 'curves.png', 'metrics'             # the figure of all metrics; --pictures metrics: a file for each
 WIDEST = 4                                         # columns of the figure
 HEIGHT, LEGEND, FOOT, LEFT, RIGHT = 1.15, 0.3, 0.3, 0.45, 0.1               # inches: of a row, and of the margins
 GAPS = {'wspace': 0.32, 'hspace': 0.45}

@@ -1,4 +1,6 @@
 """Embeds all images of a split."""
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +13,11 @@ from utilities import exchange, processes, stopping
 from utilities.errors import RunFailed
 from utilities.files import atomic
 from utilities.loading import Loader, evaluation_batches, evaluation_loader, network_input
+
+# the flags, beside the weights, on which the embedding of an image depends
+SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'cascade', 'input_size', 'input_mean',
+            'input_std', 'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize',
+            'eval_ema', 'eval_features', 'eval_normalize')
 
 
 @dataclass
@@ -28,7 +35,7 @@ class Embedded:
 
     def search(self):
         ranking = self.ranking(self.embeddings) if self.ranking else None
-        return Search(self.embeddings, self.images.labels, self.images.is_query, ranking=ranking)
+        return Search(self.embeddings, self.images.labels, self.images.is_query, self.images.in_gallery, ranking)
 
 
 @torch.inference_mode()
@@ -64,7 +71,7 @@ def embed(opt, model, images, name, features=False, autocast=None):
     bad = ~embeddings.isfinite().all(dim=1)
     if bad.any():
         raise RunFailed(f'{int(bad.sum())} of {len(bad)} embeddings of the {name} split are not finite; the first '
-                        f'belongs to {images.paths[int(np.flatnonzero(bad.cpu())[0])]}')
+                        f'belongs to {images.sources[int(np.flatnonzero(bad.cpu())[0])]}')
     if kept is not None:
         images.features = torch.cat(kept)
     return Embedded(embeddings, images, norms=norms[:, 0].cpu().numpy())
@@ -93,7 +100,21 @@ def write(embedded, file):
         columns['norms'].append(part.norms)
         columns['labels'].append(part.images.labels)
         columns['class_names'].append(np.array(part.images.class_names)[part.images.labels])
-        columns['paths'].append(np.array([str(path) for path in part.images.paths]))
+        columns['paths'].append(np.array([str(source) for source in part.images.sources]))
         columns['splits'].append(np.full(len(part.images), split))
     with atomic(file) as temporary, open(temporary, 'wb') as opened:
         np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def settings_of(opt):
+    """{flag: value} of SETTINGS."""
+    return {name: getattr(opt, name) for name in SETTINGS}
+
+
+def network_id(model, settings):
+    """A checksum of the weights and settings_of(): 16 hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
+        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
+        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]

@@ -39,6 +39,7 @@ METRICS = {
     'r_precision': Metric('ranks', retrieval.r_precision, depth=lambda n_positives: n_positives),
     'map_at_r': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
     'mAP': Metric('ranks', retrieval.mean_average_precision(np.inf)),
+    'mAP_trapezoid': Metric('ranks', retrieval.trapezoidal_average_precision),
     'mAP_1000': Metric('ranks', retrieval.mean_average_precision(1000), depth=lambda n_positives: 1000),
     'mAP_lim': Metric('ranks', retrieval.mean_average_precision(1023), depth=lambda n_positives: 1023),
     'mAP_c': Metric('ranks', retrieval.map_at_r, depth=lambda n_positives: n_positives),
@@ -95,6 +96,7 @@ class Pool:
     The images that are searched; embeddings, labels, is_query and in_gallery are as in neighbours.Search.
 
     groups: None, or [N]: a query's gallery has only the images of its group.
+    cameras: None, or [N]: metrics of ranks leave out the gallery images of a query's class and camera.
     levels: None, or [N, K] int64: the super-class of each image at each of K levels.
     norms:  None, or [N]: the norm of each image's embedding before it was normalised; None: the norms of `embeddings`.
     """
@@ -103,16 +105,18 @@ class Pool:
     is_query: np.ndarray | None = None
     in_gallery: np.ndarray | None = None
     groups: np.ndarray | None = None
+    cameras: np.ndarray | None = None
     levels: np.ndarray | None = None
     norms: np.ndarray | None = None
 
     def parts(self):
-        """Yields (indices of the images, neighbours.Search's first four arguments) per group."""
+        """Yields (indices of the images, arguments of a neighbours.Search) per group."""
         indices = np.arange(len(self.labels))
         for group in [None] if self.groups is None else np.unique(self.groups):
             some = indices if group is None else np.flatnonzero(self.groups == group)
-            arrays = (None if array is None else array[some] for array in (self.is_query, self.in_gallery))
-            yield some, (neighbours.rows_of(self.embeddings, some), self.labels[some], *arrays)
+            arrays = {name: getattr(self, name) for name in ('labels', 'is_query', 'in_gallery', 'cameras')}
+            yield some, {name: None if array is None else array[some] for name, array in arrays.items()} | {
+                'embeddings': neighbours.rows_of(self.embeddings, some)}
 
 
 @dataclass
@@ -125,6 +129,10 @@ class Job:
     ranking: Callable | None = None
     backend: str = 'auto'
     n_bootstrap: int = 0
+    search: Callable = neighbours.Search
+
+    def transformed(self, embeddings):
+        return self.ranking(embeddings) if self.ranking else None
 
     def on_cosines(self):
         unit = precision.on_the_sphere(self.embeddings)
@@ -147,6 +155,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
         backend:     how to rank, one of ranking.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
+        search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
 
     Returns: {metric: float, or array for rho_spectrum@0}, and with n_bootstrap the ends of the intervals, named by
     columns.interval. Queries without a positive are left out of the retrieval metrics; a metric without any query is
@@ -197,8 +206,7 @@ def from_ranks(metrics, job):
     """The metrics, averaged over the queries with a positive, and with n_bootstrap their intervals."""
     per_image = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}
     for images, arguments in job.pool.parts():
-        transformed = job.ranking(arguments[0]) if job.ranking else None
-        search = neighbours.Search(*arguments, transformed)
+        search = job.search(**arguments, ranking=job.transformed(arguments['embeddings']))
         if not search.n_positives.any():
             continue
         depth = functools.reduce(np.maximum, [metric.depth(search.n_positives, *argument)
@@ -212,10 +220,11 @@ def from_ranks(metrics, job):
 
 def from_levels(metrics, job):
     """As from_ranks; without super-classes, the classes are the only level."""
-    per_image, pool = {name: np.full(len(job.pool.labels), np.nan) for name in metrics}, job.pool
+    pool = replace(job.pool, cameras=None)
+    per_image = {name: np.full(len(pool.labels), np.nan) for name in metrics}
     every = pool.labels[:, None] if pool.levels is None else np.column_stack([pool.labels, pool.levels])
     for images, arguments in pool.parts():
-        search = neighbours.Search(*arguments, job.ranking(arguments[0]) if job.ranking else None)
+        search = neighbours.Search(**arguments, ranking=job.transformed(arguments['embeddings']))
         ranked = hierarchy.ranked_levels(search, every[images], lambda *ranked: [
             metric.function(*ranked, every.shape[1]) for metric, _ in metrics.values()])
         for queries, *found in ranked:

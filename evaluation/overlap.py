@@ -83,13 +83,15 @@ def directions(points):
 
 
 def fingerprints(images):
-    """{split: ImageSet} -> {split: [N] hash of each file's content, or None if no other file has its size}."""
+    """{split: ImageSet} -> {split: [N] hash of each file's content and box, or None if no other file has its size}."""
     sizes = {split: [Path(path).stat().st_size for path in part.paths] for split, part in images.items()}
     n_files, found = Counter(itertools.chain(*sizes.values())), {}
     for split, part in images.items():
-        files = tqdm(zip(part.paths, sizes[split], strict=True), f'read {split}', len(part), leave=False, disable=None)
-        found[split] = [hashlib.sha256(Path(path).read_bytes()).digest() if n_files[size] > 1 else None
-                        for path, size in stopping.checked(files)]
+        boxes = [str(source).removeprefix(str(path)) for source, path in zip(part.sources, part.paths, strict=True)]
+        files = tqdm(zip(part.paths, boxes, sizes[split], strict=True), f'read {split}', len(part), leave=False,
+                     disable=None)
+        found[split] = [hashlib.sha256(Path(path).read_bytes() + box.encode()).digest() if n_files[size] > 1 else None
+                        for path, box, size in stopping.checked(files)]
     return found
 
 
@@ -142,7 +144,7 @@ def row_of(images, one, i, other, j, similarity, same):
     row = {}
     for number, split, index in ((1, one, i), (2, other, j)):
         part = images[split]
-        row |= {f'path_{number}': str(part.paths[index]), f'split_{number}': split,
+        row |= {f'path_{number}': str(part.sources[index]), f'split_{number}': split,
                 f'class_{number}': part.class_names[part.labels[index]]}
     return row | {'similarity': f'{similarity:.6f}', 'same_file': int(same)}
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry
+from evaluation import geometry, open_set, reranking, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
+from evaluation.ranking.neighbours import rows_of
 from records import columns
 from records.columns import Column
 from utilities import processes
@@ -19,10 +20,11 @@ from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
-# Needs of the metrics (Metric.needs) that each level can serve: `within` differs from `class` in the galleries only.
+# Needs of the metrics (Metric.needs) that each level can serve: `within` and `across` differ from `class` in the
+# galleries only.
 NEEDS_OF_LEVELS = {'class': ('ranks', 'levels', 'clusters', 'distances', 'spectrum', 'pairs'),
                    'parent': ('ranks', 'clusters'),
-                   'within': ('ranks',)}
+                   'within': ('ranks',), 'across': ('ranks',)}
 
 
 def evaluate(opt, model, data, criterion=None, epoch=None):
@@ -40,13 +42,35 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
     metrics = opt.evaluation_metrics
     if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
-    splits = splits_to_evaluate(opt, data)
+    splits, rerankings = splits_to_evaluate(opt, data), {}
+    if opt.rerank and epoch in (None, 0, opt.n_epochs):
+        plain = {reranking.PLAIN: {}} if epoch is None else {}
+        rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
     embedded = embed_splits(opt, model, data, splits, criterion)
-    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
+    row = processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings)
+    return row | (processes.of_main(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
 
 
-def metrics_of(opt, embedded, splits, metrics):
-    """The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split."""
+def show(opt, built):
+    """
+    --evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking; saves the
+    thresholds of the run, if --open_set is given.
+    """
+    if 'open_set' in opt.given:
+        processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
+    row, embedded = evaluate(opt, built.model, built.data, built.criterion)
+    print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
+    if opt.rerank:
+        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
+    if 'open_set' in opt.given:
+        processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
+
+
+def metrics_of(opt, embedded, splits, metrics, rerankings=None):
+    """
+    The `metrics` of `splits` as evaluate() returns them, also after `rerankings`, {method: its parameters}. embedded:
+    {split: Embedded}, with the training split.
+    """
     row = {}
     if same := [split for split in splits if are_same(embedded[split].embeddings)]:
         print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
@@ -54,12 +78,16 @@ def metrics_of(opt, embedded, splits, metrics):
               file=sys.stderr)
     for split in splits:
         for level in opt.eval_level:
-            part = embedded[split]
+            part, pool = embedded[split], pool_of(opt, embedded, split, level)
             values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
-                             part.embeddings, labels_of(part.images, level), seed=opt.seed, ranking=part.ranking,
-                             pool=pool_of(opt, embedded, split, level), backend=opt.ranking_backend,
-                             n_bootstrap=opt.bootstrap)
+                             *of_classes(part.embeddings, labels_of(part.images, level), part.images), seed=opt.seed,
+                             ranking=part.ranking, pool=pool,
+                             backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
+            for method, parameters in (rerankings or {}).items():
+                values = reranking.compute_with(opt, method, parameters, metrics, pool)
+                row |= {columns.of_reranking(method, Column(split, name, level).name): value
+                        for name, value in values.items()}
     return row
 
 
@@ -92,9 +120,12 @@ def write_embeddings(opt, model, data, file):
 
 
 def embed_splits(opt, model, data, splits, criterion=None):
-    """{split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it."""
-    needed = [split for split in data.evaluation
-              if split in splits or (split == 'train' and (opt.eval_reference != 'self' or opt.pca))]
+    """
+    {split: Embedded} of `splits`, of those that --open_set needs, and of the training split if it is in the gallery or
+    --pca is fitted on it.
+    """
+    wanted = {*splits, *open_set.splits(opt), *(['train'] if opt.eval_reference != 'self' or opt.pca else [])}
+    needed = [split for split in data.evaluation if split in wanted]
     embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
                 for split in needed}
     return as_evaluated(opt, embedded, criterion)
@@ -146,24 +177,31 @@ def labels_of(images, level):
     return np.unique(names_of(images, level), return_inverse=True)[1]
 
 
+def of_classes(embeddings, labels, images):
+    """The embeddings and labels without the distractors, which are of no class."""
+    if images.is_distractor is None:
+        return embeddings, labels
+    kept = np.flatnonzero(~images.is_distractor)
+    return rows_of(embeddings, kept), np.unique(labels[kept], return_inverse=True)[1]
+
+
 def pool_of(opt, embedded, split, level):
     """The Pool of a split: its queries, and the gallery that --eval_reference and --eval_level give them."""
     own = embedded[split]
-    parts, is_query, in_gallery = [own], own.images.is_query, None
+    parts, is_query, in_gallery = [own], own.images.is_query, own.images.in_gallery
     if opt.eval_reference != 'self' and split != 'train':
         train = embedded['train']
         parts = [own, train]
-        own_is_query = np.ones(len(own.images), bool) if is_query is None else is_query
-        # without a fixed gallery, every image of the split is in the gallery of the others
-        own_gallery = np.ones_like(own_is_query) if is_query is None else ~is_query
+        own_is_query, own_gallery = own.images.roles
         is_query = np.concatenate([own_is_query, np.zeros(len(train.images), bool)])
         in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
     embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
     # classes of two splits are the same if they have the same name
     names = np.concatenate([names_of(part.images, level) for part in parts])
     groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
+    cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
-    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups,
+    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups, cameras,
                 superclasses_of([part.images for part in parts]), norms)
 
 
@@ -220,13 +258,19 @@ def check_metrics(opt):
 
 def check_data(opt, data):
     """Raises UserError if --eval_level or --eval_reference need something that the data set does not have."""
-    if set(opt.eval_level) - {'class'} and any(None in images.superclasses for images in data.evaluation.values()):
+    several = data.evaluation.values()
+    if {'parent', 'within'} & {*opt.eval_level} and any(None in images.superclasses for images in several):
         raise UserError(f'--eval_level {" ".join(opt.eval_level)}: --dataset {opt.dataset} has no super-classes')
+    if 'across' in opt.eval_level and any(images.groups is None for images in several):
+        raise UserError(f'--eval_level across: --dataset {opt.dataset} has no groups (cameras, places, days) here; '
+                        'give --dataset folder and a --csv with a column group')
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
     if not opt.check_overlap:
-        splits_to_evaluate(opt, data)
+        note_skipped(opt, data)
+    if opt.open_set and not (opt.embed or opt.draw or opt.check_overlap):
+        open_set.check(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']
@@ -238,3 +282,12 @@ def check_data(opt, data):
         if not any(set(getattr(images, names)) & set(getattr(data.evaluation['train'], names)) for images in evaluated):
             raise UserError(f'--eval_reference train: no evaluated {kind} is a training {kind}, so that no query has a '
                             'positive; choose all, or make a validation split with --tv_split_by_samples')
+
+
+def note_skipped(opt, data):
+    """Prints how many queries the level `across` leaves out, if --eval_reference adds no images to their gallery."""
+    for split in splits_to_evaluate(opt, data):
+        n = data.description['splits'][split].get('n_lone_queries_across', 0)
+        if n and opt.eval_reference == 'self' and processes.is_main():
+            print(f'Note: {n:,} of {data.evaluation[split].n_queries:,} queries of the {split} split have no image of '
+                  'their class from another group; the level across leaves them out.', file=sys.stderr)

@@ -37,6 +37,18 @@ def mean_average_precision(cut):
     return lambda ranks, n_positives: average_precision(ranks, n_positives, cut)
 
 
+def trapezoidal_average_precision(ranks, n_positives):
+    """
+    The area under the precision-recall curve by the trapezoidal rule: the mean over the positives of (precision at the
+    positive + precision at the rank before) / 2, where the precision before rank 1 is 1. As in the code of Philbin et
+    al., Object Retrieval with Large Vocabularies and Fast Spatial Matching, CVPR 2007, and of Zheng et al., ICCV 2015.
+    """
+    found = np.arange(ranks.shape[1])
+    before = np.where(ranks > 1, found / np.maximum(ranks - 1, 1), 1)
+    exists = found < n_positives[:, None]
+    return (((found + 1) / ranks + before) * exists).sum(axis=1) / (2 * n_positives)
+
+
 def auroc(confidence, correct):
     """
     The area under the ROC curve: the probability that a correct answer has a higher confidence than a wrong one; equal

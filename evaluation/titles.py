@@ -6,10 +6,14 @@ from utilities.errors import UserError
 # title by metric, or by its name up to the @, to which the rest is appended; other metrics keep their names
 METRICS = {
     'e_recall@': 'R@', 'recall@': 'R@', 'precision_at_1': 'P@1', 'r_precision': 'RP', 'map_at_r': 'MAP@R',
-    'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R', 'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
+    'mAP_trapezoid': 'mAP (trapezoid)', 'mAP_1000': 'mAP@1000', 'mAP_lim': 'mAP@1023', 'mAP_c': 'mAP@R',
+    'h_ap': 'H-AP', 'asi': 'ASI', 'ndcg': 'NDCG',
     'r_auroc': 'R-AUROC', 'nmi': 'NMI', 'ami': 'AMI', 'f1': 'F1', 'opis': 'OPIS', 'tpr@': 'TPR@',
+    'os_auroc': 'AUROC', 'os_fpr@0.95': 'FPR@TPR=0.95', 'os_fnir@': 'FNIR@FPIR=', 'os_oscr': 'OSCR', 'os_baks': 'BAKS',
+    'os_baus': 'BAUS', 'os_gm': 'GM', 'os_fpir': 'FPIR', 'os_fnir': 'FNIR', 'os_threshold': 'threshold',
     'dists@intra': 'intra', 'dists@inter': 'inter', 'dists@intra_over_inter': 'intra/inter', 'rho_spectrum@': 'rho@',
 }
+OF_OPEN_SET = {'os_auroc', 'os_oscr', 'os_baks', 'os_baus', 'os_gm'}
 DIFFERENCE = 'difference_'           # prefix of the columns of differences to a baseline
 
 
@@ -41,6 +45,8 @@ def is_fraction(name):
     (True, False, False)
     """
     column = columns.parse(name)
+    if column is not None and column.metric in OF_OPEN_SET:
+        return True
     try:
         return column is not None and parse(column.metric)[1].select
     except UserError:                                      # not a metric of --evaluation_metrics

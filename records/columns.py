@@ -2,17 +2,19 @@
 The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<level>_<metric>` for levels other than
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
 `sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
-`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), and `step_<name>` the
-mean of `train/<name>` over the training steps (--tuple_statistics).
+`ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), `kreciprocal_<split>_<metric>` and
+`alphaqe_<split>_<metric>` the metric after a re-ranking (--rerank), and `step_<name>` the mean of `train/<name>` over
+the training steps (--tuple_statistics).
 """
 import re
 from typing import NamedTuple
 
 SPLITS = ('train', 'val', 'test')
-LEVELS = ('class', 'parent', 'within')
+LEVELS = ('class', 'parent', 'within', 'across')
 LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
+RERANKINGS = ('kreciprocal', 'alphaqe')
 STEP = 'step_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
@@ -100,6 +102,16 @@ def of_average(name):
     return EMA + name
 
 
+def of_reranking(method, name):
+    """
+    The column of a metric after a re-ranking; as for sem(), parse() takes names without the method.
+
+    >>> of_reranking('alphaqe', 'test_map_at_r'), parse(of_reranking('alphaqe', 'test_map_at_r'))
+    ('alphaqe_test_map_at_r', None)
+    """
+    return f'{method}_{name}'
+
+
 def of_steps(name):
     """
     The column of a mean over the steps of an epoch (--tuple_statistics), which is no metric of the training split; None
@@ -129,7 +141,7 @@ def at_backend(name):
     """
     if name.startswith(STEP):
         return f'train/{name.removeprefix(STEP)}'
-    for prefix in (SEM, EMA):
+    for prefix in (SEM, EMA, *(f'{method}_' for method in RERANKINGS)):
         if name.startswith(prefix):
             return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'
     split, _, rest = name.partition('_')

@@ -43,6 +43,7 @@ def create(opt, settings, arguments, description, chosen=()):
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
               'test_hash': test_hash_of(description), 'run_id': uuid.uuid4().hex[:8],
+              **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
@@ -76,8 +77,12 @@ def places(folder):
 
 
 def require_same_data(folder, description):
-    """Raises UserError where the run began with other splits."""
+    """Raises UserError where the run began with other splits, or with another file of --splits."""
     config = read(folder)
+    ours, before = (part.get('splits_file', {}).get('hash') for part in (description, config))
+    if ours != before:
+        raise UserError(f'--resume {folder}: the content of the --splits file (hash {ours}) is not the content that '
+                        f'the run began with (hash {before}); give that file')
     if config['split_hash'] != description['hash']:
         raise UserError(f'--resume {folder}: the data have other classes or numbers of images than this run (hash '
                         f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')

@@ -2,6 +2,8 @@
 The networks of several folds on the test classes that they share: separated, each network on its own, and concatenated,
 their embeddings joined end to end. Musgrave et al., A Metric Learning Reality Check, ECCV 2020, https://arxiv.org/abs/2003.08505.
 """
+from pathlib import Path
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -66,8 +68,8 @@ def joined(members):
 
 def identities(images):
     """(class, file name, path) of each image; only the first two are the same on all machines."""
-    return [(images.class_names[label], path.name, str(path))
-            for path, label in zip(images.paths, images.labels.tolist(), strict=True)]
+    return [(images.class_names[label], Path(str(source)).name, str(source))
+            for source, label in zip(images.sources, images.labels.tolist(), strict=True)]
 
 
 def mean_over_folds(rows):
@@ -85,7 +87,7 @@ def mean_over_folds(rows):
 
 def scores(opt, part):
     """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
-    values = evaluation.compute(opt.evaluation_metrics, part.embeddings, part.images.labels, part.images.is_query,
-                                opt.seed, ranking=part.ranking, backend=opt.ranking_backend,
-                                levels=protocol.superclasses_of([part.images]), norms=part.norms)
+    values = evaluation.compute(
+        opt.evaluation_metrics, *protocol.of_classes(part.embeddings, part.images.labels, part.images), seed=opt.seed,
+        ranking=part.ranking, pool=protocol.pool_of(opt, {'test': part}, 'test', 'class'), backend=opt.ranking_backend)
     return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}

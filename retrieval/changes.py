@@ -9,8 +9,9 @@ import numpy as np
 from tqdm import tqdm
 
 from datasets import decoding
+from evaluation.codes import to_int8
 from records import lock
-from retrieval import loading, search, store
+from retrieval import loading, search, store, unknown
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, write_text
@@ -20,26 +21,38 @@ GROWTH = 2                   # the search of a large index is chosen again when 
 UNREADABLE = 'unreadable.txt'
 
 
-def create(folder, network, recall=0.95):
+def create(folder, network, recall=0.95, threshold=None, codes='float32'):
     """
     Makes an index for the embeddings of `network`, if it does not exist yet. Raises UserError if the folder is
     something else, or an index made by another network.
 
     recall: for search.LARGE images or more, the fraction of the exact ten nearest that an approximate search must find;
             with 1, search is exact. A change of an existing index takes effect in the next add().
+    threshold: None: the thresholds of the network's run, if it has some; or the similarity below which a query is
+            unknown; or 'none': no query is unknown.
+    codes:  float32, the embeddings themselves, or int8, codes of about a quarter of their size.
     """
     folder = Path(folder)
+    open_set = network.open_set if threshold is None else None if threshold == 'none' else unknown.by_hand(threshold)
     if (folder / store.NAME).exists():
         with lock.held(folder):
             index = Index(folder)
             index.require(network)
-            if recall != index.content['recall']:
-                how = index.content['search'] | {'n_images': 0}
-                store.write(folder, index.content | {'recall': recall, 'search': how})
+            if codes != index.codes:
+                raise UserError(f'--codes {codes}: the index {folder} stores {index.codes}; give '
+                                f'--codes {index.codes}, or another folder with --out')
+            content = index.content
+            if recall != content['recall']:
+                content = content | {'recall': recall, 'search': content['search'] | {'n_images': 0}}
+            if (open_set or threshold) and open_set != content.get('open_set'):
+                content = {name: part for name, part in content.items() if name != 'open_set'}
+                content |= {'open_set': open_set} if open_set else {}
+            if content != index.content:
+                store.write(folder, content)
     elif folder.exists() and (not folder.is_dir() or any(not file.name.startswith('.') for file in folder.iterdir())):
         raise UserError(f'--out {folder}: it exists and is no index; give a new folder')
     else:
-        store.create(folder, network, recall)
+        store.create(folder, network, recall, open_set, codes)
 
 
 def add(folder, network, transform, paths, bs=112, kernels=0):
@@ -106,7 +119,8 @@ def fill(index, network, transform, states, bs, kernels):
 def extended(folder, content, photos, embeddings, centroids):
     """The content of the index after some images were added to its files."""
     lines = ''.join(json.dumps(photo) + '\n' for photo in photos).encode()
-    rows = {'embeddings': as_bytes(embeddings), 'photos': lines}
+    stored = to_int8(embeddings) if 'codes' in content else embeddings
+    rows = {'embeddings': as_bytes(stored), 'photos': lines}
     if len(centroids):
         rows['cells'] = as_bytes(search.nearest_cells(embeddings, centroids))
     return store.append(folder, content | {'dim': embeddings.shape[1]}, len(photos), **rows)
@@ -142,7 +156,7 @@ def keep(index, kept):
     """Removes the images that are not `kept`, [N] bool, from the files of the index."""
     kept = np.array(kept)
     lines = ''.join(json.dumps(photo) + '\n' for photo, keep in zip(index.photos, kept, strict=True) if keep).encode()
-    rows = {'embeddings': as_bytes(index.embeddings[kept]), 'photos': lines}
+    rows = {'embeddings': as_bytes(index.stored[kept]), 'photos': lines}
     if index.content['search']['n_cells']:
         rows['cells'] = as_bytes(index.array('cells', np.int32, 1)[kept])
     store.replace(index.folder, index.content, int(kept.sum()), **rows)

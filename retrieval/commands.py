@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets import decoding
-from retrieval import changes, loading, photos, review, search, server
+from retrieval import changes, loading, photos, review, search, server, unknown
 from retrieval.index import Index
 from utilities import plotting, stopping
 from utilities.errors import UserError
@@ -23,7 +23,9 @@ def index(opt):
     """Makes an index of photos, or continues one that was not finished."""
     paths = photos.find(opt.photos)
     network, transform = loading.load(opt.run, opt.device)
-    changes.create(opt.out, network, opt.recall)
+    if network.no_threshold and opt.threshold is None:
+        print(f'Note: no query will be called unknown: {network.no_threshold}', file=sys.stderr)
+    changes.create(opt.out, network, opt.recall, opt.threshold, opt.codes)
     extend(opt, opt.out, network, transform, paths)
 
 
@@ -69,18 +71,19 @@ def query(opt):
         raise UserError(reasons[0])
     name_some('Left out, since they cannot be read', reasons, len(paths))
     nearest, distances = searched.query(np.concatenate(embeddings), opt.k)
+    said = searched.answers(distances)
     gone = sorted({path for found in nearest for path in found if not os.path.exists(path)})
-    for photo, found, far in zip(queries, nearest, distances, strict=True) if opt.json != STDOUT else ():
-        print(f'{photo}\n  rank  distance  nearest')
+    for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True) if opt.json != STDOUT else ():
+        print(photo, *unknown.sentences(answer), '  rank  distance  nearest', sep='\n')
         for rank, (path, distance) in enumerate(zip(found, far, strict=True), start=1):
             print(f'  {rank:4}  {distance:8.4f}  {path}')
     name_some('Moved or deleted since they were indexed', gone, len({path for found in nearest for path in found}),
               ' found; the command remove --missing removes such images from the index')
     if opt.json:
-        text = as_json(queries, nearest, distances)
+        text = as_json(queries, nearest, distances, said)
         sys.stdout.write(text) if opt.json == STDOUT else write_text(opt.json, text)
     if opt.picture:
-        draw(opt.picture, queries[:N_ROWS], nearest, distances, transform)
+        draw(opt.picture, queries[:N_ROWS], nearest, distances, said, transform)
 
 
 def suspects(opt):
@@ -96,6 +99,8 @@ def opened(opt):
     searched = Index(opt.index)
     network, transform = searched.load_network(opt.run, opt.device)
     searched.device = network.device
+    if opt.threshold is not None:
+        searched.open_set = None if opt.threshold == 'none' else unknown.by_hand(opt.threshold)
     note_search()
     return searched, network, transform
 
@@ -113,23 +118,24 @@ def name_some(what, names, n_all, more=''):
               sep='\n  ', file=sys.stderr)
 
 
-def as_json(queries, nearest, distances):
-    """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...]"""
+def as_json(queries, nearest, distances, said):
+    """The text [{'query': path, 'nearest': [{'path', 'distance'}, ...]}, ...], with the answers `said`."""
     return json.dumps([
-        {'query': photo, 'nearest': [{'path': path, 'distance': round(float(distance), 6)}
-                                     for path, distance in zip(found, far, strict=True)]}
-        for photo, found, far in zip(queries, nearest, distances, strict=True)], indent=1) + '\n'
+        {'query': photo} | answer | {'nearest': [{'path': path, 'distance': round(float(distance), 6)}
+                                                 for path, distance in zip(found, far, strict=True)]}
+        for photo, found, far, answer in zip(queries, nearest, distances, said, strict=True)], indent=1) + '\n'
 
 
 @plotting.styled
-def draw(file, queries, nearest, distances, transform):
+def draw(file, queries, nearest, distances, said, transform):
     """A picture of queries and their nearest images, as the network sees them, with their distances."""
     rows = []
-    for photo, found, far in zip(stopping.checked(queries), nearest, distances, strict=False):
+    for photo, found, far, answer in zip(stopping.checked(queries), nearest, distances, said, strict=False):
         tiles = [tile(photo, transform, '', 'black')]
         tiles += [tile(path, transform, f'{distance:.3f}', plotting.GREY)
                   for path, distance in zip(found[:N_COLUMNS], far, strict=False)]
-        rows.append((plotting.plain(Path(photo).name), tiles))
+        mark = ' (unknown)' if answer.get('unknown') else ''
+        rows.append((plotting.plain(Path(photo).name) + mark, tiles))
     plotting.save(plotting.panel(rows), file)
 
 

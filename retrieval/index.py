@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retrieval import search, store
+from evaluation.codes import Int8
+from retrieval import search, store, unknown
 from retrieval.loading import load
 from utilities.errors import UserError
 
@@ -23,6 +24,10 @@ class Index:
 
     paths:      list of N absolute paths.
     embeddings: [N, D] float32 array, mapped into memory.
+    open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
+    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, an evaluation.codes.Int8, whose rows
+                are decoded by indexing, and numpy.asarray() of which decodes all.
+    stored:     what the file of the embeddings holds: embeddings, or codes [N, D + 4] uint8.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
     Raises UserError where `folder` is no index, or is damaged.
@@ -32,8 +37,14 @@ class Index:
         self.folder, self.device = Path(folder), torch.device(device)
         self.content = store.read(folder)
         self.run, self.network_id = self.content['run'], self.content['network_id']
+        self.open_set = self.content.get('open_set')
         self.files = store.load(folder, self.content)
-        self.embeddings = self.array('embeddings', np.float32, self.content['dim'] or 0)
+        self.codes, dim = self.content.get('codes', 'float32'), self.content['dim'] or 0
+        if self.codes == 'int8':
+            self.stored = self.array('embeddings', np.uint8, dim + 4)
+            self.embeddings = Int8(self.stored)
+        else:
+            self.stored = self.embeddings = self.array('embeddings', np.float32, dim)
         if len(self.embeddings) != self.content['n_images']:
             raise UserError(f'{folder}: damaged: the numbers of embeddings and of images differ; make it again')
 
@@ -49,10 +60,12 @@ class Index:
 
     def __str__(self):
         how, images = self.content['search'], f'{self.folder}: {len(self):,} images'
+        told = f'; {unknown.described(self.open_set, len(self))}' if self.open_set else ''
+        images += '' if self.codes == 'float32' else f' as {self.codes} codes'
         if not how['n_cells']:
-            return f'{images}, exact search'
+            return f'{images}, exact search{told}'
         return (f'{images}, an inverted file of {how["n_cells"]:,} cells, of which a query visits {how["n_visited"]}: '
-                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest')
+                f'finds {how["recall"]:.1%} of the exact {search.N_NEAREST} nearest{told}')
 
     def array(self, kind, dtype, n_columns):
         data = self.files[kind].view(dtype)
@@ -100,7 +113,9 @@ class Index:
     @functools.cached_property
     def gallery(self):
         """The embeddings, on the device of exact search."""
-        return self.embeddings if self.device.type == 'cpu' else torch.tensor(self.embeddings, device=self.device)
+        if self.device.type == 'cpu':
+            return self.embeddings
+        return torch.tensor(np.asarray(self.embeddings), device=self.device)
 
     def nearest(self, embeddings, k=10):
         """
@@ -135,3 +150,10 @@ class Index:
         """As nearest(), with a list of k paths for each query in place of the rows."""
         rows, distances = self.nearest(embeddings, k)
         return [[self.paths[row] for row in found] for found in rows], distances
+
+    def answers(self, distances):
+        """
+        For each query, by the distances [Q, k] of nearest() or query(): {'unknown': bool, 'similarity', 'threshold'},
+        or {} if the index has no threshold.
+        """
+        return [unknown.answer(self.open_set, far[0], len(self)) for far in distances]

@@ -1,6 +1,4 @@
 """A trained network without the data that it was trained on, and the embeddings of any images."""
-import hashlib
-import json
 import os
 from dataclasses import dataclass
 
@@ -13,15 +11,12 @@ import parameters
 import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
+from evaluation.embedding import network_id, settings_of
+from retrieval import unknown
 from utilities import command_line, stopping
 from utilities.errors import UserError
 from utilities.loading import Loader, network_input
 from utilities.randomness import preserved
-
-# the flags, beside the weights, on which the embedding of an image depends
-SETTINGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'pool', 'cascade', 'input_size', 'input_mean',
-            'input_std', 'input_bgr', 'dataset', 'augmentation', 'interpolation', 'decode', 'eval_size', 'eval_resize',
-            'eval_ema', 'eval_features', 'eval_normalize')
 
 
 class Network(torch.nn.Module):
@@ -33,17 +28,19 @@ class Network(torch.nn.Module):
     model:      the EmbeddingNetwork, in evaluation mode; none of its parameters requires gradients.
     input_size: S.
     source:     the run folder or checkpoint that it comes from.
-    settings:   {flag: value} of SETTINGS.
+    settings:   {flag: value} of evaluation.embedding.SETTINGS.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
                 cannot be compared.
+    open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.of_run).
     """
 
     def __init__(self, opt, model, source):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.input_size = opt.eval_size or model.input_size
-        self.source, self.settings = str(source), {name: getattr(opt, name) for name in SETTINGS}
-        self.id = checksum_of(model, self.settings)
+        self.source, self.settings = str(source), settings_of(opt)
+        self.id = network_id(model, self.settings)
+        self.open_set, self.no_threshold = unknown.of_run(source, self.id)
 
     @property
     def device(self):
@@ -60,14 +57,6 @@ class Network(torch.nn.Module):
         embeddings, features = self.model(images)
         found = features if self.settings['eval_features'] else embeddings
         return F.normalize(found, dim=1) if self.settings['eval_normalize'] else found
-
-
-def checksum_of(model, settings):
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
-        digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())
-        digest.update(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
 
 
 @dataclass

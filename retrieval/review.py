@@ -9,7 +9,7 @@ import datasets
 import evaluation
 import parameters
 import parts
-from datasets import ImageSet, decoding, folder
+from datasets import ImageSet, boxes, folder
 from datasets.base import note_ignored
 from evaluation import pictures
 from retrieval import loading, suspects
@@ -49,7 +49,7 @@ def review(photos, run, flags, out):
 
     def path_of(index):
         images, own = places[index]
-        return str(images.paths[own])
+        return str(images.sources[own])
 
     rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
@@ -103,11 +103,11 @@ def of_photos(place, run, flags):
         seed_everything(opt.seed)                          # for the random weights of --not_pretrained
         model = parts.network_of(opt, parts.backbone_of(opt))
     if opt.skip_bad_images:
-        table = datasets.without_bad_images(table, table.paths, opt.max_megapixels)
+        table = datasets.without_bad_images(table, table.sources, opt.max_megapixels)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
     images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
-                      functools.partial(decoding.open_photo, limit=opt.max_megapixels))
+                      functools.partial(boxes.open_photo, limit=opt.max_megapixels))
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]
 

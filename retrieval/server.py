@@ -50,7 +50,8 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         rows, distances = index.nearest(embedding[None], k + (without is not None))
         found = [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
                  for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
-        return size() | {'neighbours': found[:k]}
+        said = index.answers(distances)[0] if without is None else {}      # an image of the index is known
+        return size() | said | {'neighbours': found[:k]}
 
     def size():
         return {'n_images': len(index.paths), 'is_current': index.is_current()}

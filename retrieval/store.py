@@ -2,7 +2,7 @@
 The files of an index folder. index.json has its own CRC-32 checksum, in the key crc32, and names the other files, with
 the number of bytes and the checksum of each:
 
-    embeddings   float32 [N, D], one row after the other
+    embeddings   float32 [N, D], one row after the other; or codes, uint8 [N, D + 4] (evaluation.codes.to_int8)
     photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
     centroids, cells   float32 [C, D] and int32 [N], of an inverted file (search.py), where there is one
 
@@ -22,21 +22,28 @@ from utilities.files import write_text, writing
 
 NAME = 'index.json'
 VERSION = 1                  # raise it when the format changes
+WITH_CODES = 2               # the version of an index of codes, which has the key `codes`
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
 KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
+OPTIONAL = {'open_set'}      # the thresholds of unknown.py, if there are any
 CHECKSUM = 'crc32'           # the key of index.json's own checksum, which indexes of earlier versions lack
 CHUNK = 1 << 24              # bytes that are read at a time
 
 
-def create(folder, network, recall):
-    """Makes an empty index for the embeddings of a loading.Network. Raises UserError where it cannot."""
+def create(folder, network, recall, open_set=None, codes='float32'):
+    """
+    Makes an empty index for the embeddings of a loading.Network, which are stored as they are (float32), or as codes
+    (int8). open_set: the thresholds of unknown.py, or None. Raises UserError where it cannot.
+    """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder}: no folder can be made there ({error.strerror})') from None
-    write(folder, {'version': VERSION, 'run': os.path.abspath(network.source), 'network_id': network.id,
-                   'settings': network.settings, 'generation': 0, 'n_images': 0, 'dim': None, 'recall': recall,
-                   'search': search.EXACT, 'files': {}})
+    version = {'version': VERSION} if codes == 'float32' else {'version': WITH_CODES, 'codes': codes}
+    thresholds = {'open_set': open_set} if open_set else {}
+    write(folder, version | thresholds | {
+        'run': os.path.abspath(network.source), 'network_id': network.id, 'settings': network.settings, 'generation': 0,
+        'n_images': 0, 'dim': None, 'recall': recall, 'search': search.EXACT, 'files': {}})
 
 
 def read(folder):
@@ -48,10 +55,12 @@ def read(folder):
         raise UserError(f'{folder}: not an index: {file}: {error.strerror}') from None
     except ValueError as error:
         raise UserError(f'{file}: damaged ({error}); make the index again') from None
-    if not isinstance(content, dict) or content.get('version') != VERSION or not KEYS <= content.keys():
+    version = content.get('version') if isinstance(content, dict) else None
+    keys = KEYS | {'version'} | ({'codes'} if version == WITH_CODES else set())
+    if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
     expected = content.pop(CHECKSUM, None)
-    if content.keys() - KEYS - {'version'} or expected not in (None, checksum_of(content)):
+    if content.keys() - keys - OPTIONAL or expected not in (None, checksum_of(content)):
         raise UserError(f'{file}: damaged: its checksum does not fit its content; make the index again')
     return content
 

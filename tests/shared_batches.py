@@ -66,6 +66,7 @@ TRAINED = LOSSES | {
     'cascade of pairs': '--loss contrastive+softmax --batch_mining all+none --embed_dim 6 --cascade 1 '
                         '--cascade_fractions 0.4 --xbm_size 25 --xbm_start 3',
     'synthetic negatives': '--loss triplet+softmax --batch_mining semihard+none --daml --daml_layers 9 --dr_weight 0.3',
+    'prefixes': '--loss proxyanchor+triplet --batch_mining none+semihard --matryoshka 2 5 --matryoshka_weights 1 0.5',
     'SiMix': '--loss recallatk --batch_mining none --loss_recallatk_simix',
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
     'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',

@@ -158,7 +158,7 @@ def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, a
 
 def test_a_public_network_whose_embeddings_are_something_else_is_refused(opt, monkeypatch):
     for change, sentence in (
-            (('= self.model.fc(y)', '= self.model.fc(y) * 2 + 1'), 'not self.model.last_linear of its'),
+            (('= self.model.fc(y)', '= self.model.fc(y) * 2 + 1'), 'should be the output of self.model.last_linear'),
             (('self.model.last_linear = self.model.fc', 'self.model.fc'), 'has no embedding layer self.model.last_lin'),
             (('opt.embed_dim)', '7)'), r'\[2, 7\] of two images .* with --embed_dim 5'),
             (('for block in', 'x = self.model.layer1(x)\n        for block in'), 'images of 12 pixels'),

@@ -76,9 +76,9 @@ def runs(folder, *plan):
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
     """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
-    flags = [*quick, *FEW, '--n_epochs', '0']
+    flags = [*quick, *FEW, '--n_epochs', '0', '--open_set', '.5']
     variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
-                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test', '--open_set', '.5'],
                 ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]

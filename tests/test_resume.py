@@ -121,11 +121,12 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     '--optim rmsprop --embed_optim adam --loss_optim sgd --scheduler cosine',
     '--loss triplet --batch_mining pml:MultiSimilarityMiner --dr_weight 0.3',
     '--cascade 1 2 --embed_dim 24 --loss margin+softmax --batch_mining distance+none',
+    '--matryoshka 4 16 --loss contrastive+softmax --batch_mining distance+none --xbm_size 30 --xbm_start 2',
     '--daml --daml_layers 20 --daml_delay 4 --loss margin+softmax --batch_mining distance+none',
     '--warmup 2 --optim adamw', '--warmup 1 --optim adamw',
     '--pool gem --embed_norm batch --embed_norm_affine --embed_init pca --warmup 1',
-], ids=['sum', 'memory', 'library', 'direction', 'cascade', 'synthetic negatives', 'in the warm-up',
-        'after the warm-up', 'head'])
+], ids=['sum', 'memory', 'library', 'direction', 'cascade', 'prefixes', 'synthetic negatives',
+        'in the warm-up', 'after the warm-up', 'head'])
 def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     if 'pml' in flags:
         pytest.importorskip('pytorch_metric_learning')

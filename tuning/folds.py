@@ -20,7 +20,7 @@ POLL = 0.5                                                        # seconds betw
 
 def objective(search, study, trial, progress):
     """
-    Trains the folds of a trial; returns the mean of their best validation scores, without the untrained network's.
+    Trains the folds of a trial; returns the mean of their best validation scores, from search.first_epoch on.
 
     progress: called with a text, the epochs of each fold, whenever it changes.
 

@@ -84,10 +84,10 @@ def panel(rows, frame=0.035, gap=0.1, breaks=(1,)):
     return figure
 
 
-def legend_above(axes):
+def legend_above(axes, n_columns=2):
     """A legend above the axes, where it covers no curve."""
     axes.legend(loc='lower left', bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, columnspacing=1,
-                ncols=2 if len(axes.get_legend_handles_labels()[1]) > 1 else 1)
+                ncols=n_columns if len(axes.get_legend_handles_labels()[1]) > 1 else 1)
 
 
 def plain(text):

@@ -46,7 +46,7 @@ def collected(is_wanted):
 def of_library(module):
     """
     {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
-    name is the attribute's, after the name of the part of the loss, if there are several: pos_loss_num_past_filter.
+    name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.
     """
     found = {}
     for place, part in module.named_modules():

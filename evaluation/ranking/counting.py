@@ -172,7 +172,7 @@ class Counting:
         blur, lowest = self.search.blur(queries).numpy(), scores - margins
         n_positives = self.search.n_positives[queries]
         if block is not None and (depth <= n_positives).all():
-            nearest = highest(block, depth.max() + 1)                      # 1 more for the query itself
+            nearest = highest(block, depth.max() + max(1, self.search.n_left_out[queries].max()))
         else:
             nearest = estimate(product(points, self.sample), len(self.gallery), depth.max())
         floor = np.maximum(lowest.min(axis=1), nearest)[:, None]

@@ -34,7 +34,7 @@ def ranks_of(search, row, scores, half_norm, depth):
         return 8 * (search.gallery.shape[1] + 4) ** 0.5 * np.finfo(float).eps * (half_norm - score)
 
     positives = np.flatnonzero(search.gallery_labels == search.query_labels[row])
-    positives = positives[positives != search.own[row]]
+    positives = positives[scores[positives] > -np.inf]      # without the images that are left out
     if depth < len(scores):
         last = np.partition(scores, -int(depth))[-int(depth)]
         positives = positives[scores[positives] >= last - 2 * margin(last)]

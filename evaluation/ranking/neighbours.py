@@ -1,4 +1,7 @@
-"""Queries, their gallery and the scores of their pairs. A query is left out of its own ranking by its index."""
+"""
+Queries, their gallery and the scores of their pairs. A query is left out of its own ranking by its index, and with
+`cameras` the images of its class and camera are left out, too.
+"""
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -30,18 +33,22 @@ class Search:
                 gallery too is left out of its own ranking.
     ranking:    None, or ([N, K], [N, K]): the images as queries and as gallery, in place of their embeddings; the score
                 is then their inner product.
+    cameras:    None, or [N]: the camera of each image; the gallery images of a query's class and camera are left out of
+                its ranking. Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
     own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
+    n_left_out:  [number of queries] the number of gallery images that are left out: the query, images of its camera.
     n_positives: [number of queries]
-    symmetric:   whether the score matrix is symmetric: each image is a query, and all images are the gallery.
+    symmetric:   whether the score matrix is symmetric: each image is a query, and all images are the gallery. False
+                 with cameras, where the numbers of positives differ within a class.
     """
 
-    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None):
+    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None):
         everyone = np.ones(len(labels), bool)
         if in_gallery is None:
             in_gallery = everyone if is_query is None else ~is_query
-        self.symmetric = ranking is None and is_query is None and in_gallery.all()
+        self.symmetric = ranking is None and is_query is None and in_gallery.all() and cameras is None
         self.query_index = np.flatnonzero(everyone if is_query is None else is_query)
         self.gallery_index = np.flatnonzero(in_gallery)
         index = np.full(len(labels), -1)
@@ -49,7 +56,13 @@ class Search:
         self.own = index[self.query_index]
         self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
         self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
-        self.n_positives = self.sizes[self.query_labels] - (self.own >= 0)
+        self.keys, self.n_left_out = None, (self.own >= 0).astype(int)
+        if cameras is not None:
+            keys = np.unique(cameras, return_inverse=True)[1]
+            keys = np.unique(labels * (keys.max() + 1) + keys, return_inverse=True)[1]
+            self.keys = keys[self.query_index], keys[self.gallery_index]
+            self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
+        self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
         as_query, as_gallery = ranking or (embeddings, embeddings)
         self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
@@ -98,7 +111,13 @@ class Search:
 
     @functools.cached_property
     def by_class(self):
-        """[G] the gallery in the order of its classes; [number of queries] each query's place in it, G if not in it."""
+        """
+        [G] the gallery in the order of its classes and their cameras; [number of queries] the place in it at which the
+        images that are left out begin.
+        """
+        if self.keys:
+            order = np.argsort(self.keys[1], kind='stable')
+            return order, self.keys[1][order].searchsorted(self.keys[0])
         order = np.argsort(self.gallery_labels, kind='stable')
         places = np.full(len(order) + 1, len(order))
         places[order] = np.arange(len(order))
@@ -106,19 +125,19 @@ class Search:
 
     def positives(self, rows):
         """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: False where a query has fewer."""
-        (order, own), n_positives = self.by_class, self.n_positives[rows]
+        (order, left_out), n_positives = self.by_class, self.n_positives[rows]
         slots = np.arange(n_positives.max())
         exists = slots < n_positives[:, None]
         first = np.concatenate([[0], self.sizes.cumsum()])[self.query_labels[rows]]
         places = first[:, None] + slots
-        places += places >= own[rows, None]                # skip the query itself
+        places += (places >= left_out[rows, None]) * self.n_left_out[rows, None]
         return order[np.where(exists, places, 0)], exists
 
     def scores(self, rows, images=None):
         """
         [q, G] scores of some queries, an index array, with the gallery, or [q, n] with some of its images, an ascending
-        index array; −inf for the query itself. Without `images`, gallery images with identical embeddings have equal
-        scores.
+        index array; −inf for images that are left out. Without `images`, gallery images with identical embeddings have
+        equal scores.
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
@@ -136,7 +155,7 @@ class Search:
             copies, firsts = (torch.from_numpy(index).to(scores.device)
                               for index in (self.copies, self.originals[self.copies]))
             scores[:, copies] = scores[:, firsts]
-        return self.without_selves(scores, rows, images)
+        return self.without_left_out(scores, rows, images)
 
     def precise_scores(self, rows):
         """As scores(), in float64; for Euclidean scores."""
@@ -145,16 +164,24 @@ class Search:
         for start in range(0, len(self.gallery), precision.ROWS):
             part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
             scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
-        return self.without_selves(scores.sub_(self.half_norms(queries)[:, None]), rows)
+        return self.without_left_out(scores.sub_(self.half_norms(queries)[:, None]), rows)
 
-    def without_selves(self, scores, rows, images=None):
-        own, column = self.own[rows], self.own[rows]
+    def left_out(self, rows):
+        """Places in `rows` and gallery images, [n] each: the pairs that are left out of the rankings."""
+        if not self.keys:
+            selves = np.flatnonzero(self.own[rows] >= 0)
+            return selves, self.own[rows[selves]]
+        (order, first), counts = self.by_class, self.n_left_out[rows]
+        ends = counts.cumsum()
+        place = np.repeat(np.arange(len(rows)), counts)
+        return place, order[np.arange(len(place)) + (first[rows] - ends + counts)[place]]
+
+    def without_left_out(self, scores, rows, images=None):
+        place, column = self.left_out(rows)
         if images is not None:
-            column = np.minimum(np.searchsorted(images, own), len(images) - 1)
-            own = np.where(images[column] == own, own, -1)
-        selves = np.flatnonzero(own >= 0)
-        places = (torch.as_tensor(index, device=scores.device) for index in (selves, column[selves]))
-        scores[tuple(places)] = -torch.inf
+            found = np.minimum(np.searchsorted(images, column), len(images) - 1)
+            place, column = place[images[found] == column], found[images[found] == column]
+        scores[tuple(torch.as_tensor(index, device=scores.device) for index in (place, column))] = -torch.inf
         return scores
 
     @functools.cached_property
@@ -199,7 +226,7 @@ class Search:
         rows, everyone = np.searchsorted(self.query_index, queries), np.arange(len(self.gallery_index))
         if self.euclidean:
             scores = -torch.from_numpy(np.stack([self.squared_distances(row, everyone) for row in rows]))
-            scores = self.without_selves(scores, rows)
+            scores = self.without_left_out(scores, rows)
         else:
             scores = self.scores(rows)
         order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()

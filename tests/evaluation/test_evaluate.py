@@ -232,7 +232,7 @@ def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_pa
 def test_pictures_of_what_has_nothing_to_show():
     """One image per class: nothing to retrieve, no positive pairs."""
     class Images:
-        labels, is_query, n_classes, class_names = np.arange(5), None, 5, list('abcde')
+        labels, is_query, in_gallery, n_classes, class_names = np.arange(5), None, None, 5, list('abcde')
 
     embedded = evaluation.embedding.Embedded(torch.rand(5, 3), Images())
     for name in PICTURES:
@@ -242,7 +242,8 @@ def test_pictures_of_what_has_nothing_to_show():
 
 class Images(torch.utils.data.Dataset):
     """Grey images of 4 classes of 10."""
-    labels, is_query, n_classes, class_names = np.arange(40) // 10, None, 4, ['$$', 'a$^$b', r'\$x_1$', '$']
+    labels, is_query, in_gallery = np.arange(40) // 10, None, None
+    n_classes, class_names = 4, ['$$', 'a$^$b', r'\$x_1$', '$']
 
     def __getitem__(self, index):
         return torch.full((3, 4, 4), index / 40), int(self.labels[index]), index

@@ -30,10 +30,10 @@ def test_every_metric_is_a_fraction_where_it_can_select(name):
     metric = name + (after_at[argument] if argument in after_at else f'@{argument[0]}')
     columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
     assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].select}
-    assert len({titles.metric(column) for column in columns}) == 9
+    assert len({titles.metric(column) for column in columns}) == len(columns)
 
 
 def test_the_tables_name_data_sets_and_metrics_that_exist():
     assert set(naming.DATASETS) <= set(datasets.DATASETS)
     stems = {name.partition('@')[0] for name in titles.METRICS}
-    assert stems <= set(evaluation.METRICS) | {'recall'}
+    assert {stem for stem in stems if not stem.startswith('os_')} <= set(evaluation.METRICS) | {'recall'}

@@ -11,7 +11,7 @@ from PIL import Image
 import retrieval
 import Retrieve_Images
 from datasets import decoding
-from retrieval import changes, store
+from retrieval import changes, server, store
 from retrieval.photos import find
 from tests.retrieval.test_index import images_of
 
@@ -57,6 +57,23 @@ def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained
     assert picture.shape[2] == 3 and picture.std() > 30
     code, out, _ = call('query', index, photos / 'class_01', '--picture', tmp_path / 'found.svg')      # a folder
     assert code == 0 and out.count('rank') == 6 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
+
+
+def test_an_index_of_codes_answers_and_grows_like_another(call, trained, photos, tmp_path):
+    folder = tmp_path / 'codes'
+    assert call('index', trained, photos / 'class_00', '--out', folder, '--codes', 'int8')[0] == 0
+    code, out, _ = call('add', folder, photos)
+    assert code == 0 and out == f'{folder}: 12 images as int8 codes, exact search\n'
+    assert call('remove', folder, images_of(photos)[0])[0] == 0
+    _, out, _ = call('query', folder, images_of(photos)[3], '--k', '1', '--json', '-')
+    found = json.loads(out)[0]['nearest'][0]
+    assert found['path'] == images_of(photos)[3] and found['distance'] < .02
+    code, _, err = call('index', trained, photos, '--out', folder)
+    assert code == 2 and f'--codes float32: the index {folder} stores int8; give --codes int8, or another' in err
+    pytest.importorskip('flask')
+    network, transform = retrieval.Index(folder).load_network(device='cpu')
+    page = server.application(retrieval.Index(folder), network, transform).test_client()
+    assert page.get('/neighbours/0', base_url='http://localhost').json['neighbours'][0]['row'] > 0
 
 
 def test_the_output_has_json_alone_with_a_dash(call, index, photos):

@@ -15,14 +15,15 @@ from retrieval import changes, search, store
 from retrieval.index import Index
 from tests.helpers import executed, executing, wait_for
 from tests.test_structure import ROOT
+from utilities import nearest
 from utilities.errors import UserError
 
-NETWORK = argparse.Namespace(source='run', id='x', settings={})
+NETWORK = argparse.Namespace(source='run', id='x', settings={}, open_set=None)
 
 
-def index_of(folder, embeddings, names=None, recall=0.95):
+def index_of(folder, embeddings, names=None, recall=0.95, codes='float32'):
     """An index of given embeddings."""
-    store.create(folder, NETWORK, recall)
+    store.create(folder, NETWORK, recall, codes=codes)
     names = names or [f'/photos/{row}.png' for row in range(len(embeddings))]
     changes.extended(folder, store.read(folder), [[name, 1, 1] for name in names], embeddings, [])
     changes.refit(Index(folder))
@@ -52,7 +53,7 @@ def with_faiss(request, monkeypatch):
         pytest.importorskip('faiss')
     else:
         monkeypatch.setitem(sys.modules, 'faiss', None)
-        monkeypatch.setattr(search, 'ROWS', 100)
+        monkeypatch.setattr(nearest, 'ROWS', 100)
     return request.param
 
 
@@ -70,6 +71,38 @@ def test_exact_search_is_brute_force(n_queries, with_faiss, tmp_path):
         np.testing.assert_allclose(distances, far, rtol=1e-6, atol=0)
     paths, _ = index.query(queries, 2)
     assert paths[0] == ['/photos/3.png', '/photos/7.png'] and distances[0, 1] == 0
+
+
+def test_an_index_of_codes_takes_a_quarter_and_finds_the_nearest_of_them(with_faiss, tmp_path):
+    embeddings = clustered(400, 64, 4, 0.2)
+    embeddings[7] = embeddings[3]
+    plain, index = (index_of(tmp_path / codes, embeddings, codes=codes) for codes in ('float32', 'int8'))
+    sizes = [one.content['files']['embeddings']['bytes'] for one in (plain, index)]
+    assert sizes == [400 * 64 * 4, 400 * (64 + 4)]
+    assert [one.content['version'] for one in (plain, index)] == [1, 2] and 'codes' not in plain.content
+    read = np.asarray(index.embeddings)
+    assert 0 < abs(read - embeddings).max() < 1 / 127 and str(index).endswith('400 images as int8 codes, exact search')
+    queries = clustered(20, 64, 4, .2, seed=2)
+    rows, distances = index.nearest(queries, 10)
+    expected, far = brute_force(read, queries, 10)
+    assert np.array_equal(rows, expected)
+    np.testing.assert_allclose(distances, far, rtol=1e-6)
+    assert index.nearest(read[3:4], 2)[0].tolist() == [[3, 7]]
+    changes.keep(index, [row % 3 > 0 for row in range(400)])
+    kept = Index(tmp_path / 'int8')
+    assert np.array_equal(kept.stored, index.stored[np.arange(400) % 3 > 0]) and len(Index(tmp_path / 'int8')) == 266
+    changes.extended(tmp_path / 'int8', kept.content, [['/photos/new.png', 1, 1]], embeddings[:1], [])
+    assert Index(tmp_path / 'int8').nearest(embeddings[:1], 1)[0].tolist() == [[266]]
+
+
+def test_a_large_index_of_codes_has_cells(tmp_path, monkeypatch):
+    pytest.importorskip('faiss')
+    monkeypatch.setattr(search, 'LARGE', 1000)
+    embeddings = clustered(1100, 24, 11, 0.05)
+    index = index_of(tmp_path / 'index', embeddings, recall=0.9, codes='int8')
+    assert index.content['search']['n_cells'] == 33 and index.inverted_file.ntotal == 1100
+    rows, _ = index.nearest(embeddings[::7], 11)
+    assert np.mean(rows // 11 == np.arange(0, 1100, 7)[:, None] // 11) >= 0.9
 
 
 def test_a_large_index_finds_planted_neighbours_by_visiting_few_cells(tmp_path, monkeypatch):

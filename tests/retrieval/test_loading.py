@@ -44,8 +44,8 @@ def test_the_data_of_the_run_are_not_needed_and_nothing_else_changes(trained, tm
 def test_the_id_depends_on_weights_and_settings(trained, another, tmp_path):
     network, _ = retrieval.load(trained, 'cpu')
     assert retrieval.load(another, 'cpu')[0].id != network.id
-    assert retrieval.loading.checksum_of(network.model, network.settings) == network.id
-    assert retrieval.loading.checksum_of(network.model, network.settings | {'eval_size': 8}) != network.id
+    assert retrieval.loading.network_id(network.model, network.settings) == network.id
+    assert retrieval.loading.network_id(network.model, network.settings | {'eval_size': 8}) != network.id
 
 
 def odd_images():

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from retrieval import server
+from retrieval import server, unknown
 from tests.helpers import wait_for
 from utilities.errors import UserError
 
@@ -51,7 +51,8 @@ def index(tmp_path):
         rows = np.argsort(distances, axis=1, kind='stable')[:, :k]
         return rows, np.take_along_axis(distances, rows, axis=1)
 
-    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest, is_current=lambda: True)
+    return SimpleNamespace(paths=paths, embeddings=embeddings, nearest=nearest, is_current=lambda: True,
+                           answers=lambda distances: [{}])
 
 
 @pytest.fixture
@@ -78,6 +79,15 @@ def test_the_neighbours_of_a_photo_and_of_an_image_of_the_index(client, index):
     assert names(client.get('/neighbours/6')) == ['navy', 'darkgreen', 'green']        # without itself
     start = client.get('/start').json
     assert start['n_images'] == 8 and [image['row'] for image in start['images']] == [*range(8)]
+
+
+def test_an_answer_below_the_threshold_is_unknown(client, index):
+    index.answers = lambda distances: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    for colour, is_unknown in (('#f00', False), ('#0ff', True)):
+        answer = client.post('/neighbours', data=photo(colour)).json
+        assert answer['unknown'] == is_unknown and answer['threshold'] == 0.9
+        assert answer['similarity'] == pytest.approx(1 - answer['neighbours'][0]['distance'] ** 2 / 2)
+    assert 'unknown' not in client.get('/neighbours/1').json               # an image of the index
 
 
 def test_images_are_sent_by_row_and_reduced(client, index):
@@ -296,7 +306,7 @@ def shown(page):
     return [name.removesuffix('.png') for name in page.locator('#results li a span span:last-child').all_inner_texts()]
 
 
-def test_the_page_in_a_browser(page, tmp_path):
+def test_the_page_in_a_browser(page, index, tmp_path):
     assert page.inner_text('#size') == '8 images in the index' and page.locator('#results li').count() == 8
     (tmp_path / 'new.jpg').write_bytes(photo('#fa0', 'JPEG'))
     page.set_input_files('#file', tmp_path / 'new.jpg')
@@ -311,7 +321,14 @@ def test_the_page_in_a_browser(page, tmp_path):
     page.go_back()
     page.go_back()
     caption(page, 'new.jpg')
-    assert shown(page)[0] == 'orange' and page.wrong == []
+    assert shown(page)[0] == 'orange' and page.inner_text('#status').startswith('3 images')
+    index.answers = lambda distances: [unknown.answer(unknown.by_hand(0.9), distances[0][0], 8)]
+    for colour, said in (('#0ff', 'Unknown: the nearest similarity 0.'), ('#fa0', 'Known: the nearest similarity 0.9')):
+        (tmp_path / f'{colour[1:]}.png').write_bytes(photo(colour))
+        page.set_input_files('#file', tmp_path / f'{colour[1:]}.png')
+        expect(page.locator('#status')).to_contain_text(said)
+        assert page.locator('#status.unknown').count() == (colour == '#0ff')
+    assert page.wrong == []
 
 
 def test_a_photo_is_dropped_and_a_file_that_is_none_is_explained(page):

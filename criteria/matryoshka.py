@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""
+Matryoshka representation learning: any loss, summed over prefixes of the embedding, so that each prefix is an embedding
+of its own. Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, https://arxiv.org/abs/2205.13147, Eq. 1.
+
+The paper's loss is a softmax. Its variant MRL-E shares the class weights: the classifier of a prefix has the first
+components of the class weights of the whole embedding. Here, this holds for the parameters of any loss.
+"""
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+
+def prefix_of(batch, dim, normalize=True):
+    """
+    The first `dim` components of the embeddings batch [B, D], with norm 1 if `normalize`.
+
+    >>> prefix_of(torch.tensor([[3., 4., 12.]]), 2)
+    tensor([[0.6000, 0.8000]])
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    with torch.autocast(batch.device.type, enabled=False):
+        return F.normalize(batch[:, :dim], dim=1) if normalize else batch[:, :dim]
+
+
+class Matryoshka(torch.nn.Module):
+    """
+    The weighted sum of the losses of the prefixes of an embedding.
+
+    Args:
+        criterion: the loss of the whole embedding, a module called as criterion(batch=, labels=, ...).
+        prefixes:  {dim: the same loss, built for embeddings of `dim` dimensions}. Its parameters are not used: it takes
+                   those of `criterion`, without the last components where the last axis is longer.
+        weights:   the factors of the prefixes in their order, and then of the whole embedding.
+        normalize: whether the embeddings have norm 1, so that the prefixes are normalised again.
+        given:     None, or the miner of all these losses, an object that returns its attribute `tuples`, which
+                   forward() sets.
+        miner:     None, or (batch [B, D], labels [B]) -> the tuples, mined once for all losses.
+
+    Raises ValueError if a parameter of `criterion` cannot be shared with a prefix.
+    """
+
+    def __init__(self, criterion, prefixes, weights, normalize=True, given=None, miner=None):
+        super().__init__()
+        self.criterion, self.weights, self.normalize = criterion, weights, normalize
+        self.prefixes = torch.nn.ModuleDict({str(dim): loss for dim, loss in prefixes.items()})
+        self.given, self.miner = given, miner
+        self.widths = {dim: take_parameters(loss, criterion, dim) for dim, loss in prefixes.items()}
+        if hasattr(criterion, 'ranking_embeddings'):
+            self.ranking_embeddings = criterion.ranking_embeddings
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        if self.miner is not None:
+            self.given.tuples = self.miner(batch, labels)
+        shared, values, log = dict(self.criterion.named_parameters()), [], {}
+        for dim, widths in self.widths.items():
+            own = {name: shared[name] if width is None else shared[name][..., :width] for name, width in widths.items()}
+            named = {'batch': prefix_of(batch, dim, self.normalize), 'labels': labels} | kwargs
+            values.append(functional_call(self.prefixes[str(dim)], own, kwargs=named))
+            log |= {f'prefix_{dim}_{name}': scalar
+                    for name, scalar in getattr(self.prefixes[str(dim)], 'log', {}).items()}
+        values.append(self.criterion(batch=batch, labels=labels, **kwargs))
+        log |= {f'prefix_{dim}_loss': value.detach()
+                for dim, value in zip((*self.widths, batch.shape[1]), values, strict=True)}
+        self.log = log | getattr(self.criterion, 'log', {})
+        return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+
+    def parameter_groups(self):
+        return self.criterion.parameter_groups()
+
+
+def take_parameters(loss, criterion, dim):
+    """
+    Removes the parameters of the loss of a prefix. Returns {name: how many components of the last axis of the parameter
+    of `criterion` replace it; None: all of them}.
+    """
+    shared, widths = dict(criterion.named_parameters()), {}
+    for name, own in [*loss.named_parameters()]:
+        shape = shared[name].shape
+        if own.shape[:-1] != shape[:-1] or own.shape != shape and own.shape[-1] != dim:
+            raise ValueError(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
+                             f'{dim} dimensions')
+        widths[name] = None if own.shape == shape else dim
+        owner, _, last = name.rpartition('.')
+        delattr(loss.get_submodule(owner), last)
+    return widths

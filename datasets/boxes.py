@@ -1,0 +1,89 @@
+"""Boxes: parts of images that a CSV file lists, cropped when they are read. Off where it has no columns x1,y1,x2,y2."""
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from datasets import decoding
+from datasets.decoding import Photo
+from utilities.errors import UserError
+
+COLUMNS = ('x1', 'y1', 'x2', 'y2')
+
+
+class Box(NamedTuple):
+    """
+    A part of an image file, in pixels of the upright image: columns left to right - 1, rows top to bottom - 1. line:
+    where the CSV file lists it.
+    """
+    path: Path
+    left: int
+    top: int
+    right: int
+    bottom: int
+    line: int
+
+    def __str__(self):
+        return f'{self.path}[{self.left},{self.top},{self.right},{self.bottom}]'
+
+    def require_inside(self, width, height):
+        """Raises UserError if the box is not inside an image of this size."""
+        if self.right > width or self.bottom > height:
+            raise UserError(f'{self.path}: the box x1,y1,x2,y2 = {self.left},{self.top},{self.right},{self.bottom} of '
+                            f'line {self.line} of the CSV file is not inside the image, which has {width} x {height} '
+                            'pixels; correct the line, or leave such images out with --skip_bad_images')
+
+
+def path_of(source):
+    """The file of what an ImageSet reads: a path, or a Box."""
+    return source.path if isinstance(source, Box) else source
+
+
+def from_rows(file, rows, paths):
+    """The Boxes of the rows of a CSV file, rounded to whole pixels. Raises UserError for the first row without one."""
+    if missing := [name for name in COLUMNS if name not in rows[0]]:
+        raise UserError(f'--csv {file}: a box needs the columns {",".join(COLUMNS)}; missing: {",".join(missing)}')
+    found = []
+    for line, (row, path) in enumerate(zip(rows, paths, strict=True), start=2):
+        values = [row[name] or 'nothing' for name in COLUMNS]
+        try:
+            box = Box(path, *(round(float(value)) for value in values), line)
+        except (ValueError, OverflowError):                # not a number; infinite
+            box = None
+        if box is None or not (0 <= box.left < box.right and 0 <= box.top < box.bottom):
+            raise UserError(f'--csv {file}, line {line}: x1,y1,x2,y2 must be pixels with 0 <= x1 < x2 and '
+                            f'0 <= y1 < y2, not {",".join(values)}')
+        found.append(box)
+    return found
+
+
+def open_photo(source, limit=None):
+    """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
+    photo = decoding.open_photo(path_of(source), limit)
+    return cropped(photo, source) if isinstance(source, Box) else photo
+
+
+def read_upright(source, limit=None):
+    """As decoding.read_upright; for a Box, this part of the image. Raises UserError if the box exceeds the image."""
+    image = decoding.read_upright(path_of(source), limit)
+    if not isinstance(source, Box):
+        return image
+    source.require_inside(*image.size)
+    return image.crop(source[1:5])
+
+
+def cropped(photo, box):
+    """
+    The Photo of a box. Decoded at reduced size, it begins and ends at the nearest of the pixels of the reduced photo.
+    """
+    box.require_inside(photo.width, photo.height)
+
+    def decode(scale):
+        pixels = photo.decode(scale)
+        if pixels.shape[:2] == (photo.height, photo.width):
+            scale = 1
+        top, left = (min(round(start / scale), n - 1) for start, n in zip(box[2:0:-1], pixels.shape[:2], strict=True))
+        return np.ascontiguousarray(pixels[top:max(round(box.bottom / scale), top + 1),
+                                           left:max(round(box.right / scale), left + 1)])
+
+    return Photo(box.bottom - box.top, box.right - box.left, decode, photo.is_jpeg)

@@ -1,0 +1,82 @@
+"""
+--splits FILE: the classes of each split from a file, such as the shifts of growing difficulty of ooDML (Milbich et al.,
+NeurIPS 2021, https://arxiv.org/abs/2107.09562).
+"""
+import hashlib
+import json
+from pathlib import Path
+
+from utilities.command_line import read_yaml
+from utilities.errors import UserError
+
+SPLITS = ('train', 'val', 'test')
+SHOWN = 5                                                           # number of classes that a message names
+
+
+def apply(opt, table):
+    """
+    table -> {'train': [image index], 'val': [...] if the file has such a list, 'test': [...]}. Images of classes that
+    the file does not list are in no split.
+
+    Raises UserError if the file cannot be read, has no such lists or step, lists a class twice or one that the data do
+    not have, or leaves the training or the test split without a class.
+    """
+    what, names = f'--splits {opt.splits}', sorted(set(table.classes))
+    split_of = {}
+    for split, listed in lists_of(opt, what).items():
+        for entry in listed:
+            name = names[entry] if is_index(entry) and 0 <= entry < len(names) else entry
+            if name in split_of:
+                raise UserError(f'{what}: the class {name} is listed twice, for {split_of[name]} and for {split}; '
+                                'a class can be in one split only')
+            split_of[name] = split
+    if unknown := [str(name) for name in split_of if name not in set(names)]:
+        more = f' and {len(unknown) - SHOWN} more' if len(unknown) > SHOWN else ''
+        raise UserError(f'{what}: --dataset {opt.dataset} has no class {", ".join(unknown[:SHOWN])}{more}; expected '
+                        f'names such as {names[0]}, or whole numbers from 0 to {len(names) - 1}, the places in the '
+                        'sorted list of the classes')
+    images = {split: [] for split in SPLITS if split in split_of.values()}
+    for i, name in enumerate(table.classes):
+        if name in split_of:
+            images[split_of[name]].append(i)
+    return images
+
+
+def lists_of(opt, what):
+    """{split: list of class names or indices} in the file of --splits, of its --splits_step if it has several."""
+    try:
+        text = Path(opt.splits).read_text(encoding='utf-8')
+        content = json.loads(text) if opt.splits.endswith('.json') else read_yaml(text)
+    except OSError as error:
+        raise UserError(f'{what}: {error.strerror}') from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'{what}: not a JSON or YAML file in UTF-8 ({str(error)[:100]}); docs/data.md says how to '
+                        'convert a pickle') from None
+    steps = content if isinstance(content, dict) else {}
+    if steps and all(isinstance(step, dict) for step in steps.values()):
+        steps = {str(name): step for name, step in steps.items()}
+        if opt.splits_step not in steps:
+            raise UserError(f'{what} has the steps {", ".join(steps)}; choose one by --splits_step'
+                            + (f', not {opt.splits_step}' if opt.splits_step else ''))
+        content = steps[opt.splits_step]
+    elif opt.splits_step:
+        raise UserError(f'{what} has no steps: leave --splits_step {opt.splits_step} out')
+    found = {split: content[split] for split in SPLITS if split in content} if isinstance(content, dict) else {}
+    for split in ('train', 'test', *found):
+        entries = found.get(split)
+        if not isinstance(entries, list) or not entries or not all(isinstance(entry, str) or is_index(entry)
+                                                                   for entry in entries):
+            raise UserError(f'{what}: expected lists of class names or numbers, train and test, and optionally val, '
+                            f'none of them empty; {split} is ' + ('empty' if entries == [] else 'missing'
+                                                                  if entries is None else 'not such a list'))
+    return found
+
+
+def is_index(entry):
+    return isinstance(entry, int) and not isinstance(entry, bool)
+
+
+def describe(opt):
+    """What splits.yaml says of the file: its name, the hash of its content, and the step."""
+    content = Path(opt.splits).read_bytes()
+    return {'name': Path(opt.splits).name, 'hash': hashlib.sha256(content).hexdigest()[:16], 'step': opt.splits_step}

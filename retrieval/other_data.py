@@ -1,0 +1,132 @@
+"""
+--evaluate RUN --on DATA_SET ...: a trained network on other data sets, each alone and in the union of their galleries.
+
+The union is the protocol of UnED, one gallery for all domains: Ypsilantis et al., ICCV 2023,
+https://arxiv.org/abs/2309.01858.
+"""
+import argparse
+import os
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import criteria
+import datasets
+import evaluation
+import parameters
+import parts
+from utilities import device, processes
+from utilities.errors import UserError, choose
+from utilities.randomness import seed_everything
+
+METRICS = ['e_recall@1', 'map_at_r']                         # where the command line gives no --evaluation_metrics
+NOT_WITH = ('rerank', 'pca', 'eval_reference', 'eval_level', 'eval_features', 'splits_to_eval')
+SPLITTING = {'split_scheme': None, 'splits': None, 'splits_step': None, 'test_size': 0.5, 'test_start': 0.5, 'fold': 0,
+             'use_tv_split': False}                          # of data sets that the run was not trained on
+
+
+def report(opt):
+    """Evaluates the network of --evaluate on the data sets of --on, and prints a table for each metric."""
+    check(opt)
+    opt.device = device.select(opt)
+    trunk, kind = trunk_of(opt), 'random' if opt.not_pretrained and not opt.weights else 'frozen'
+    trained = parts.restore_network(opt, opt.evaluate)               # after the trunk: it drops the pretrained weights
+    sets = {name: test_split(opt, name, trained.input_size) for name in opt.on}
+    found = {}
+    for name, model in ((f'{kind} trunk', trunk), ('trained', trained)):
+        is_trunk = model is trunk
+        embedded = [evaluation.embed(opt, model, images, of, is_trunk, opt.eval_autocast).embeddings
+                    for of, images in sets.items()]
+        if is_trunk or opt.eval_normalize:
+            embedded = [F.normalize(part, dim=1) for part in embedded]
+        found[name] = processes.of_main(alone_and_together, opt, embedded, [*sets.values()])
+    if processes.is_main():
+        print(tables(opt, sets, found))
+
+
+def check(opt):
+    """Raises UserError for flags that --on does not take, and for data sets that do not exist or are named twice."""
+    for flag in NOT_WITH:
+        if flag in opt.given:
+            raise UserError(f'--{flag} does not go with --on, which evaluates the embeddings of test splits by class; '
+                            'leave one of them out')
+    if criteria.ranks(opt):
+        raise UserError(f'--on: --loss {opt.loss} ranks by a distance of its own, which --on does not know')
+    for name in opt.on:
+        choose(datasets.DATASETS, name.partition(':')[0], '--on')
+        if ':' in name and not name.startswith('folder:'):
+            raise UserError(f'--on {name}: only folder takes a path; the others are found in --source_path')
+        if opt.on.count(name) > 1:
+            raise UserError(f'--on {name}: named twice; its images would be their own neighbours')
+    for name in metrics_of(opt):
+        if evaluation.parse(name)[1].needs != 'ranks':
+            raise UserError(f'--evaluation_metrics {name}: --on computes metrics of ranks only, such as e_recall@1')
+
+
+def metrics_of(opt):
+    return opt.evaluation_metrics if 'evaluation_metrics' in opt.given else METRICS
+
+
+def test_split(opt, name, input_size):
+    """The ImageSet of the test images of a data set, not augmented; the run's own data are split as in the run."""
+    dataset, _, path = name.partition(':')
+    own = argparse.Namespace(**vars(opt) | {'dataset': dataset, 'unsupervised': False, 'label_noise': 0.0,
+                                            'train_level': 0})
+    of_run = parameters.flags_of(opt.evaluate)
+    if dataset == 'folder':                                  # --source_path is for the data sets with folders of names
+        own.source_path = path or of_run['source_path']
+    if dataset != of_run['dataset'] or (path and os.path.realpath(path) != os.path.realpath(of_run['source_path'])):
+        own.csv = None
+        for flag, value in SPLITTING.items():
+            if flag not in opt.given:
+                setattr(own, flag, value)
+    images = datasets.select(own, input_size).evaluation.get('test')
+    if images is None:
+        raise UserError(f'--on {name}: it has no test split here; --split_scheme half --test_size 1 tests all classes')
+    return images
+
+
+def trunk_of(opt):
+    """The run's network before the training, with the pretrained weights that the run's flags name, if any."""
+    seed_everything(opt.seed)
+    before = argparse.Namespace(**vars(opt) | {'evaluate': None, 'resume': None})
+    return parts.network_of(before, parts.backbone_of(before))
+
+
+def alone_and_together(opt, embedded, images):
+    """
+    [{metric: (value in the gallery of the data set, value in the gallery of all)}] for each data set. embedded: their
+    embeddings; images: their ImageSets. An image of another data set is never a positive.
+    """
+    offsets = np.cumsum([0, *(part.n_classes for part in images)])
+    labels = np.concatenate([part.labels + offset for part, offset in zip(images, offsets, strict=False)])
+    queries, gallery = zip(*(part.roles for part in images), strict=True)
+    points, found = torch.cat(embedded), []
+    for number, (part, own) in enumerate(zip(images, embedded, strict=True)):
+        asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
+        union = evaluation.Pool(points, labels, np.concatenate(asked), np.concatenate(gallery))
+        alone = evaluation.Pool(own, part.labels, part.is_query, part.in_gallery)
+        values = [evaluation.compute(metrics_of(opt), pool.embeddings, pool.labels, pool=pool,
+                                     backend=opt.ranking_backend) for pool in (alone, union)]
+        found.append({name: tuple(value[name] for value in values) for name in metrics_of(opt)})
+    return found
+
+
+def tables(opt, sets, found):
+    """
+    The text of a table for each metric: a row per data set, and their mean. sets: {name: ImageSet}; found: {network:
+    what alone_and_together() returns}.
+    """
+    texts = []
+    for metric in metrics_of(opt):
+        rows = [[metric, 'images', 'classes', *(f'{network}, {gallery}' for network in found
+                                                for gallery in ('alone', 'union'))]]
+        numbers = np.array([[value for each in found.values() for value in each[i][metric]] for i in range(len(sets))])
+        for (name, images), values in zip(sets.items(), numbers, strict=True):
+            rows.append([name, f'{len(images):,}', f'{images.n_classes:,}', *(f'{value:.4f}' for value in values)])
+        rows.append(['mean', '', '', *(f'{value:.4f}' for value in numbers.mean(axis=0))])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        texts.append('\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+                               for row in rows))
+    return '\n\n'.join(texts)

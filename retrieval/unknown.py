@@ -1,0 +1,113 @@
+"""
+Whether a query is unknown, that is, of no class in the gallery: its nearest image is less similar than a threshold. It
+is calibrated by main.py --open_set (evaluation/open_set.py), or set by hand.
+"""
+import json
+import math
+
+import numpy as np
+
+from evaluation.identification import row_at
+from evaluation.open_set import file_of
+from records import columns
+from retrieval import search
+from utilities.errors import UserError
+
+ERRORS = ('threshold', 'fpir', 'fnir')
+KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # of a row
+
+
+def of_run(source, network_id):
+    """
+    The thresholds that were calibrated for the network of the run folder or checkpoint `source`: a list of rows, each
+    a dict of KEYS, and None; or None, and the reason why there are none, a sentence, or None if none were asked for.
+    Raises UserError if their file is damaged.
+    """
+    file = file_of(source)
+    try:
+        content = json.loads(file.read_text(encoding='utf-8'))
+        rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
+        known, reason = content['network_id'], content['reason']
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f'{file}: not readable ({error!r}); calibrate again: python main.py --evaluate {source} '
+                        '--open_set 0.5') from None
+    if reason or not rows:
+        return None, f'{file} has no threshold: {reason}'
+    if known is None:
+        return None, f'{file}: its thresholds are for {content.get("own_similarity")}, and an index has distances'
+    if known != network_id:
+        return None, (f'{file} was calibrated for other weights or settings of the network; calibrate again: python '
+                      f'main.py --evaluate {source} --open_set {content.get("share")}')
+    return rows, None
+
+
+def by_hand(threshold):
+    """The rows for a threshold of any gallery size."""
+    return [{'gallery_size': None, 'threshold': threshold}]
+
+
+def row_of(rows, n_images):
+    """The row for a gallery of `n_images`."""
+    return rows[0] if rows[0]['gallery_size'] is None else row_at(rows, n_images)
+
+
+def described(rows, n_images):
+    """A phrase about the threshold for `n_images`."""
+    row = row_of(rows, n_images)
+    phrase = f'unknown below a similarity of {row["threshold"]:.4f}'
+    if row['gallery_size'] is None:
+        return f'{phrase}, set by hand'
+    errors = (f'{name.upper()} {row[name]:.3f} [{row[low]:.3f}, {row[high]:.3f}]'
+              for name in ERRORS[1:] for low, high in [columns.interval(name)])
+    phrase += f' (for {row["gallery_size"]:,.0f} images; expected: {", ".join(errors)})'
+    factor = math.exp(abs(math.log(row['gallery_size'] / max(1, n_images))))
+    return phrase + (', which is calibrated for another number of images' if factor > 2 else '')
+
+
+def similarity(distance):
+    """1 − d² / 2 for a Euclidean distance d, an array or a number; the cosine for embeddings of norm 1."""
+    return 1 - np.square(np.asarray(distance, np.float64)) / 2
+
+
+def answer(rows, distance, n_images):
+    """
+    What the distance of a query's nearest image, of `n_images`, says: {'unknown': bool, 'similarity': float,
+    'threshold': float}; {} without thresholds.
+    """
+    if not rows:
+        return {}
+    found, threshold = float(similarity(distance)), row_of(rows, n_images)['threshold']
+    return {'unknown': found < threshold, 'similarity': found, 'threshold': threshold}
+
+
+def sentences(said):
+    """An answer() as a list of one line of text, or of none."""
+    if not said:
+        return []
+    word, side = ('unknown', 'below') if said['unknown'] else ('known', 'at least')
+    return [f'  {word}: the nearest similarity {said["similarity"]:.4f} is {side} the threshold '
+            f'{said["threshold"]:.4f}']
+
+
+def identify(network, queries, gallery):
+    """
+    The nearest gallery image of each query, or "unknown", without an index.
+
+    network: of retrieval.load; its attribute open_set has the thresholds of its run.
+    queries, gallery: [Q, D] and [N, D] embeddings, tensors on the CPU.
+
+    Returns rows [Q] int64, indices into the gallery; similarities [Q] float64; and [Q] bool: whether a query is
+    unknown. Raises UserError if the run has no threshold, or the gallery is empty.
+    """
+    if not network.open_set:
+        raise UserError(f'{network.source}: it has no threshold for this network; calibrate one: python main.py '
+                        f'--evaluate {network.source} --open_set 0.5')
+    if not len(gallery):
+        raise UserError('the gallery has no images')
+    queries, gallery = (np.ascontiguousarray(points, np.float32) for points in (queries, gallery))
+    rows = search.exact(gallery, queries, min(1 + search.MORE, len(gallery)))
+    rows, distances = search.measured(gallery, queries, rows, 1)
+    found = similarity(distances[:, 0])
+    return rows[:, 0], found, found < row_of(network.open_set, len(gallery))['threshold']

@@ -1,0 +1,229 @@
+"""The level across: rankings without the images of the query's class and group, as Market-1501 counts them."""
+import csv
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import evaluation
+import parameters
+from datasets import splits
+from datasets.base import ImageSet, ImageTable
+from records.columns import LEVELS
+from reports import ensembles
+from tests.evaluation.test_metrics import EXACT, small_tiles
+from tests.helpers import ROOT, folder_of, rows_of
+
+NAMES = ['e_recall@1', 'e_recall@3', 'mAP', 'map_at_r', 'mAP_trapezoid']
+
+
+def walk(order, good, junk):
+    """Goes through a ranking as Market-1501's evaluation does: (first hit, precisions at hits, area by trapezoids)."""
+    n_good, n_seen, hits, area, before, precisions, first = good.sum(), 0, 0, 0, 1.0, [], None
+    for j in order:
+        if junk[j]:
+            continue
+        n_seen += 1
+        hits += good[j]
+        precision = hits / n_seen
+        if good[j]:
+            precisions.append((n_seen, precision))
+            area += (before + precision) / 2 / n_good
+            first = first or n_seen
+        before = precision
+    return first, precisions, area
+
+
+def brute_force(points, labels, cameras, is_query, in_gallery):
+    """NAMES of the level across, query by query, and the number of skipped queries."""
+    found, n_skipped = {name: [] for name in NAMES}, 0
+    for q in np.flatnonzero(is_query):
+        order = [j for j in np.flatnonzero(in_gallery) if j != q]
+        order.sort(key=lambda j: (float(((points[q] - points[j]) ** 2).sum()), j))
+        same = labels == labels[q]
+        good, junk = same & (cameras != cameras[q]) & in_gallery, same & (cameras == cameras[q])
+        if not good.any():
+            n_skipped += 1
+            continue
+        first, precisions, area = walk(order, good, junk)
+        n = good.sum()
+        values = [first <= 1, first <= 3, sum(p for _, p in precisions) / n,
+                  sum(p for rank, p in precisions if rank <= n) / n, area]
+        for name, value in zip(NAMES, values, strict=True):
+            found[name].append(value)
+    return {name: np.mean(values) if values else math.nan for name, values in found.items()}, n_skipped
+
+
+def in_roles(case, random):
+    """(is_query, in_gallery) of a Pool, and as arrays: everyone; queries and gallery apart; and overlapping."""
+    n = len(case)
+    is_query, in_gallery = random.random((2, n)) < .6
+    is_query[0], in_gallery[-1] = True, True
+    everyone = np.ones(n, bool)
+    return [((None, None), (everyone, everyone)), ((is_query, None), (is_query, ~is_query)),
+            ((is_query, in_gallery), (is_query, in_gallery))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(2, 30), dim=st.integers(1, 3), n_classes=st.integers(1, 6), n_cameras=st.integers(1, 4),
+       seed=st.integers(0, 999), tile=st.integers(1, 9), deviations=st.sampled_from([0, 4]), role=st.integers(0, 2),
+       backend=st.sampled_from(EXACT))
+def test_every_backend_equals_the_walk_through_the_ranking(
+        n, dim, n_classes, n_cameras, seed, tile, deviations, role, backend):
+    """Few whole numbers: ties abound, as do classes of one image, of one camera, and queries without a positive."""
+    random = np.random.default_rng(seed)
+    points = random.integers(-2, 3, (n, dim)).astype(np.float32)
+    labels, cameras = random.integers(0, n_classes, n), random.integers(0, n_cameras, n)
+    roles, full = in_roles(points, random)[role]
+    pool = evaluation.Pool(torch.from_numpy(points), labels, *roles, cameras=cameras)
+    expected, _ = brute_force(points, labels, cameras, *full)
+    with pytest.MonkeyPatch.context() as patch:
+        small_tiles(patch, tile, deviations, sample=4)
+        found = evaluation.compute(NAMES, pool.embeddings, labels, pool=pool, backend=backend)
+        short = evaluation.compute(NAMES[:2], pool.embeddings, labels, pool=pool, backend=backend)
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert short == pytest.approx({name: expected[name] for name in short}, nan_ok=True)
+
+
+def test_a_ranking_by_hand():
+    """A query, then from near to far: its own camera, another class, a positive, its own camera, a distractor, one more
+    positive. Without the two of its camera, the positives have the ranks 2 and 4."""
+    points, cameras = torch.arange(7.)[:, None], np.array([1, 1, 1, 2, 1, 3, 3])
+    labels, is_query = np.array([0, 0, 1, 0, 0, 2, 0]), np.arange(7) == 0
+    found = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, is_query, cameras=cameras))
+    assert found == pytest.approx({'e_recall@1': 0, 'e_recall@3': 1, 'mAP': (1 / 2 + 2 / 4) / 2, 'map_at_r': 1 / 4,
+                                   'mAP_trapezoid': ((0 + 1 / 2) / 2 + (1 / 3 + 2 / 4) / 2) / 2})
+    at_class = evaluation.compute(NAMES, points, labels, is_query)
+    assert at_class['e_recall@1'] == 1                            # by the image of its own camera
+    alone = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, cameras=np.zeros(7)))
+    assert all(math.isnan(value) for value in alone.values())     # a single group: no query has a positive
+
+
+def test_embeddings_that_float32_cannot_order():
+    """Clusters that are small against their distance are decided in float64, without the images of the camera too."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(3, 8))
+    labels, cameras = np.arange(60) % 5, random.integers(0, 3, 60)
+    points = (centres[np.arange(60) % 3] + 1e-5 * random.normal(size=(60, 8))).astype(np.float32)
+    everyone = np.ones(60, bool)
+    expected, _ = brute_force(points.astype(float), labels, cameras, everyone, everyone)
+    for backend in EXACT:
+        pool = evaluation.Pool(torch.from_numpy(points), labels, cameras=cameras)
+        assert evaluation.compute(NAMES, pool.embeddings, labels, pool=pool, backend=backend) == pytest.approx(expected)
+
+
+def test_the_trapezoids_of_a_perfect_and_of_the_worst_ranking():
+    points = torch.tensor([[0.], [1.], [2.], [9.]])
+    for labels, area, mean in (([0, 0, 0, 1], 1, 1), ([0, 1, 2, 0], (0 + 1 / 3) / 2, 1 / 3)):
+        found = evaluation.compute(['mAP_trapezoid', 'mAP'], points, np.array(labels), np.arange(4) == 0)
+        assert found == pytest.approx({'mAP_trapezoid': area, 'mAP': mean})
+
+
+def images(classes, parts, groups):
+    table = ImageTable([None] * len(classes), list(classes), parts, groups=list(groups))
+    return ImageSet(table, range(len(classes)), None)
+
+
+@pytest.mark.parametrize('parts', [None, ['query'] * 4 + ['gallery'] * 5 + ['distractor'],
+                                   ['test'] * 9 + ['distractor']])
+def test_skipped_queries_are_counted(parts):
+    classes, groups = 'aabbcabcca', '1212112112'
+    if parts:
+        classes = classes[:-1] + 'x'
+    part = images(classes, parts, groups)
+    is_query, in_gallery = part.roles
+    points = np.random.default_rng(0).normal(size=(10, 2))
+    _, expected = brute_force(points, part.labels, part.groups, is_query, in_gallery)
+    assert splits.lone_queries(part, part.groups) == expected
+    one = np.zeros(10)
+    assert splits.lone_queries(part, one) == part.n_queries == is_query.sum()
+    if parts:
+        assert not is_query[-1] and in_gallery[-1]
+
+
+def test_distractors_are_in_the_gallery_only(opt):
+    """Among test images, and in the ensembles' scores: a distractor is no query, no positive and of no cluster."""
+    random = np.random.default_rng(0)
+    classes, parts = [*'aabbccdd', 'none', 'none'], ['test'] * 8 + ['distractor'] * 2
+    part, points = images(classes, parts, ['1'] * 10), torch.from_numpy(random.normal(size=(10, 3))).float()
+    flags = opt(evaluation_metrics=['mAP', 'nmi', 'dists@intra'], ranking_backend='auto')
+    found = ensembles.scores(flags, evaluation.embedding.Embedded(points, part))
+    without = evaluation.compute(['nmi', 'dists@intra'], points[:8], part.labels[:8])
+    assert {name: found[f'test_{name}'] for name in without} == without
+    order = [sorted(set(range(10)) - {q}, key=lambda j: float((points[q] - points[j]).norm())) for q in range(8)]
+    ranks = [1 + order[q].index(q ^ 1) for q in range(8)]
+    assert found['test_mAP'] == pytest.approx(np.mean(1 / np.array(ranks)), abs=1e-6)
+    assert evaluation.embedding.Embedded(points, part).search().query_index.tolist() == list(range(8))
+
+
+def test_a_run_with_cameras(quick, patterns, run, tmp_path, capsys):
+    """Queries, gallery and distractors of a CSV: log.csv has the level, splits.yaml the number of skipped queries, and
+    the values are those of the written embeddings. A resumed run goes on."""
+    rows = []
+    for file in sorted(patterns.rglob('*.png')):
+        c, i = int(file.parent.name[-2:]), int(file.stem)
+        part = 'train' if c < 6 else 'distractor' if c == 11 else 'query' if i % 2 else 'gallery'
+        rows.append([file, 'none' if c == 11 else file.parent.name, part, i // 2 if c < 10 else 0])
+    with open(tmp_path / 'list.csv', 'w', newline='') as file:
+        csv.writer(file).writerows([['path', 'label', 'split', 'group'], *rows])
+    flags = [*quick, '--csv', tmp_path / 'list.csv', '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'nmi',
+             *NAMES[1:], '--n_epochs', '1']
+    assert run(*flags, '--eval_level', 'class', 'across', '--storage_metrics', 'across_mAP') == 0
+    assert 'Note: 3 of 15 queries of the test split have no image of their class from' in capsys.readouterr().err
+    folder = folder_of(tmp_path)
+    assert run('--resume', folder, '--n_epochs', '2') == 0
+    assert (folder / 'checkpoint_test_across_mAP.pt').exists()
+    assert yaml.safe_load((folder / 'splits.yaml').read_text())['splits']['test']['n_lone_queries_across'] == 3
+    row = rows_of(folder)[-1]
+    assert 'test_across_nmi' not in row and 'test_nmi' in row
+    assert run('--embed', folder, tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    written = np.load(tmp_path / 'out.npz')
+    of_path = {str(path): (part, group) for path, _, part, group in rows}
+    parts, cameras = (np.array(column) for column in zip(*(of_path[path] for path in written['paths']), strict=True))
+    expected, _ = brute_force(written['embeddings'].astype(float), written['labels'], cameras, parts == 'query',
+                              parts != 'query')
+    assert {name: float(row[f'test_across_{name}']) for name in NAMES} == pytest.approx(expected, abs=1e-9)
+    capsys.readouterr()
+    assert run(*quick, '--eval_level', 'across') == 2
+    assert 'has no groups (cameras, places, days) here; give --dataset folder and a --csv' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('rows, sentence', [
+    (['a,x,train,1', 'b,y,test,'], 'line 3: group must not be empty; give each image without a known group a value'),
+    (['a,x,test,1', 'b,x,distractor,1'], 'line 2: the label x is also given to distractors, which are of no class'),
+    (['a,x,train,1', 'b,y,distractor,1'], 'there are distractors, but no test images that they could be confused with'),
+])
+def test_groups_and_distractors_that_are_refused(rows, sentence, quick, run, tmp_path, capsys, patterns):
+    for name in 'ab':
+        (tmp_path / name).write_bytes(next(patterns.rglob('*.png')).read_bytes())
+    (tmp_path / 'list.csv').write_text('\n'.join(['path,label,split,group', *rows]))
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--source_path', tmp_path, '--eval_level', 'across') == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_recipe_for_market_1501(tmp_path, monkeypatch):
+    """The lines in docs/data.md, on files with the names of the data set: junk is left out, 0000 are distractors."""
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (('bounding_box_train', '0002_c1s1_000451_03'), ('query', '0001_c6s3_076117_00'),
+                         ('bounding_box_test', '0001_c2s1_001051_01'), ('bounding_box_test', '-1_c1s1_000401_03'),
+                         ('bounding_box_test', '0000_c3s1_000151_02')):
+        file = tmp_path / 'Market-1501-v15.09.15' / folder / f'{name}.jpg'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    page = (ROOT / 'docs' / 'data.md').read_text()
+    recipe, = re.findall(r'```python\n(import csv, pathlib, re.*?)```', page, re.DOTALL)
+    exec(recipe, {})
+    with open('market.csv', newline='') as file:
+        found = [(row['label'], row['split'], row['group']) for row in csv.DictReader(file)]
+    assert found == [('0002', 'train', '1'), ('0001', 'query', '6'), ('0000', 'distractor', '3'),
+                     ('0001', 'gallery', '2')]
+
+
+def test_the_flag_has_every_level():
+    action, = (action for action in parameters.build()._actions if action.dest == 'eval_level')
+    assert tuple(action.choices) == LEVELS

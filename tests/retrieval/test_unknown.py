@@ -1,0 +1,105 @@
+"""Queries that are unknown: the threshold of a run in an index, by hand, and without an index."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import retrieval
+from retrieval import store, unknown
+from tests.retrieval.test_commands import call  # noqa: F401
+from tests.retrieval.test_index import images_of
+from utilities.errors import UserError
+
+ROW = {'gallery_size': 10, 'threshold': 0.999999, 'fpir': 0.1, 'fnir': 0.25, 'threshold_low': 0.9,
+       'threshold_high': 1, 'fpir_low': 0.05, 'fpir_high': 0.2, 'fnir_low': 0.125, 'fnir_high': 0.5}
+
+
+@pytest.fixture
+def calibrated(trained, tmp_path):
+    """A function: a copy of the run `trained` whose thresholds are these rows, with changes of the file's content."""
+    def make(*rows, **changes):
+        run = shutil.copytree(trained, tmp_path / 'runs' / 'calibrated', dirs_exist_ok=True)
+        (run / 'open_set.json').write_text(json.dumps({
+            'network_id': retrieval.load(trained, 'cpu')[0].id, 'own_similarity': None, 'share': 0.5, 'reason': None,
+            'thresholds': rows} | changes))
+        return run
+    return make
+
+
+def test_an_index_takes_the_threshold_of_its_run(call, calibrated, photos, tmp_path):  # noqa: F811
+    """An image of the index has similarity 1, which is known; another is not, with the threshold for ten images."""
+    run, index = calibrated(ROW | {'gallery_size': 1000, 'threshold': -9}, ROW), tmp_path / 'index'
+    gallery, (same, *_), other = photos / 'class_00', images_of(photos / 'class_00'), images_of(photos / 'class_01')[0]
+    code, out, _ = call('index', run, gallery, '--out', index)
+    assert code == 0 and out.endswith(
+        '6 images, exact search; unknown below a similarity of 1.0000 (for 10 images; expected: FPIR 0.100 '
+        '[0.050, 0.200], FNIR 0.250 [0.125, 0.500])\n')
+    assert store.read(index)['open_set'][1] == ROW
+    code, out, _ = call('query', index, same, other, '--k', '1', '--json', tmp_path / 'found.json', '--picture',
+                        tmp_path / 'found.svg')
+    found, lines = json.loads((tmp_path / 'found.json').read_text()), out.splitlines()
+    assert [row['unknown'] for row in found] == [False, True] and found[1]['threshold'] == ROW['threshold']
+    similarity = 1 - found[1]['nearest'][0]['distance'] ** 2 / 2
+    assert found[1]['similarity'] == pytest.approx(similarity, abs=1e-5) and found[0]['similarity'] == pytest.approx(1)
+    assert lines[1] == '  known: the nearest similarity 1.0000 is at least the threshold 1.0000'
+    assert lines[5] == f'  unknown: the nearest similarity {similarity:.4f} is below the threshold 1.0000'
+    assert call('query', index, other, '--threshold', '-9')[1].splitlines()[1].startswith('  known: ')
+    assert call('query', index, other, '--threshold', 'none')[1].splitlines()[1].startswith('  rank')
+    assert 'unknown below' in call('add', index, photos / 'class_01')[1]             # an addition keeps it
+    code, out, _ = call('index', run, gallery, '--out', index, '--threshold', '0.5')
+    assert code == 0 and out.endswith('unknown below a similarity of 0.5000, set by hand\n')
+    assert call('index', run, gallery, '--out', index, '--threshold', 'none')[1].endswith('exact search\n')
+    assert 'open_set' not in store.read(index)
+    code, _, err = call('query', index, other, '--threshold', 'high')
+    assert code == 2 and 'expected a similarity or none, not high' in err
+
+
+def test_an_index_without_a_threshold_is_as_before(call, trained, photos, tmp_path):  # noqa: F811
+    assert call('index', trained, photos / 'class_00', '--out', tmp_path / 'index')[1].endswith('exact search\n')
+    index = retrieval.Index(tmp_path / 'index')
+    assert store.read(tmp_path / 'index').keys() == store.KEYS | {'version'} and index.open_set is None
+    assert index.answers(np.zeros((2, 3))) == [{}, {}]
+    content = store.read(tmp_path / 'index')
+    store.write(tmp_path / 'index', content | {'other': 1})
+    with pytest.raises(UserError, match='damaged'):
+        store.read(tmp_path / 'index')
+
+
+def test_the_nearest_gallery_size_and_equal_similarities():
+    rows = [ROW | {'gallery_size': size, 'threshold': size / 1000} for size in (10, 20, 500)]
+    for n_images, size in ((1, 10), (14, 10), (15, 20), (99, 20), (101, 500), (10 ** 6, 500)):
+        assert unknown.answer(rows, 0, n_images)['threshold'] == size / 1000
+    assert unknown.described(rows, 10 ** 6).endswith('which is calibrated for another number of images')
+    for distance, is_unknown in ((0.5, False), (np.nextafter(np.float32(0.5), np.float32(1)), True)):
+        assert unknown.answer(unknown.by_hand(0.875), distance, 3)['unknown'] == is_unknown
+
+
+def test_the_network_of_a_run_says_unknown(calibrated):
+    network, _ = retrieval.load(calibrated(ROW | {'threshold': 0.6}), 'cpu')
+    points = torch.nn.functional.normalize(torch.randn(40, 3, generator=torch.manual_seed(0)), dim=1)
+    rows, similarities, is_unknown = retrieval.identify(network, points[:30], points[30:])
+    cosines = points[:30].double() @ points[30:].double().T
+    assert rows.tolist() == cosines.argmax(dim=1).tolist() and 0 < is_unknown.sum() < 30
+    np.testing.assert_allclose(similarities, cosines.max(dim=1).values, atol=1e-6)
+    assert is_unknown.tolist() == (cosines.max(dim=1).values < 0.6).tolist()
+    with pytest.raises(UserError, match='the gallery has no images'):
+        retrieval.identify(network, points, points[:0])
+
+
+def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, tmp_path):  # noqa: F811
+    for changes, sentence in (({'network_id': 'x'}, 'was calibrated for other weights or settings of the network'),
+                              ({'network_id': None, 'own_similarity': '--pca 4'}, 'its thresholds are for --pca 4'),
+                              ({'reason': 'there are no validation classes'}, 'there are no validation classes')):
+        run = calibrated(ROW, **changes)
+        code, out, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index')
+        assert code == 0 and out.endswith('exact search\n') and sentence in err
+        assert call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')[2].find(
+            'Note: no query') < 0
+    with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python main.py'):
+        retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
+    for text in '{"thresholds": [{}]}', '[', '{}', '[]':
+        (run / 'open_set.json').write_text(text)
+        code, _, err = call('index', run, photos, '--out', tmp_path / 'index')
+        assert code == 2 and 'open_set.json: not readable' in err
