@@ -46,6 +46,78 @@ STARTS = {'arcface': (0.051, 1.0), 'cosface': (0.051, 1.0), 'softmax': (0.051, 1
 RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}          # by the end of the groups' names
 LONG, LONGER = {f'_long_{rate}': rate for rate in (0.0001, 0.001, 0.01)}, ('arcface', 'softmax')
 
+INTRODUCTION = """\
+# Equality with pytorch-metric-learning
+
+This program and pytorch-metric-learning (pml) have 24 losses in common. The page compares their first steps, and
+R@1 and MAP@R after training. `python -m studies.equality` writes it from `studies/rows/equality.csv` and
+`benchmarks.equality`."""
+STEPS = """\
+Both sides get the same 112 random embeddings of norm 1 from 56 classes, the same tuples, and the same proxies or
+class weights. The gradient is by the embeddings. What remains is rounding, and in `softtriplet` the 1e-5 that this
+program adds under a root. At `--size 512`, with four samples of each class, only the gradient of `histogram`
+differs by more, 2e-06, since the library finds the bin of a similarity in float32."""
+SETTING = """\
+{runs} train an embedding layer of 128 dimensions on the pooled features of a frozen MobileNetV2: 2,979 grocery
+photos of 40 classes, at 64 pixels and without augmentation, in batches of 20 classes with 4 photos each, for 5
+epochs (185 steps of Adam) at the learning rate 0.0004. R@1 and MAP@R, in percent, are those of 2,442 photos of 41
+other classes at the last epoch. Before training, R@1 is 67.2 and MAP@R 13.3 (seed 0).
+
+`studies/Equality_Runs.sh` has the flags: both sides have the same arguments and the learning rate 0.01 for class
+weights and proxies. A pair of runs has one seed, and so the same embedding layer at the start and the same batches.
+
+- Δ is ours minus pml in points, in the mean over seeds, ± half of its 95 % interval, paired over seeds (Student's
+  t).
+- p is that of the paired t-test, corrected by Holm's method over the losses of a table.
+- equal: the interval lies within ±0.3 points (two one-sided tests at the level 2.5 %). different: the interval lies
+  beyond, and p is below 0.05. undecided: neither.
+
+Machine and packages: {versions}."""
+DIFFERENCES = """\
+- **Equal random numbers.** In contrastive, multisimilarity, ntxent and proxyanchor, both sides start from the same
+  numbers and use the same tuples. Only the order of the operations differs, and the runs end with the same R@1 up
+  to single photos.
+- **Other random numbers.** In triplet and softtriplet, both sides draw other numbers from the same distribution.
+  The runs of a pair then differ as runs of two seeds do, and only many seeds show that the means are equal.
+- **Another start.** The class weights of arcface, cosface, softmax and subcenter_arcface start uniform in ±1/√D
+  here, and standard normal in the library; the proxies of proxynca_pp start with an eighth of the library's
+  numbers."""
+RATIO = """\
+These losses normalise class weights and proxies, so that only their directions count. A step of Adam changes each
+weight by about the learning rate, whatever the size of the gradient. The angle by which a step turns the weights is
+therefore the learning rate over the size of the weights, their standard deviation at the start: with 128 dimensions
+0.051 here and 1 in the library, and for proxynca_pp 0.125 and 1. At the same learning rate, our class weights turn
+20 times as fast, our proxies of proxynca_pp 8 times.
+
+Below, our learning rate is 0.01 times our size, so that both sides have the same ratio, and pml has 0.01 as above.
+For proxynca_pp both sides then are the same run in other units. With SGD, the ratio of the learning rate and the
+square of the size counts."""
+ACCIDENT = """\
+`--batch_mining` is `distance` by default, also with `--loss pml:NAME`. A loss of the library that needs no tuples
+then gets triplets, which it uses: pair losses take only the pairs of the triplets, and losses of single samples
+weight each sample by the number of its triplets. `--batch_mining none` or the library's own miner is the setting of
+the tables above. Below, ours is as above, and pml has the default miner."""
+BY_RATE = """\
+R@1 and MAP@R of the losses with class weights or proxies, at several learning rates of these. start: ours or pml;
+its size: the standard deviation. softtriplet and proxyanchor have the same start on both sides. ± is half of the 95
+% interval over seeds, not paired."""
+ADVICE = """\
+ADVICE"""
+REPRODUCTION = """\
+## How to reproduce
+
+```bash
+DATA=Datasets ./studies/Equality_Runs.sh --list > equality.sh
+python Launch_Runs.py equality.sh --workers 2
+python Result_Evaluations.py --runs Training_Results --only Equality_ --metrics e_recall@1 map_at_r \\
+    --rows studies/rows/equality.csv
+python -m studies.equality
+```
+
+[study.md](study.md) says which data the folder `Datasets` holds. A run takes 7 to 10 seconds on one thread, most of
+it for the features of the backbone. These are the same in all runs, and were computed only once for the rows of
+this page; ten of the runs were repeated as above, with the same digits."""
+
 
 def gather():
     """{group without Equality_: Method} of the rows. Raises UserError if the runs have different test images."""
@@ -80,8 +152,7 @@ def comparison(methods, rows, what):
             means = [number(np.mean([side[seed] for seed in sides[title][0].keys() & side.keys()]))
                      for side in sides[title]]
             cells[title] += [*means, f'{number(pair.mean, "+")} ± {number(pair.half)}', p_of(p), verdict(pair, p)]
-    n_seeds = {title: len(methods[ours].runs.keys() & methods[theirs].runs) for title, (ours, theirs, _) in rows.items()}
-    return markdown_table(heads, [[title, n_seeds[title], *cells[title], rows[title][2]] for title in rows])
+    return markdown_table(heads, [[title, pair.n, *cells[title], rows[title][2]] for title, pair in pairs.items()])
 
 
 def by_rate(methods, title, rates, losses):
