@@ -35,9 +35,11 @@ def test_the_page_in_the_documentation_is_that_of_the_committed_rows(monkeypatch
     assert '\n'.join(equality.lines_of(equality.gather())) + '\n' == PAGE
 
 
-@pytest.mark.parametrize('title, rows', [(equality.PEER, equality.PEERS), (equality.EXPLAINED, equality.SLOW),
-                                         (equality.OF_MINERS, equality.MINED)], ids=['peers', 'slow', 'mined'])
-def test_the_tables_are_the_statistics_of_the_rows(title, rows):
+@pytest.mark.parametrize('title, rows, other_side', [
+    (equality.PEER, equality.PEERS, 'pml'), (equality.SIZES, equality.SIZE, 'slow'),
+    (equality.RATIOS, equality.RATIO, 'pml'), (equality.OF_MINERS, equality.MINED, 'pml')],
+    ids=['peers', 'size', 'ratio', 'mined'])
+def test_the_tables_are_the_statistics_of_the_rows(title, rows, other_side):
     cells = table(PAGE, title)
     assert list(cells) == list(rows)
     for name, column in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r'}.items():
@@ -50,9 +52,9 @@ def test_the_tables_are_the_statistics_of_the_rows(title, rows):
         p_values = [1.0 if np.ptp(one - other) < 1e-9 else stats.ttest_rel(one, other).pvalue
                     for one, other in pairs.values()]
         for (loss, (one, other)), p in zip(pairs.items(), holm(p_values), strict=True):
-            row, difference = cells[loss], one - other
+            row, difference, means = cells[loss], one - other, [f'{side.mean():.2f}' for side in (one, other)]
             half = stats.t.ppf(.975, len(one) - 1) * stats.sem(difference)
-            assert [row[f'{name} {side}'] for side in ('ours', 'pml')] == [f'{one.mean():.2f}', f'{other.mean():.2f}']
+            assert [row[f'{name} {side}'] for side in ('ours', other_side)] == means
             assert row[f'{name} Δ'] == f'{difference.mean():+.2f} ± {half:.2f}' and row[f'{name} p'] == p_text(p)
             both = [stats.ttest_1samp(difference, limit, alternative=side).pvalue < .025 if np.ptp(difference) > 1e-9
                     else True for limit, side in ((-.3, 'greater'), (.3, 'less'))]            # two one-sided tests
@@ -101,3 +103,11 @@ def test_only_the_rate_over_the_size_of_the_start_counts(name):
             optimizer.step()
         trained.append(points.detach())
     torch.testing.assert_close(*trained, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', equality.SLOW)
+def test_the_loss_states_the_effect_of_its_start(name):
+    stated = ' '.join(criteria.CRITERIA[name].__doc__.split())
+    row = table(PAGE, equality.SIZES)[name]
+    assert f'the rate 0.01 instead of {row["slow rate"]}, ' in stated
+    assert f'changes R@1 by {row["R@1 Δ"]} and MAP@R by {row["MAP@R Δ"]} points (docs/equality.md)' in stated
