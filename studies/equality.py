@@ -4,6 +4,7 @@ docs/equality.md: losses of this program beside those of pytorch-metric-learning
 
 python -m studies.equality
 """
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,14 @@ def comparison(methods, rows, what, sides=('ours', 'pml')):
     return markdown_table(heads, [[title, pair.n, *cells[title], rows[title][2]] for title, pair in pairs.items()])
 
 
+def counted(table):
+    """How many rows of a comparison() have each verdict, for each metric."""
+    heads, _, *rows = [line.strip('| ').split(' | ') for line in table]
+    found = {metric: Counter(row[heads.index(f'{metric} verdict')] for row in rows) for metric in METRICS}
+    return '; '.join(f'{metric}: ' + ', '.join(f'{n[word]} {word}' for word in ('equal', 'different', 'undecided'))
+                     for metric, n in found.items())
+
+
 def by_rate(methods, title, rates, losses):
     """The lines of a table: the metric `title` at each rate, {suffix of the groups: rate}, over seeds that all have."""
     found = {(loss, side): [methods[f'{loss}{suffix}_{side}'] for suffix in rates] for loss in losses
@@ -190,12 +199,13 @@ def lines_of(methods):
     runs = [run for method in methods.values() for run in method.runs.values()]
     versions = '; '.join(dict.fromkeys(study.packages(run.flags['versions']) for run in runs))
     others = [f'{name}: {reason}' for name, reason in first_steps.OTHERS.items()]
+    peers = comparison(methods, PEERS, 'what is not the same')
     return [
         *INTRODUCTION.splitlines(), '', FIRST_STEP, '', first_steps.conditions(), '',
         *markdown_table(first_steps.HEADS, first_steps.compared()), '',
         f'Not compared, since the library computes another loss: {"; ".join(others)}.', '', *STEPS.splitlines(), '',
         PEER, '', *SETTING.format(runs=count(len(runs), 'run'), versions=versions).splitlines(), '',
-        *comparison(methods, PEERS, 'what is not the same'), '', *DIFFERENCES.splitlines(), '',
+        *peers, '', f'Pairs by verdict: {counted(peers)}.', '', *DIFFERENCES.splitlines(), '',
         SIZES, '', *OF_SIZES.splitlines(), '', *comparison(methods, SIZE, 'slow rate', ('ours', 'slow')), '',
         RATIOS, '', *OF_RATIOS.splitlines(), '', *comparison(methods, RATIO, 'our rate'), '',
         OF_MINERS, '', *ACCIDENT.splitlines(), '', *comparison(methods, MINED, 'effect of the miner'), '',

@@ -59,6 +59,8 @@ def test_the_tables_are_the_statistics_of_the_rows(title, rows, other_side):
             both = [stats.ttest_1samp(difference, limit, alternative=side).pvalue < .025 if np.ptp(difference) > 1e-9
                     else True for limit, side in ((-.3, 'greater'), (.3, 'less'))]            # two one-sided tests
             assert (row[f'{name} verdict'] == 'equal') == all(both)
+        verdicts = [row[f'{name} verdict'] for row in cells.values()]
+        assert rows is not equality.PEERS or f'{name}: {verdicts.count("equal")} equal, ' in PAGE
 
 
 @pytest.mark.parametrize('mean, half, p, said', [
