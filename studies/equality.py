@@ -50,14 +50,15 @@ LONG, LONGER = {f'_long_{rate}': rate for rate in (0.0001, 0.001, 0.01)}, ('arcf
 INTRODUCTION = """\
 # Equality with pytorch-metric-learning
 
-This program and pytorch-metric-learning (pml) have 24 losses in common. The page compares their first steps, and
-R@1 and MAP@R after training. `python -m studies.equality` writes it from `studies/rows/equality.csv` and
-`benchmarks.equality`."""
+This program and pytorch-metric-learning (pml) have 20 losses in common that compute the same. The page compares
+their first steps, and R@1 and MAP@R after training. `python -m studies.equality` writes it from
+`studies/rows/equality.csv` and `benchmarks.equality`."""
 STEPS = """\
 Both sides get the same 112 random embeddings of norm 1 from 56 classes, the same tuples, and the same proxies or
-class weights. The gradient is by the embeddings. What remains is rounding, and in `softtriplet` the 1e-5 that this
-program adds under a root. At `--size 512`, with four samples of each class, only the gradient of `histogram`
-differs by more, 2e-06, since the library finds the bin of a similarity in float32."""
+class weights; given means 112 random triplets, all means every triplet or pair. The gradient is by the embeddings.
+What remains is rounding, and in `softtriplet` the 1e-5 that this program adds under a root. At `--size 512`, with
+four samples of each class, only the gradient of `histogram` differs by more, 2e-06, since the library finds the bin
+of a similarity in float32."""
 SETTING = """\
 {runs} train an embedding layer of 128 dimensions on the pooled features of a frozen MobileNetV2: 2,979 grocery
 photos of 40 classes, at 64 pixels and without augmentation, in batches of 20 classes with 4 photos each, for 5
