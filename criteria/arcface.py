@@ -6,7 +6,7 @@ Differs: Where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m). insig
 that the gradient of the target logit lacks a factor. Roth et al. clamp negative cosines to 0, and before February 2021
 their margin had no effect. The paper has scale 64. The class weights start uniform in ±1/√D, pytorch-metric-learning's
 standard normal. With Adam, its learning rate η is η / √(3 D) here. On grocery photos, the rate 0.01 instead of 0.00051,
-to which the library's 0.01 corresponds, changes R@1 by -0.24 ± 0.23 and MAP@R by -0.07 ± 0.05 points
+to which the library's 0.01 corresponds, changes R@1 by -0.34 ± 0.16 and MAP@R by -0.08 ± 0.04 points
 (docs/equality.md).
 """
 import math

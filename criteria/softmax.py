@@ -8,7 +8,7 @@ weights start uniform in ±1/√D, pytorch-metric-learning's standard normal. Wi
 here. On grocery photos, the rate 0.01 changes R@1 by +0.35 ± 0.22 and MAP@R by -0.23 ± 0.06 against 0.00051, its 0.01
 (docs/equality.md). The class weights start uniform in ±1/√D, pytorch-metric-learning's standard normal. With Adam, its
 learning rate η is η / √(3 D) here. On grocery photos, the rate 0.01 instead of 0.00051, to which the library's 0.01
-corresponds, changes R@1 by +0.35 ± 0.22 and MAP@R by -0.23 ± 0.06 points (docs/equality.md).
+corresponds, changes R@1 by +0.33 ± 0.15 and MAP@R by -0.21 ± 0.04 points (docs/equality.md).
 """
 import torch
 import torch.nn.functional as F
