@@ -110,8 +110,8 @@ from it, paired over seeds. Rows of two starts differ in their random numbers, t
 and proxyanchor have the same start on both sides."""
 ADVICE = """\
 - No start is better for all of these losses, and the differences are below one point. Fast class weights, from a
-  small start or a high rate, have a higher R@1 in softmax, subcenter_arcface and proxynca_pp, and a lower MAP@R in
-  cosface, softmax and proxynca_pp. In arcface they have a lower R@1, more so after 25 epochs than after 5.
+  small start or a high rate, have a higher R@1 in softmax and proxynca_pp, and a lower MAP@R in cosface, softmax
+  and proxynca_pp. In arcface they have a lower R@1, more so after 25 epochs than after 5.
 - A start needs no flag: with Adam, another learning rate has the same effect. `--loss_arcface_lr`,
   `--loss_cosface_lr` and `--loss_subcenter_arcface_lr` have the default 0.0005, which is the library's 0.01 at 128
   dimensions.
