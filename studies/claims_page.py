@@ -15,23 +15,24 @@ from utilities.files import require_writable, write_text
 
 ROWS = Path(__file__).parent / 'rows'
 WAITING = 'no runs yet'
+CONVERGED = 0.5              # points
 RULES = '''\
-- **confirmed**: the 95 % interval lies beyond the margin that matters; or inside it, if the claim is that methods are equal.
+- **confirmed**: the 95 % interval lies beyond the margin that matters; if methods are claimed to be equal, inside it.
 - **refuted**: the interval lies on the other side of the margin.
-- **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over the primary claims.
+- **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over primary claims.
 
-Claims, contrasts, margins and seeds were fixed in `studies/claims.yaml` before the first run. Effects are in points of MAP@R
-and, beside it, of R@1, with 95 % intervals; n is the number of seeds of the smaller side. Seeds are paired only between
-variants of one loss. What is cited from memory, and not from the paper itself, is marked *remembered*.'''
+Claims, contrasts, margins and seeds were fixed in `studies/claims.yaml` before the first run. Effects are in points of
+MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`.
+Seeds are paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked *remembered*.'''
 
 
 def page_of(found, not_testable):
-    """The text of the page. found: claims.Findings; not_testable: entries of claims.yaml."""
+    """The text of the page. found: of claims.findings(); not_testable: of claims.load()."""
     primary = [word_of(one) for one in found if one.claim.primary]
     counts = [f'{primary.count(word)} {word}' for word in ('confirmed', 'refuted', 'undecided') if word in primary]
     if WAITING in primary:
         counts.append(f'{primary.count(WAITING)} without runs yet')
-    lines = ['# Claims of the papers', '', f'{len(primary)} claims of three papers: {", ".join(counts)}.', '', RULES, '']
+    lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
     lines += markdown_table(['claim', 'effect in MAP@R', 'effect in R@1', 'n', 'verdict'], [
         [f'[{one.claim.name}](#{one.claim.name})', text_of(one.estimates), text_of(one.beside),
          min((estimate.n for estimate in one.estimates.values() if estimate), default=''), word_of(one)]
@@ -55,11 +56,20 @@ def section(one):
              f'- Registered: effect {expected}, {claim.seeds} seeds.']
     if one.lacking:
         lines.append(f'- No runs of {one.lacking} yet.')
-    elif len(one.estimates) > 1:
+    elif one.n_units < claim.seeds:
+        lines.append(f'- {one.n_units} of {claim.seeds} seeds so far, so that there is no verdict yet.')
+    if moving := {name: change for name, change in one.changes.items() if abs(change) >= CONVERGED}:
+        names = ', '.join(f'{name} {change:+.1f}' for name, change in moving.items())
+        lines.append(f'- Not converged: MAP@R on validation classes changes by {CONVERGED} points or more over the last '
+                     f'third of the epochs: {names}.')
+    elif one.changes:
+        lines.append(f'- Converged: MAP@R on validation classes changes by less than {CONVERGED} points over the last '
+                     'third of the epochs.')
+    if len(one.estimates) > 1:
         lines += ['', *markdown_table(['contrast', 'MAP@R', 'R@1', 'n'], [
             [name, text_of({name: estimate}), text_of({name: one.beside.get(name)}), estimate.n if estimate else 0]
             for name, estimate in one.estimates.items()])]
-    else:
+    elif one.estimates:
         p = '' if math.isnan(one.p) else f' (p = {one.p:.3f} against the margin, corrected)'
         lines.append(f'- Effect: {text_of(one.estimates)} in MAP@R, {text_of(one.beside) or "not defined"} in R@1; '
                      f'{word_of(one)}{p}.')

@@ -16,7 +16,7 @@ TEXT = {'paper': 'A et al.', 'place': 'Table 1', 'says': 'One is better.', 'data
 
 
 def claim(effect, methods, expects='greater', margin=1.0, name='one', **other):
-    return claims.Claim(**TEXT | {'name': name, 'effect': effect, 'expects': expects, 'margin': margin, 'seeds': 6,
+    return claims.Claim(**TEXT | {'name': name, 'effect': effect, 'expects': expects, 'margin': margin, 'seeds': 2,
                                   'methods': {'data': 'Omniglot'} | methods} | other)
 
 
@@ -136,6 +136,22 @@ def test_missing_runs_and_single_seeds_are_said():
     assert found.lacking == 'a' and 'No runs of a yet.' in claims_page.page_of([found], [])
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], runs(a=[.5], c=[.4, .5]))
     assert found.word == 'undecided' and found.lacking is None
+    few = runs(a=[.5, .51, .52], c=[.4, .41, .421])
+    found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]}, seeds=6)], few)
+    assert found.word == 'undecided' and found.p < .05 and '3 of 6 seeds so far' in claims_page.page_of([found], [])
+    found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]}, seeds=3)], few)
+    assert found.word == 'confirmed'
+
+
+def test_a_run_that_still_improves_is_named():
+    found = runs(a=[.5] * 6, c=[.4] * 6)
+    for method, last in (('a', .31), ('c', .304)):
+        for run in found['Omniglot', method].values():
+            run.rows = [{'epoch': epoch, 'val_map_at_r': value} for epoch, value in ((0, .1), (20, .3), (25, .2))] + [
+                run.rows[-1] | {'epoch': 30, 'val_map_at_r': last}]
+    one, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], found)
+    assert one.changes == pytest.approx({'a': 1.0, 'c': .4})
+    assert 'Not converged' in (page := claims_page.page_of([one], [])) and 'epochs: a +1.0.' in page
 
 
 def test_the_registered_claims(tmp_path):
