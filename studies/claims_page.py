@@ -22,8 +22,9 @@ RULES = '''\
 - **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over primary claims.
 
 Claims, contrasts, margins and seeds were fixed in `studies/claims.yaml` before the first run. Effects are in points of
-MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`.
-Seeds are paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked *remembered*.'''
+MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`. Seeds are
+paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked
+*remembered*.'''
 
 
 def page_of(found, not_testable):
@@ -60,8 +61,8 @@ def section(one):
         lines.append(f'- {one.n_units} of {claim.seeds} seeds so far, so that there is no verdict yet.')
     if moving := {name: change for name, change in one.changes.items() if abs(change) >= CONVERGED}:
         names = ', '.join(f'{name} {change:+.1f}' for name, change in moving.items())
-        lines.append(f'- Not converged: MAP@R on validation classes changes by {CONVERGED} points or more over the last '
-                     f'third of the epochs: {names}.')
+        lines.append(f'- Not converged: MAP@R on validation classes changes by {CONVERGED} points or more over the '
+                     f'last third of the epochs: {names}.')
     elif one.changes:
         lines.append(f'- Converged: MAP@R on validation classes changes by less than {CONVERGED} points over the last '
                      'third of the epochs.')
