@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Launch_Runs.py executes this script with --list
+# The runs of the claims (studies/claims.yaml), on both halves of the classes: half A tests the second half, half B the
+# first. docs/study.md has the order of searches, settings and runs; docs/claims.md has the results.
+#
+#   ./studies/Claims_Runs.sh [--list] [FLAG ...]         # --list prints the commands; the flags go to every run
+#   DATA=Datasets SECTIONS='default tuned' SEEDS='0 1 2' ./studies/Claims_Runs.sh --list
+#
+# Sections: default, losses, photos; with studies/settings (python -m studies.settings), also candidates, tuned, rho,
+# direction, samplers, dimension, folds, exploratory.
+#
+# A run whose row is in studies/rows/claims.csv is left out, so that a new machine continues where another one stopped.
+# DATA has the folder omniglot/images (docs/data.md), and for the section photos grocery/images; decoded images are kept
+# in DATA/cache. A run on Omniglot takes 70 seconds on one thread.
+source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
+
+sections=${SECTIONS:-default losses photos}              # the sections that need no search
+read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4 5}"
+rows="$(dirname "${BASH_SOURCE[0]}")/rows/claims.csv"
+losses=(contrastive triplet margin ntxent multisimilarity proxyanchor)
+
+# in_section SECTION N: returns whether the section is selected, and sets `seeds` to the first N seeds.
+in_section() {
+    seeds=("${all_seeds[@]:0:$2}")
+    [[ " $sections " == *" $1 "* ]]
+}
+# missing GROUP FLAG...: a run for each seed of which there is no row yet.
+missing() {
+    local new=() seed
+    for seed in "${seeds[@]}"; do
+        grep -qs "^[a-z0-9_]*,$1,$seed," "$rows" || new+=("$seed")
+    done
+    local seeds=(${new[@]+"${new[@]}"})
+    [ ${#seeds[@]} -eq 0 ] || every_seed "$@"
+}
+# runs NAME FLAG...: 30 epochs of 16 batches; a fifth of the training classes validates, every five epochs.
+runs() {
+    missing "Claims_Omniglot_${half}_$1" "${omniglot[@]}" --use_tv_split --tv_split_perc 0.8 --iterations_per_epoch 16 \
+        --n_epochs 30 --eval_every 5 --no_train_metrics --lr 0.001 --evaluation_metrics e_recall@1 map_at_r "${@:2}"
+}
+# photos NAME FLAG...: an embedding layer on the features of a frozen EfficientNet-Lite0 of grocery photos.
+photos() {
+    local start=()
+    if [ $half = B ]; then start=(--test_start 0); fi
+    missing "Claims_Grocery_${half}_$1" --dataset folder --source_path "$data/grocery" --image_cache "$data/cache" \
+        --arch efficientnet_lite0_frozen_normalize --freeze backbone --augmentation none --input_size 96 --bs 80 \
+        --samples_per_class 4 --lr 0.0004 --n_epochs 30 --eval_every 30 --no_train_metrics --pictures none --kernels 0 \
+        --evaluation_metrics e_recall@1 map_at_r ${start[@]+"${start[@]}"} "${@:2}"
+}
+# flags_of LOSS: sets `flags` to the flags of claims_lines.sh; tuned_flags LOSS: also to the setting of the search.
+flags_of() { local name="$1[@]"; flags=("${!name}"); }
+tuned_flags() {
+    local found
+    flags_of "$1"
+    if [[ $1 == dr_* ]]; then flags+=("--loss_$1_gamma" 0); fi
+    found=$(setting best "$half" "$1")
+    read -ra found <<< "$found"
+    flags+=("${found[@]}")
+}
+in_grid() {
+    local found
+    found=$(setting grids "$half" "$1")
+    read -ra found <<< "$found"
+    flags+=("${found[@]}")
+}
+
+for half in ${HALVES:-A B}; do
+    half_of $half
+    if in_section candidates 1; then
+        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca dr_multisimilarity; do
+            for place in 1 2 3; do
+                flags_of $loss
+                if [[ $loss == dr_* ]]; then flags+=("--loss_${loss}_gamma" 0); fi
+                found=$(setting candidates $half ${loss}_$place)
+                for fold in 0 1; do
+                    every_seed "Candidates_Omniglot_${half}_${loss}_${place}_fold$fold" "${omniglot[@]}" \
+                        --split_scheme class_folds --n_folds 2 --fold $fold --splits_to_eval val --iterations_per_epoch 10 \
+                        --n_epochs 30 --eval_every 30 --no_train_metrics --evaluation_metrics map_at_r \
+                        --storage_metrics map_at_r "${flags[@]}" $found
+                done
+            done
+        done
+    fi
+    if in_section default 5; then
+        for loss in "${losses[@]}"; do
+            flags_of $loss
+            runs ${loss}_default "${flags[@]}" --evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 \
+                dists@intra_over_inter --no_train_metrics false
+        done
+    fi
+    if in_section tuned 6; then
+        for loss in "${losses[@]}" snr dr_triplet dr_proxynca dr_multisimilarity; do
+            tuned_flags $loss
+            runs ${loss}_tuned "${flags[@]}"
+        done
+    fi
+    if in_section rho 6; then
+        for loss in contrastive triplet margin snr; do
+            tuned_flags $loss
+            in_grid ${loss}_rho
+            runs ${loss}_rho "${flags[@]}" --batch_mining rho_distance
+        done
+    fi
+    if in_section direction 6; then
+        for loss in dr_triplet dr_proxynca dr_multisimilarity; do
+            tuned_flags $loss
+            in_grid ${loss}_gamma
+            runs ${loss}_gamma "${flags[@]}"
+        done
+    fi
+    if in_section samplers 6; then
+        for sampler in balanced greedy_coreset d2_coreset fid_batchmatch disthist_batchmatch; do
+            tuned_flags multisimilarity
+            runs $sampler "${flags[@]}" --data_sampler $sampler
+        done
+    fi
+    if in_section dimension 6; then
+        for loss in contrastive multisimilarity proxyanchor; do
+            tuned_flags $loss
+            runs ${loss}_512 "${flags[@]}" --embed_dim 512
+        done
+    fi
+    if in_section folds 3; then
+        for loss in contrastive multisimilarity; do
+            tuned_flags $loss
+            for fold in 0 1 2 3; do
+                runs ${loss}_four_fold$fold "${flags[@]}" --use_tv_split false --split_scheme class_folds --n_folds 4 \
+                    --fold $fold
+            done
+        done
+    fi
+    if in_section losses 2; then
+        measured=(--evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 dists@intra_over_inter --no_train_metrics false)
+        runs angular            --loss angular --batch_mining npair --arch conv4 "${measured[@]}"
+        runs circle             --loss circle "${measured[@]}"
+        runs cosface            --loss cosface --loss_cosface_lr 0.01 "${measured[@]}"
+        runs arcface            "${arcface[@]}" "${measured[@]}"
+        runs dr_multisimilarity "${dr_multisimilarity[@]}" "${measured[@]}"
+        runs dr_proxynca        "${dr_proxynca[@]}" "${measured[@]}"
+        runs dr_triplet         "${dr_triplet[@]}" "${measured[@]}"
+        runs fastap             --loss fastap "${measured[@]}"
+        runs happier            --loss happier --loss_happier_lr 0.01 "${measured[@]}"
+        runs histogram          --loss histogram "${measured[@]}"
+        runs hyperbolic         --loss hyperbolic "${measured[@]}"
+        runs lifted             --loss lifted --batch_mining lifted --arch conv4 "${measured[@]}"
+        runs liftedstructure    --loss liftedstructure --arch conv4 "${measured[@]}"
+        runs margin_b06         "${margin[@]}" --loss_margin_beta 0.6 "${measured[@]}"
+        runs nir                --loss nir --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1 "${measured[@]}"
+        runs npair              --loss npair --batch_mining npair --arch conv4 "${measured[@]}"
+        runs oproxy             --loss oproxy --loss_oproxy_lrmulti 10 "${measured[@]}"
+        runs pfml               --loss pfml --loss_pfml_lrmulti 10 "${measured[@]}"
+        runs proxynca           --loss proxynca --loss_proxynca_lrmulti 10 "${measured[@]}"
+        runs proxynca_pp        --loss proxynca_pp --loss_proxynca_pp_lrmulti 10 "${measured[@]}"
+        runs quadruplet         --loss quadruplet --batch_mining distance "${measured[@]}"
+        runs recallatk          --loss recallatk "${measured[@]}"
+        runs roadmap            --loss roadmap "${measured[@]}"
+        runs smoothap           --loss smoothap "${measured[@]}"
+        runs snr                "${snr[@]}" "${measured[@]}"
+        runs snr_contrastive    --loss snr_contrastive "${measured[@]}"
+        runs softmax            --loss softmax --loss_softmax_lr 0.01 "${measured[@]}"
+        runs softtriplet        --loss softtriplet --loss_softtriplet_lrmulti 10 "${measured[@]}"
+        runs subcenter_arcface  --loss subcenter_arcface --loss_subcenter_arcface_lr 0.01 "${measured[@]}"
+        runs supcon             --loss supcon "${measured[@]}"
+        for loss in contrastive margin snr triplet; do
+            runs ${loss}_rho35 --loss $loss --batch_mining rho_distance --miner_rho_distance_cp 0.35 "${measured[@]}"
+        done
+    fi
+    if in_section exploratory 2; then
+        tuned_flags multisimilarity
+        runs multisimilarity_tcm "${flags[@]}" --loss multisimilarity+tcm
+    fi
+    if in_section photos 5; then
+        photos multisimilarity "${multisimilarity[@]}"
+        photos proxyanchor     "${proxyanchor[@]}"
+        photos ntxent          "${ntxent[@]}"
+        photos arcface         "${arcface[@]}"
+        photos probe           --loss softmax --loss_softmax_lr 0.01
+        for head in pca lda; do
+            photos $head --n_epochs 0 --embed_init $head --eval_features --eval_normalize
+        done
+    fi
+done
