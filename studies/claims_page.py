@@ -22,8 +22,8 @@ RULES = '''\
 - **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over primary claims.
 
 Claims, contrasts, margins and seeds were fixed in `studies/claims.yaml` before the first run. Effects are in points of
-MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`. Seeds are
-paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked
+MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`. Seeds
+are paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked
 *remembered*.'''
 
 
