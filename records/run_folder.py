@@ -18,7 +18,7 @@ from utilities.errors import UserError
 from utilities.files import remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
-            'pillow', 'wandb')
+            'pillow', 'wandb', 'pytorch-metric-learning')
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
