@@ -90,7 +90,7 @@ for half in ${HALVES:-A B}; do
         done
     fi
     if in_section tuned 6; then
-        for loss in "${losses[@]}" snr dr_triplet dr_proxynca dr_multisimilarity; do
+        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca dr_multisimilarity; do
             tuned_flags $loss
             runs ${loss}_tuned "${flags[@]}"
         done
