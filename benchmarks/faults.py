@@ -206,7 +206,7 @@ def removed(lab, n):
 
 # kind of fault: its generator, the number n for it with --quick, and without
 KINDS = {
-    'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 20, 100),
+    'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 12, 100),
     'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
     'start-ups': (start_ups, 6, 60), 'ends of two processes': (ends, 2, 50),
     'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
