@@ -14,7 +14,7 @@ import yaml
 
 from records.reading import Run
 from reports import final_rows, significance
-from studies.effects import EFFECTS, LEVEL, MAP, RECALL
+from studies.effects import EFFECTS, LEVEL, MAP, RECALL, VALIDATION
 from utilities.errors import UserError
 from utilities.files import read_csv
 
@@ -23,7 +23,8 @@ GROUP = re.compile(r'Claims_(?P<data>[A-Za-z0-9]+)_(?P<half>[AB])_(?P<method>.+)
 TEXTS = ('name', 'paper', 'place', 'says', 'data', 'protocol', 'control', 'command')
 KEYS = {*TEXTS, 'number', 'is_remembered', 'primary', 'effect', 'expects', 'margin', 'seeds', 'methods'}
 EXPECTS = ('greater', 'at most', 'equal')
-CONCATENATED, VALIDATION = 'concatenated_', 'val_map_at_r'
+CONCATENATED = 'concatenated_'
+N_CLASS_DRAWS = 2_000                            # bootstrap samples of the test classes
 
 
 @dataclass
@@ -71,20 +72,41 @@ def load(file=FILE):
     return claims, content['not_testable']
 
 
-def runs_of(file):
-    """{(data, method): {(half, seed): Run}} of the rows of the claims' runs. Raises UserError for other groups."""
+class Result(NamedTuple):
+    """resampled: MAP@R of the last epoch on bootstrap samples of the test classes, [N_CLASS_DRAWS] or []."""
+    run: Run
+    resampled: np.ndarray = np.array([])
+
+
+def resampled(half, classes, sizes):
+    """
+    The mean over queries on bootstrap samples of the test classes, [N_CLASS_DRAWS]. classes, sizes: the mean of each
+    class and its number of queries, [C]. All runs of a half have the same samples: their differences are paired.
+    """
+    random = np.random.default_rng(ord(half))
+    counts = random.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), N_CLASS_DRAWS) * sizes
+    return counts @ classes / counts.sum(axis=1)
+
+
+def results_of(file, classes=None):
+    """
+    {(data, method): {(half, seed): Result}} of the rows of the claims' runs. classes: of class_values.read(). Raises
+    UserError for other groups.
+    """
     found = {}
     for run in final_rows.read(file):
         if not (match := GROUP.fullmatch(run.group)):
             raise UserError(f'{file}: the group {run.group} is not of studies/Claims_Runs.sh')
-        found.setdefault((match['data'], match['method']), {})[match['half'], run.seed] = run
+        own = (classes or {}).get((run.group, run.seed))
+        found.setdefault((match['data'], match['method']), {})[match['half'], run.seed] = (
+            Result(run, resampled(match['half'], *own)) if own else Result(run))
     return found
 
 
 def ensembles_of(file):
     """
-    As runs_of(), of the rows that Evaluate_Ensemble.py --rows wrote: the method <method>_concatenated has the values of
-    the concatenated networks of the folds.
+    As results_of(), of the rows that Evaluate_Ensemble.py --rows wrote: the method <method>_concatenated has the values
+    of the concatenated networks of the folds.
     """
     found = {}
     for number, line in enumerate(read_csv(Path(file)), start=2):
@@ -93,14 +115,15 @@ def ensembles_of(file):
         row = {'epoch': 0} | {name.removeprefix(CONCATENATED): float(value) for name, value in line.items()
                               if name.startswith(CONCATENATED) and value}
         run = Run(line['group'], f'{file}, line {number}', {}, [row], test=line.get(final_rows.TEST) or None)
-        found.setdefault((match['data'], f'{match["method"]}_concatenated'), {})[match['half'], int(line['seed'])] = run
+        found.setdefault((match['data'], f'{match["method"]}_concatenated'), {})[match['half'], int(line['seed'])] = (
+            Result(run))
     return found
 
 
 class Methods:
-    """The runs of a Claim's methods, of runs_of(). Missing runs raise NoRuns. used: {method: {unit: Run}}."""
-    def __init__(self, claim, runs):
-        self.claim, self.runs, self.used = claim, runs, {}
+    """The results of a Claim's methods, of results_of(). Missing runs raise NoRuns. used: {method: {unit: Result}}."""
+    def __init__(self, claim, results):
+        self.claim, self.results, self.used = claim, results, {}
 
     def names(self, part):
         """The names of the methods of claim.methods[part], or of the first of each pair."""
@@ -110,12 +133,21 @@ class Methods:
         return [self.found(name) if isinstance(name, str) else tuple(map(self.found, name))
                 for name in self.claim.methods[part]]
 
+    def is_fixed(self, name):
+        """Whether the method has no randomness, so that one run per half is all."""
+        return name in self.claim.methods.get('fixed', ())
+
+    def halves(self):
+        """The halves that all methods of `of` and `against` have."""
+        return set.intersection(*({half for half, _ in self.found(name)}
+                                  for part in ('of', 'against') for name in self.claim.methods.get(part, ())))
+
     def found(self, name):
-        runs = self.runs.get((self.claim.methods['data'], name))
-        if not runs:
+        results = self.results.get((self.claim.methods['data'], name))
+        if not results:
             raise NoRuns(name)
-        self.used[name] = runs
-        return runs
+        self.used[name] = results
+        return results
 
 
 class NoRuns(Exception):
@@ -158,8 +190,8 @@ class Finding(NamedTuple):
     """
     What the runs say of a Claim. estimates: {contrast: Estimate} in MAP@R; beside: the same in R@1, {} where it is not
     a metric of the claim. word: the verdict; p: corrected by Holm's method over the primary claims. lacking: the method
-    that has no runs, or None. n_units: number of seeds of the method with the fewest. changes: {method: mean change of
-    MAP@R on validation classes over the last third of the epochs, in points}.
+    that has no runs, or None. n_units: number of seeds, over both halves, of the method with the fewest. changes:
+    {method: mean change of MAP@R on validation classes over the last third of the epochs, in points}.
     """
     claim: Claim
     estimates: dict
@@ -171,11 +203,11 @@ class Finding(NamedTuple):
     changes: dict = {}
 
 
-def findings(claims, runs):
-    """A Finding for each Claim. runs: of runs_of()."""
+def findings(claims, results):
+    """A Finding for each Claim. results: of results_of()."""
     known = {}
     for claim in claims:
-        methods = Methods(claim, runs)
+        methods = Methods(claim, results)
         try:
             estimates = EFFECTS[claim.effect](methods, MAP)
             beside = {} if claim.effect == 'separated' else EFFECTS[claim.effect](methods, RECALL)
@@ -185,7 +217,8 @@ def findings(claims, runs):
         verdict = None
         if all(estimates.values()):
             verdict = of_all([judged(one, claim.expects, claim.margin) for one in estimates.values()])
-        known[claim.name] = estimates, beside, verdict, None, methods.used
+        used = {name: found for name, found in methods.used.items() if not methods.is_fixed(name)}
+        known[claim.name] = estimates, beside, verdict, None, used
     primary = [claim.name for claim in claims if claim.primary]
     corrected = dict(zip(primary, significance.holm([known[name][2].p if known[name][2] else np.nan
                                                      for name in primary]), strict=True))
@@ -203,9 +236,9 @@ def findings(claims, runs):
 def changes_of(used):
     """{method: mean change in points of MAP@R on validation classes over the last third of the epochs}, if known."""
     changes = {}
-    for name, runs in used.items():
+    for name, results in used.items():
         each = []
-        for run in runs.values():
+        for run, _ in results.values():
             rows = [row for row in run.rows if VALIDATION in row]
             before = [row for row in rows if 3 * row['epoch'] <= 2 * rows[-1]['epoch']]
             each += [100 * (rows[-1][VALIDATION] - before[-1][VALIDATION])] if before else []

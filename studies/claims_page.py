@@ -1,14 +1,14 @@
 """
 Writes docs/claims.md from studies/claims.yaml and the rows of the claims' runs.
 
-python -m studies.claims_page [--rows FILE] [--folds FILE] [--page FILE]
+python -m studies.claims_page [--rows FILE] [--classes FILE] [--folds FILE] [--page FILE]
 """
 import argparse
 import math
 import sys
 from pathlib import Path
 
-from studies import claims
+from studies import claims, class_values
 from studies.answers import markdown_table
 from utilities import errors
 from utilities.files import require_writable, write_text
@@ -21,10 +21,13 @@ RULES = '''\
 - **refuted**: the interval lies on the other side of the margin.
 - **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over primary claims.
 
-Claims, contrasts, margins and seeds were fixed in `studies/claims.yaml` before the first run. Effects are in points of
-MAP@R and, beside it, of R@1, with 95 % intervals; n is the number of seeds, or of methods for `spectral_decay`. Seeds
-are paired only between variants of one loss. What is cited from memory, and not from the paper itself, is marked
-*remembered*.'''
+Claims, contrasts, margins, seeds and search spaces were fixed in `studies/claims.yaml` and `studies/Claims_Searches.sh`
+before the first run. Effects are in points of MAP@R and of R@1, at the last epoch. Both halves of the classes are test
+classes once; an effect is the mean over the two halves, and n is the number of seeds in both (of methods for
+`spectral_decay` and `map_at_r`). Verdicts rest on the intervals over seeds (Student's t, from errors within halves).
+*Classes* is the interval of the same runs over resampled test classes: it says how far other classes of the same data
+might differ. Seeds are paired only between variants of one loss. What is cited from memory, and not from the paper, is
+marked *remembered*. A verdict holds for these data, networks and sizes, and not for those of the papers.'''
 
 
 def page_of(found, not_testable):
@@ -34,9 +37,9 @@ def page_of(found, not_testable):
     if WAITING in primary:
         counts.append(f'{primary.count(WAITING)} without runs yet')
     lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
-    lines += markdown_table(['claim', 'effect in MAP@R', 'effect in R@1', 'n', 'verdict'], [
-        [f'[{one.claim.name}](#{one.claim.name})', text_of(one.estimates), text_of(one.beside),
-         min((estimate.n for estimate in one.estimates.values() if estimate), default=''), word_of(one)]
+    lines += markdown_table(['claim', 'data and control', 'effect', 'verdict', 'command'], [
+        [f'[{one.claim.name}](#{one.claim.name}): {one.claim.says} *{source_of(one.claim)}*',
+         f'{one.claim.data}; {one.claim.control}', '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`']
         for one in found])
     for one in found:
         lines += ['', *section(one)]
@@ -45,15 +48,29 @@ def page_of(found, not_testable):
     return '\n'.join([*lines, ''])
 
 
+def source_of(claim):
+    number = f'; its number: {claim.number}' if claim.number else ''
+    return f'{claim.paper}, {claim.place}{number}{" (remembered)" if claim.is_remembered else ""}'
+
+
+def effects_of(one):
+    """Texts of the effect in MAP@R, over test classes, in R@1, and of n; or of their ranges over several contrasts."""
+    estimates, beside = list(filter(None, one.estimates.values())), list(filter(None, one.beside.values()))
+    if not estimates:
+        return []
+    n = min(estimate.n for estimate in estimates)
+    if len(estimates) > 1:
+        return [f'MAP@R {range_of(estimates)}', f'R@1 {range_of(beside)}', f'{len(estimates)} contrasts, n = {n}']
+    classes, name = classes_of(estimates[0]), 'MAP@R ' if beside else ''
+    return [f'{name}{text_of(estimates[0])}', *([f'classes {classes}'] if classes else []),
+            *(f'R@1 {text_of(estimate)}' for estimate in beside), f'n = {n}']
+
+
 def section(one):
     claim = one.claim
     expected = {'greater': f'more than {claim.margin:g}', 'at most': f'at most {claim.margin:g}',
                 'equal': f'within ± {claim.margin:g}'}[claim.expects]
-    number = f' Number of the paper: {claim.number}' + (' (remembered).' if claim.is_remembered else '.') \
-        if claim.number else ''
-    lines = [f'## {claim.name}', '', f'{claim.says} {claim.paper}, {claim.place}'
-             + (' (remembered)' if claim.is_remembered and not claim.number else '') + f'.{number}', '',
-             f'- Data and protocol: {claim.protocol}.', f'- Control: {claim.control}.',
+    lines = [f'## {claim.name}', '', f'- Protocol: {claim.protocol}.',
              f'- Registered: effect {expected}, {claim.seeds} seeds.']
     if one.lacking:
         lines.append(f'- No runs of {one.lacking} yet.')
@@ -67,42 +84,53 @@ def section(one):
         lines.append(f'- Converged: MAP@R on validation classes changes by less than {CONVERGED} points over the last '
                      'third of the epochs.')
     if len(one.estimates) > 1:
-        lines += ['', *markdown_table(['contrast', 'MAP@R', 'R@1', 'n'], [
-            [name, text_of({name: estimate}), text_of({name: one.beside.get(name)}), estimate.n if estimate else 0]
+        lines += ['', *markdown_table(['contrast', 'MAP@R', 'classes', 'R@1', 'n'], [
+            [name, text_of(estimate), classes_of(estimate), text_of(one.beside.get(name)), getattr(estimate, 'n', '')]
             for name, estimate in one.estimates.items()])]
     elif one.estimates:
-        p = '' if math.isnan(one.p) else f' (p = {one.p:.3f} against the margin, corrected)'
-        lines.append(f'- Effect: {text_of(one.estimates)} in MAP@R, {text_of(one.beside) or "not defined"} in R@1; '
-                     f'{word_of(one)}{p}.')
-    return [*lines, '', '```bash', claim.command, '```']
+        (name, estimate), = one.estimates.items()
+        p = '' if math.isnan(one.p) else f'; p = {one.p:.3f} against the margin, corrected'
+        lines.append(f'- Effect ({name}): {text_of(estimate)}{p}.')
+    return lines
 
 
 def word_of(one):
     return WAITING if one.lacking else one.word
 
 
-def text_of(estimates):
-    """'+1.2 (0.4 to 2.0)', or the range of several Estimates."""
-    known = [estimate for estimate in estimates.values() if estimate]
-    if not known:
-        return ''
-    if len(known) == 1:
-        low, high = known[0].interval()
-        return f'{known[0].mean:+.1f} ({low:.1f} to {high:.1f})'
-    return f'{min(estimate.mean for estimate in known):+.1f} to {max(estimate.mean for estimate in known):+.1f}'
+def text_of(estimate):
+    """'+1.2 (0.4 to 2.0)'."""
+    return f'{estimate.mean:+.1f} ({span_of(estimate.interval())})' if estimate else ''
+
+
+def classes_of(estimate):
+    """'0.4 to 2.0', the interval over test classes."""
+    found = estimate.interval_over_classes() if estimate else None
+    return span_of(found) if found else ''
+
+
+def span_of(interval):
+    return 'no interval' if math.isnan(interval[0]) else f'{interval[0]:.1f} to {interval[1]:.1f}'
+
+
+def range_of(estimates):
+    means = [one.mean for one in estimates]
+    return f'{min(means):+.1f} to {max(means):+.1f}'
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rows', type=Path, default=ROWS / 'claims.csv', help='rows of the runs, if there are any')
+    parser.add_argument('--classes', type=Path, default=class_values.FILE, help='MAP@R per test class of the runs')
     parser.add_argument('--folds', type=Path, default=ROWS / 'claims_folds.csv', help='rows of the ensembles of folds')
     parser.add_argument('--page', type=Path, default=Path('docs/claims.md'), help='the page')
     opt = parser.parse_args(arguments)
     require_writable(opt.page, '--page')
     known, not_testable = claims.load()
-    runs = (claims.runs_of(opt.rows) if opt.rows.exists() else {}) | (
+    classes = class_values.read(opt.classes) if opt.classes.exists() else {}
+    results = (claims.results_of(opt.rows, classes) if opt.rows.exists() else {}) | (
         claims.ensembles_of(opt.folds) if opt.folds.exists() else {})
-    write_text(opt.page, page_of(claims.findings(known, runs), not_testable))
+    write_text(opt.page, page_of(claims.findings(known, results), not_testable))
     print(opt.page)
 
 

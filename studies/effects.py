@@ -1,40 +1,53 @@
 """
 Effects of methods, in points, with their intervals: each function takes the runs of a claim's methods (Methods of
 claims.py) and a column, and returns {contrast: Estimate}.
+
+A unit is a half of the classes with a seed. The halves differ by ten points and are no sample, so that means are taken
+over the halves, and errors from the seeds of one half.
 """
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from records import columns
 from records.columns import Column
+from reports import significance
 from studies.study import centred
 from utilities.errors import UserError
 
 LEVEL, DRAWS = 0.95, 10_000
 MAP, RECALL = 'test_map_at_r', 'test_e_recall@1'              # the metric of the verdicts, and the one beside it
+VALIDATION = 'val_map_at_r'
 
 
-class Estimate(NamedTuple):
+@dataclass
+class Estimate:
     """
-    An estimated difference, in points.
+    An estimated value or difference, in points.
 
-    mean: the estimate. draws: None, or bootstrap draws of it [DRAWS]. error, freedom: without draws, its standard error
-    and the degrees of freedom of Student's t. n: number of units of the smaller side.
+    mean: the estimate. n: number of units, or of methods. error, freedom: its standard error and the degrees of freedom
+    of Student's t. draws: None, or [DRAWS], a bootstrap of the estimate, in place of the error. over_classes: None, or
+    [N], a bootstrap of the estimate over the test classes.
     """
     mean: float
     n: int
     error: float = np.nan
     freedom: float = np.nan
     draws: np.ndarray | None = None
+    over_classes: np.ndarray | None = None
 
     def interval(self, level=LEVEL):
-        """(low, high) of the interval of this level; nan for fewer than two units."""
+        """(low, high) of the interval of this level; nan where no half has two seeds."""
         if self.draws is not None:
             return tuple(np.percentile(self.draws, [50 * (1 - level), 50 * (1 + level)]).tolist())
         half = stats.t.ppf((1 + level) / 2, self.freedom) * self.error
         return float(self.mean - half), float(self.mean + half)
+
+    def interval_over_classes(self, level=LEVEL):
+        """(low, high) of the interval over resampled test classes; None where the values of classes are not known."""
+        if self.over_classes is not None:
+            return tuple(np.percentile(self.over_classes, [50 * (1 - level), 50 * (1 + level)]).tolist())
 
     def p(self, bound):
         """Two-sided p of the hypothesis that the difference is `bound`."""
@@ -46,37 +59,54 @@ class Estimate(NamedTuple):
         return float(2 * stats.t.sf(abs(self.mean - bound) / self.error, self.freedom))
 
 
-def values(runs, metric, by=None):
-    """{unit: value in points} of {unit: Run}, at the last epoch, or at the epoch with the highest value of `by`."""
-    rows = {unit: max((row for row in run.rows if by in row), key=lambda row: row[by]) if by else run.rows[-1]
-            for unit, run in runs.items()}
-    missing = [runs[unit].where for unit, row in rows.items() if metric not in row]
-    if missing:
-        raise UserError(f'{missing[0]}: it has no {metric}')
-    return {unit: 100 * row[metric] for unit, row in rows.items()}
+def values(results, metric, by=None):
+    """
+    {unit: points} of {unit: Result}, at the last epoch, or at the epoch with the highest value of `by`. The points are
+    an array: the value, and where the Result has them, its values on resampled test classes.
+    """
+    found = {}
+    for unit, (run, resampled) in results.items():
+        row = max((row for row in run.rows if by in row), key=lambda row: row[by]) if by else run.rows[-1]
+        if metric not in row:
+            raise UserError(f'{run.where}: it has no {metric}')
+        found[unit] = 100 * np.append(row[metric], resampled if metric == MAP and not by else ())
+    return found
+
+
+def average(points, is_fixed=False):
+    """
+    The Estimate of the mean over halves of the mean over seeds, of {(half, seed): array of values()}. The variance over
+    seeds is taken to be equal in the halves. is_fixed: the method has no randomness, and so no error.
+    """
+    names = sorted({half for half, _ in points})
+    halves = [[points[unit] for unit in sorted(points) if unit[0] == name] for name in names]
+    length = min(map(len, points.values()))                             # some units may have no resampled classes
+    means = np.array([np.mean([one[:length] for one in half], axis=0) for half in halves])
+    mean, freedom = means.mean(axis=0), len(points) - len(halves)
+    squares = sum((one[0] - own[0]) ** 2 for half, own in zip(halves, means, strict=True) for one in half)
+    error = np.sqrt(squares / freedom * sum(1 / len(half) for half in halves)) / len(halves) if freedom else np.nan
+    if is_fixed:
+        error, freedom = 0.0, np.inf
+    return Estimate(float(mean[0]), len(points), float(error), freedom, over_classes=mean[1:] if length > 1 else None)
+
+
+def difference(one, other):
+    """The Estimate of one minus another, of units that are not paired: Welch's degrees of freedom."""
+    squares = np.array([one.error, other.error]) ** 2
+    freedom = squares.sum() ** 2 / (squares ** 2 / [one.freedom, other.freedom]).sum() if squares.any() else np.inf
+    classes = None
+    if one.over_classes is not None and other.over_classes is not None:
+        classes = one.over_classes - other.over_classes
+    return Estimate(one.mean - other.mean, min(one.n, other.n), float(np.sqrt(squares.sum())), float(freedom),
+                    over_classes=classes)
 
 
 def mean_difference(pairs):
-    """The Estimate of the mean over units of {unit: value} minus {unit: value}, each the mean over several pairs."""
+    """The Estimate of {unit: array} minus {unit: array} in the same units, averaged over several such pairs."""
     units = sorted(set.intersection(*({*one} & {*other} for one, other in pairs)))
-    each = np.array([np.mean([one[unit] - other[unit] for one, other in pairs]) for unit in units])
-    return Estimate(float(each.mean()), len(each), float(stats.sem(each)), len(each) - 1) if len(each) > 1 else None
-
-
-def resampled(rows):
-    """Bootstrap samples of the values [n] of each method, over its units: [[DRAWS, n], ...]."""
-    random = np.random.default_rng(0)
-    return [row[random.integers(len(row), size=(DRAWS, len(row)))] for row in rows]
-
-
-def of_means(sides, statistic):
-    """
-    The Estimate of statistic(means of the methods of one side [..., M], means of the other), by a bootstrap over units.
-    """
-    sides = [[np.array([*one.values()]) for one in side] for side in sides]
-    drawn = [np.stack([draw.mean(axis=1) for draw in resampled(side)], axis=-1) for side in sides]
-    mean = statistic(*(np.array([row.mean() for row in side]) for side in sides))
-    return Estimate(float(mean), min(len(row) for side in sides for row in side), draws=statistic(*drawn))
+    length = min(len(side[unit]) for pair in pairs for side in pair for unit in units) if units else 0
+    return average({unit: np.mean([one[unit][:length] - other[unit][:length] for one, other in pairs], axis=0)
+                    for unit in units}) if units else None
 
 
 def paired(of, metric):
@@ -90,16 +120,41 @@ def each(of, metric):
             for name, (one, other) in zip(of.names('pairs'), of('pairs'), strict=True)}
 
 
+def averages(of, part, metric):
+    """{method: Estimate of its mean} of the methods of a part, over the halves that all methods of the claim have."""
+    return {name: average({unit: value for unit, value in values(results, metric).items() if unit[0] in of.halves()},
+                          of.is_fixed(name))
+            for name, results in zip(of.names(part), of(part), strict=True)}
+
+
 def best(of, metric):
-    """The highest mean of the methods `of`, minus the highest mean of the methods `against`; units are not paired."""
-    sides = [[values(runs, metric) for runs in of(side)] for side in ('of', 'against')]
-    return {'best': of_means(sides, lambda one, other: one.max(axis=-1) - other.max(axis=-1))}
+    """Of each side, `of` and `against`, the method with the highest MAP@R on validation classes: their difference."""
+    chosen = []
+    for part in ('of', 'against'):
+        validated = averages(of, part, VALIDATION)
+        name = max(validated, key=lambda name: validated[name].mean)
+        chosen.append((name, averages(of, part, metric)[name]))
+    (one, first), (other, second) = chosen
+    return {f'{one} minus {other}': difference(first, second)}
 
 
 def spread(of, metric):
-    """The standard deviation over losses of the means of the methods `of`, minus the same of the methods `against`."""
-    sides = [[values(runs, metric) for runs in of(side)] for side in ('of', 'against')]
-    return {'spread': of_means(sides, lambda one, other: one.std(axis=-1, ddof=1) - other.std(axis=-1, ddof=1))}
+    """
+    The standard deviation over losses of the means of the methods `of`, minus the same of the methods `against`. The
+    draws add to each mean its error times Student's t.
+    """
+    random, sides = np.random.default_rng(0), []
+    for part in ('of', 'against'):
+        means = [*averages(of, part, metric).values()]
+        drawn = [one.mean + one.error * random.standard_t(max(one.freedom, 1), DRAWS) for one in means]
+        classes = [one.over_classes for one in means]
+        sides.append([np.std([one.mean for one in means], ddof=1), np.std(drawn, axis=0, ddof=1),
+                      None if any(one is None for one in classes) else np.std(classes, axis=0, ddof=1)])
+    (one, drawn, classes), (other, others, their_classes) = sides
+    n = min(estimate.n for part in ('of', 'against') for estimate in averages(of, part, metric).values())
+    return {'standard deviation': Estimate(
+        float(one - other), n, draws=drawn - others,
+        over_classes=None if classes is None or their_classes is None else classes - their_classes)}
 
 
 def selection(of, metric):
@@ -108,28 +163,27 @@ def selection(of, metric):
     return {'mean': mean_difference([tuple(values(runs, metric, name) for name in by) for runs in of('of')])}
 
 
-def told_apart(rows):
-    """
-    The number of pairs of methods that differ (Welch's t-test, p < 0.05 after Holm's correction). rows: the values
-    [..., n] of each method.
-    """
-    means = np.stack([row.mean(axis=-1) for row in rows], axis=-1)
-    errors = np.stack([row.var(axis=-1, ddof=1) / row.shape[-1] for row in rows], axis=-1)
-    one, other = np.triu_indices(len(rows), 1)
-    freedoms = np.array([row.shape[-1] - 1 for row in rows])
-    both = errors[..., one] + errors[..., other]
-    with np.errstate(divide='ignore', invalid='ignore'):     # of methods without variance
-        freedom = both ** 2 / (errors[..., one] ** 2 / freedoms[one] + errors[..., other] ** 2 / freedoms[other])
-        p = 2 * stats.t.sf(np.abs(means[..., one] - means[..., other]) / np.sqrt(both), freedom)
-    ordered = np.sort(np.nan_to_num(p, nan=1.0), axis=-1) * np.arange(len(one), 0, -1)
-    return (ordered < 1 - LEVEL).cumprod(axis=-1).sum(axis=-1)
+def told_apart(estimates):
+    """Which pairs of Estimates differ (Welch's t-test, p < 0.05 after Holm's correction): [M, M] of 0 and 1."""
+    one, other = np.triu_indices(len(estimates), 1)
+    p = significance.holm([difference(estimates[i], estimates[j]).p(0) for i, j in zip(one, other, strict=True)])
+    found = np.zeros((len(estimates), len(estimates)))
+    found[one, other] = found[other, one] = np.array(p) < 1 - LEVEL
+    return found
 
 
 def separated(of, metric):
-    """The number of pairs of methods told_apart() by MAP@R minus the number by R@1, in the same runs."""
-    both = [[np.array([*values(runs, name).values()]) for runs in of('of')] for name in (MAP, RECALL)]
-    draws = told_apart(resampled(both[0])) - told_apart(resampled(both[1]))             # both draw the same units
-    return {'pairs': Estimate(float(told_apart(both[0]) - told_apart(both[1])), min(map(len, both[0])), draws=draws)}
+    """
+    The number of pairs of methods that MAP@R tells apart minus the number that R@1 does, in the same runs; by a
+    bootstrap over the methods, whose pairs are not independent.
+    """
+    more, fewer = (told_apart([*averages(of, 'of', name).values()]) for name in (MAP, RECALL))
+    gain, n_methods = more - fewer, len(more)
+    n_pairs = n_methods * (n_methods - 1) / 2
+    counts = np.random.default_rng(0).multinomial(n_methods, np.full(n_methods, 1 / n_methods), DRAWS)
+    weights = (counts.sum(axis=1) ** 2 - (counts ** 2).sum(axis=1)) / 2             # pairs of different methods
+    drawn = np.einsum('di,ij,dj->d', counts, gain, counts) / 2 / np.maximum(weights, 1) * n_pairs
+    return {f'of {n_pairs:.0f} pairs': Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
 
 
 def correlations(of, metric):
@@ -138,14 +192,14 @@ def correlations(of, metric):
     embeddings, minus the same with their ratio of intra- to inter-class distances; by a bootstrap over methods.
     """
     names = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
-    decay, ratio, points = (np.array([np.mean([*values(runs, name).values()]) for runs in of('of')]) for name in names)
+    decay, ratio, points = (np.array([one.mean for one in averages(of, 'of', name).values()]) for name in names)
 
-    def difference(some):
+    def gain(some):
         decays, ratios, results = (centred(stats.rankdata(side[some], axis=-1)) for side in (-decay, ratio, points))
         return 100 * (correlation(decays, results) - correlation(ratios, results))
 
     some = np.random.default_rng(0).integers(len(points), size=(DRAWS, len(points)))
-    return {'difference': Estimate(float(difference(np.arange(len(points)))), len(points), draws=difference(some))}
+    return {'difference of correlations': Estimate(float(gain(np.arange(len(points)))), len(points), draws=gain(some))}
 
 
 def correlation(one, other):

@@ -21,25 +21,46 @@ def claim(effect, methods, expects='greater', margin=1.0, name='one', **other):
 
 
 def runs(**methods):
-    """{(data, method): {unit: Run}} of values of MAP@R per method, as fractions; R@1 is .3 higher."""
-    return {('Omniglot', name): {('A', seed): Run(f'{name}_s{seed}', name, {}, [
-        {'epoch': 1, effects.MAP: value, effects.RECALL: value + .3}]) for seed, value in enumerate(values)}
-        for name, values in methods.items()}
+    """{(data, method): {unit: Result}} of values of MAP@R per method, as fractions; R@1 is .3 higher."""
+    return {('Omniglot', name): {unit: claims.Result(Run(str(unit), name, {}, [
+        {'epoch': 1, effects.MAP: value, effects.RECALL: value + .3, effects.VALIDATION: value}]))
+        for unit, value in zip(units(len(values)), values, strict=True)} for name, values in methods.items()}
+
+
+def units(n):
+    """Halves and seeds in turn: A 0, B 0, A 1, ..."""
+    return [('AB'[place % 2], place // 2) for place in range(n)]
+
+
+def regression(values, bound=0):
+    """
+    (mean, 95 % interval, p of the mean being `bound`) from a linear regression of values in the order of units() on a
+    constant and the half, coded ±1.
+    """
+    half = np.array([-1 if name == 'A' else 1 for name, _ in units(len(values))])
+    design = np.column_stack([np.ones(len(values)), half])
+    inverse = np.linalg.inv(design.T @ design)
+    coefficients = inverse @ design.T @ values
+    freedom = len(values) - 2
+    error = math.sqrt(((values - design @ coefficients) ** 2).sum() / freedom * inverse[0, 0])
+    mean, width = coefficients[0], stats.t.ppf(.975, freedom) * error
+    return mean, (mean - width, mean + width), 2 * stats.t.sf(abs(mean - bound) / error, freedom)
 
 
 def draw(n, mean, sd, seed):
     return np.random.default_rng(seed).normal(mean, sd, n)
 
 
-def test_a_paired_effect_has_the_interval_and_the_p_of_the_t_test():
-    control = draw(6, .4, .02, 0)
-    other, third = control + draw(6, .02, .005, 1), control + draw(6, .01, .005, 2)
+@pytest.mark.parametrize('n', [6, 7])
+def test_a_paired_effect_has_the_interval_and_the_p_of_a_regression_on_the_halves(n):
+    control = draw(n, .4, .02, 0)
+    control[::2] += .1                                                           # half A is easier, for all methods
+    other, third = control + draw(n, .02, .005, 1), control + draw(n, .01, .005, 2)
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c'], ['b', 'c']]})], runs(a=other, b=third, c=control))
-    differences = 100 * (np.array([other, third]).mean(axis=0) - control)
-    expected = stats.ttest_1samp(differences, 1)
+    mean, interval, p = regression(100 * (np.array([other, third]).mean(axis=0) - control), 1)
     estimate = found.estimates['mean']
-    assert estimate.interval() == pytest.approx((*expected.confidence_interval(.95),)) and estimate.n == 6
-    assert found.p == pytest.approx(expected.pvalue) and found.beside['mean'].mean == pytest.approx(differences.mean())
+    assert estimate.mean == pytest.approx(mean) and estimate.interval() == pytest.approx(interval) and estimate.n == n
+    assert found.p == pytest.approx(p) and found.beside['mean'].mean == pytest.approx(mean)
 
 
 @pytest.mark.parametrize('expects, margin, mean, word', [
@@ -80,40 +101,122 @@ def test_each_contrast_must_hold_and_one_refutes():
     assert found.word == 'refuted'
 
 
-def test_best_and_spread_are_statistics_of_means_and_their_bootstrap_has_the_known_spread():
+def test_best_takes_the_methods_that_are_best_on_validation_classes():
     values = {name: draw(12, mean, .02, place) for place, (name, mean) in
               enumerate({'a': .5, 'b': .6, 'c': .4, 'd': .45}.items())}
-    sides = {'of': ['a', 'b'], 'against': ['c', 'd']}
-    best, spread = claims.findings([claim('best', sides), claim('spread', sides, name='two')], runs(**values))
+    for row in values.values():
+        row[::2] += .1
+    known = runs(**values)
+    for run, _ in known['Omniglot', 'a'].values():
+        run.rows[-1][effects.VALIDATION] += 1
+    found, = claims.findings([claim('best', {'of': ['a', 'b'], 'against': ['c', 'd']})], known)
+    estimate = found.estimates['a minus d']
+    within = [np.concatenate([row[::2] - row[::2].mean(), row[1::2] - row[1::2].mean()]) for row in values.values()]
+    errors = [math.sqrt((one ** 2).sum() / 10 / 12) * 100 for one in within]
+    freedom = (errors[0] ** 2 + errors[3] ** 2) ** 2 / (errors[0] ** 4 / 10 + errors[3] ** 4 / 10)       # Welch
+    assert estimate.mean == pytest.approx(100 * (values['a'].mean() - values['d'].mean()))
+    assert estimate.error == pytest.approx(math.hypot(errors[0], errors[3])) and found.word == 'confirmed'
+    assert estimate.freedom == pytest.approx(freedom)
+
+
+def test_a_method_without_randomness_needs_one_run_per_half_and_adds_no_error():
+    values = {'a': draw(8, .5, .02, 0), 'pca': [.4, .5]}
+    sides = {'of': ['a'], 'against': ['pca']}
+    found, = claims.findings([claim('best', sides | {'fixed': ['pca']}, seeds=8)], runs(**values))
+    mean, interval, _ = regression(100 * values['a'])
+    assert found.n_units == 8 and found.estimates['a minus pca'].interval() == pytest.approx(
+        [mean - 45 - (mean - interval[0]), mean - 45 + (mean - interval[0])])
+    found, = claims.findings([claim('best', sides, seeds=8)], runs(**values))
+    assert found.word == 'undecided' and math.isnan(found.estimates['a minus pca'].interval()[0])
+
+
+def test_halves_that_only_one_method_has_do_not_count():
+    values = runs(a=[.5, .7] * 3, c=[.4, .9] * 3)
+    for unit in units(6)[1::2]:
+        del values['Omniglot', 'c'][unit]
+    found, = claims.findings([claim('best', {'of': ['a'], 'against': ['c']})], values)
+    assert found.estimates['a minus c'].mean == pytest.approx(10)
+
+
+def test_spread_is_a_difference_of_standard_deviations_and_keeps_its_level():
+    values = {name: draw(12, mean, .02, place) for place, (name, mean) in
+              enumerate({'a': .5, 'b': .6, 'c': .4, 'd': .45}.items())}
+    found, = claims.findings([claim('spread', {'of': ['a', 'b'], 'against': ['c', 'd']})], runs(**values))
     mean = {name: 100 * one.mean() for name, one in values.items()}
-    assert best.estimates['best'].mean == pytest.approx(max(mean['a'], mean['b']) - max(mean['c'], mean['d']))
-    assert spread.estimates['spread'].mean == pytest.approx(
+    estimate, = found.estimates.values()
+    assert estimate.mean == pytest.approx(
         np.std([mean['a'], mean['b']], ddof=1) - np.std([mean['c'], mean['d']], ddof=1))
-    error = math.sqrt(sum(np.var(100 * values[name]) / 12 for name in 'bd'))           # a and c are never the best
-    assert best.estimates['best'].draws.std() == pytest.approx(error, rel=.05) and best.word == 'confirmed'
+    misses, random = 0, np.random.default_rng(0)
+    for _ in range(200):                                         # five losses per side, all of the same true spread
+        rows = {name: random.normal(.4 + .02 * (place % 5), .01, 10) for place, name in enumerate('abcdefghij')}
+        spread, = effects.spread(claims.Methods(claim('spread', {'of': list('abcde'), 'against': list('fghij')}),
+                                                runs(**rows)), effects.MAP).values()
+        low, high = spread.interval()
+        misses += not low <= 0 <= high
+    assert misses <= 20                                          # 10 are expected; more than 20 with probability .001
+
+
+def test_intervals_over_test_classes_resample_them_for_all_runs_alike():
+    sizes, random = np.array([20, 30, 10, 40, 20]), np.random.default_rng(0)
+    classes = {unit: random.uniform(.2, .8, 5) for unit in units(4)}
+    results = {('Omniglot', name): {unit: claims.Result(
+        Run(name, name, {}, [{'epoch': 1, effects.MAP: one @ sizes / sizes.sum() + gain, effects.RECALL: .5}]),
+        claims.resampled(unit[0], one + gain, sizes)) for unit, one in classes.items()}
+        for name, gain in (('a', .1), ('c', 0))}
+    found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], results)
+    assert found.estimates['mean'].interval_over_classes() == pytest.approx((10, 10))         # the same in each class
+    equal = {unit: claims.Result(result.run, claims.resampled(unit[0], classes[unit], np.full(5, 20)))
+             for unit, result in results['Omniglot', 'c'].items()}
+    alone = effects.average(effects.values(equal, effects.MAP)).over_classes
+    variances = [100 ** 2 * np.mean([classes[half, 0], classes[half, 1]], axis=0).var() / 5 for half in 'AB']
+    assert alone.std() == pytest.approx(math.sqrt(sum(variances)) / 2, rel=.06)     # the halves draw independently
+    counts = np.random.default_rng(ord('A')).multinomial(5, np.full(5, .2), claims.N_CLASS_DRAWS)[7]
+    images = [value for value, size, count in zip(classes['A', 0], sizes, counts, strict=True)
+              for _ in range(size * count)]
+    assert claims.resampled('A', classes['A', 0], sizes)[7] == pytest.approx(np.mean(images))
+    assert found.beside['mean'].interval_over_classes() is None
 
 
 def test_the_epoch_chosen_on_test_classes_against_the_epoch_chosen_on_validation_classes():
-    found = runs(a=[0] * 3)
-    for seed, run in enumerate(found['Omniglot', 'a'].values()):
+    found = runs(a=[0] * 4)
+    for seed, (run, _) in enumerate(found['Omniglot', 'a'].values()):
         run.rows = [{'epoch': 0, effects.MAP: .1}] + [
             {'epoch': epoch, effects.MAP: test, effects.RECALL: test, 'val_map_at_r': val, 'val_e_recall@1': val}
             for epoch, (test, val) in enumerate([(.5 + .01 * seed, .4), (.4, .6), (.3, .5)], 1)]
     one, = claims.findings([claim('selection', {'of': ['a']})], found)
-    assert one.estimates['mean'].mean == pytest.approx(np.mean([10, 11, 12])) and one.estimates['mean'].n == 3
+    assert one.estimates['mean'].mean == pytest.approx(np.mean([10, 11, 12, 13])) and one.estimates['mean'].n == 4
 
 
 def test_pairs_told_apart_equal_a_loop_of_tests():
-    rows = [draw(n, mean, .02, place)
-            for place, (n, mean) in enumerate([(5, .4), (6, .41), (7, .45), (5, .5), (6, .5)])]
-    p_values = [significance.welch_test(*pair) for pair in itertools.combinations(rows, 2)]
-    expected = np.sum(np.array(significance.holm(p_values)) < .05)
-    assert effects.told_apart(rows) == expected and 0 < expected < 10
-    constant = [np.full(4, .4), np.full(4, .4), np.full(4, .5)]
-    assert effects.told_apart(constant) in (0, 2)                            # never nan
-    found, = claims.findings([claim('separated', {'of': list('abcde')}, margin=0)],
-                             runs(**dict(zip('abcde', rows, strict=True))))
-    assert found.estimates['pairs'].mean == 0 and found.estimates['pairs'].draws.any() == np.False_
+    rows = {name: draw(8, mean, .02, place) for place, (name, mean) in
+            enumerate(zip('abcde', (.4, .41, .45, .5, .5), strict=True))}
+    estimates = {name: effects.average(dict(zip([('A', seed) for seed in range(8)], 100 * row[:, None], strict=True)))
+                 for name, row in rows.items()}
+    pairs = list(itertools.combinations(rows, 2))
+    p_values = significance.holm([significance.welch_test(rows[one], rows[other]) for one, other in pairs])
+    found = effects.told_apart([*estimates.values()])
+    expected = {pair: p < .05 for pair, p in zip(pairs, p_values, strict=True)}
+    assert 0 < sum(expected.values()) < 10
+    for one, other in pairs:
+        assert found['abcde'.index(one), 'abcde'.index(other)] == expected[one, other]
+
+
+def test_separated_counts_pairs_and_resamples_methods():
+    values = {name: draw(12, .4 + .02 * place, .01, place) for place, name in enumerate('abcdef')}
+    found = runs(**values)
+    same, = claims.findings([claim('separated', {'of': list('abcdef')}, margin=0)], found)
+    estimate, = same.estimates.values()
+    assert estimate.mean == 0 and not estimate.draws.any() and same.word == 'undecided'
+    for results in found.values():                                     # R@1 without any difference between methods
+        for run, _ in results.values():
+            run.rows[-1][effects.RECALL] = .5 + run.rows[-1][effects.MAP] % .01
+    more, = claims.findings([claim('separated', {'of': list('abcdef')}, margin=0)], found)
+    estimate, = more.estimates.values()
+    assert 10 <= estimate.mean <= 15 and more.word == 'confirmed'
+    counts = np.random.default_rng(0).multinomial(6, np.full(6, 1 / 6), effects.DRAWS)[0]           # the first draw
+    gain = effects.told_apart([*effects.averages(claims.Methods(more.claim, found), 'of', effects.MAP).values()])
+    pairs = [(counts[i] * counts[j], gain[i, j]) for i, j in itertools.combinations(range(6), 2)]
+    assert estimate.draws[0] == pytest.approx(15 * sum(w * g for w, g in pairs) / sum(w for w, _ in pairs))
 
 
 def test_the_difference_of_correlations_is_spearmans():
@@ -122,12 +225,13 @@ def test_the_difference_of_correlations_is_spearmans():
     decay, ratio = -results + random.normal(0, .02, 20), results + random.normal(0, .3, 20)
     found = runs(**{name: [value, value] for name, value in zip(names, results, strict=True)})
     for place, name in enumerate(names):
-        for run in found['Omniglot', name].values():
+        for run, _ in found['Omniglot', name].values():
             run.rows[-1] |= {'train_rho_spectrum@1': decay[place], 'train_dists@intra_over_inter': ratio[place]}
     one, = claims.findings([claim('correlations', {'of': names}, margin=10)], found)
     expected = 100 * (stats.spearmanr(-decay, results).statistic - stats.spearmanr(ratio, results).statistic)
-    assert one.estimates['difference'].mean == pytest.approx(expected) and one.word == 'confirmed'
-    low, high = one.estimates['difference'].interval()
+    estimate, = one.estimates.values()
+    assert estimate.mean == pytest.approx(expected) and one.word == 'confirmed'
+    low, high = estimate.interval()
     assert low < expected < high
 
 
@@ -146,7 +250,7 @@ def test_missing_runs_and_single_seeds_are_said():
 def test_a_run_that_still_improves_is_named():
     found = runs(a=[.5] * 6, c=[.4] * 6)
     for method, last in (('a', .31), ('c', .304)):
-        for run in found['Omniglot', method].values():
+        for run, _ in found['Omniglot', method].values():
             run.rows = [{'epoch': epoch, 'val_map_at_r': value} for epoch, value in ((0, .1), (20, .3), (25, .2))] + [
                 run.rows[-1] | {'epoch': 30, 'val_map_at_r': last}]
     one, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], found)
@@ -161,7 +265,7 @@ def test_the_registered_claims(tmp_path):
     for old, new, message in (
             ('effect: spread', 'effect: guess', 'claim 1: effect guess: expected paired'),
             ('expects: at most', 'expects: less', 'claim 7: expects less'),
-            ('seeds: 12', 'seeds: 20', '2 to 12 seeds'), ('    seeds: 4\n', '', 'claim 3: expected the keys'),
+            ('seeds: 12', 'seeds: 20', '2 to 12 seeds'), ('    seeds: 2\n', '', 'claim 3: expected the keys'),
             ('name: dimension', 'name: spread', 'two claims have the name spread')):
         (tmp_path / 'claims.yaml').write_text(text.replace(old, new, 1))
         with pytest.raises(UserError, match=message):
