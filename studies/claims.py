@@ -20,7 +20,7 @@ from utilities.files import read_csv
 
 FILE = Path(__file__).parent / 'claims.yaml'
 GROUP = re.compile(r'Claims_(?P<data>[A-Za-z0-9]+)_(?P<half>[AB])_(?P<method>.+)')
-TEXTS = ('name', 'paper', 'place', 'says', 'data', 'protocol', 'control', 'command')
+TEXTS = ('name', 'title', 'paper', 'place', 'says', 'data', 'protocol', 'control', 'command')
 KEYS = {*TEXTS, 'number', 'is_remembered', 'primary', 'effect', 'expects', 'margin', 'seeds', 'methods'}
 EXPECTS = ('greater', 'at most', 'equal')
 CONCATENATED = 'concatenated_'
@@ -31,6 +31,7 @@ N_CLASS_DRAWS = 2_000                            # bootstrap samples of the test
 class Claim:
     """An entry of claims.yaml; docs/study.md explains its keys."""
     name: str
+    title: str
     paper: str
     place: str
     says: str

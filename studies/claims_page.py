@@ -1,7 +1,7 @@
 """
-Writes docs/claims.md from studies/claims.yaml and the rows of the claims' runs.
+Writes docs/claims.md and the table of verdicts in README.md, from studies/claims.yaml and the rows of the claims' runs.
 
-python -m studies.claims_page [--rows FILE] [--classes FILE] [--folds FILE] [--page FILE]
+python -m studies.claims_page [--rows FILE] [--classes FILE] [--folds FILE] [--page FILE] [--readme FILE]
 """
 import argparse
 import math
@@ -11,6 +11,7 @@ from pathlib import Path
 from studies import claims, class_values
 from studies.answers import markdown_table
 from utilities import errors
+from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 
 ROWS = Path(__file__).parent / 'rows'
@@ -38,7 +39,7 @@ def page_of(found, not_testable):
         counts.append(f'{primary.count(WAITING)} without runs yet')
     lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
     lines += markdown_table(['claim', 'data and control', 'effect', 'verdict', 'command'], [
-        [f'[{one.claim.name}](#{one.claim.name}): {one.claim.says} *{source_of(one.claim)}*',
+        [f'[{one.claim.title}](#{one.claim.name}). {one.claim.says} *{source_of(one.claim)}*',
          f'{one.claim.data}; {one.claim.control}', '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`']
         for one in found])
     for one in found:
@@ -46,6 +47,24 @@ def page_of(found, not_testable):
     lines += ['', '## Not testable here', '',
               *(f'- {entry["name"]} ({entry["paper"]}): {entry["reason"]}' for entry in not_testable)]
     return '\n'.join([*lines, ''])
+
+
+def with_verdicts(readme, found):
+    """The text of the README with the table of the primary claims' verdicts in place of its last one."""
+    heads = ['claim', 'paper', 'MAP@R', 'verdict']
+    table = markdown_table(heads, [
+        [f'[{one.claim.title}](docs/claims.md#{one.claim.name})', one.claim.paper.split()[0], effect_of(one),
+         word_of(one)] for one in found if one.claim.primary])
+    before, start, rest = readme.partition(f'| {" | ".join(heads)} |\n')
+    if not start:
+        raise UserError(f'the README has no table with the heads {", ".join(heads)}')
+    old, end, after = rest.partition('\n\n')
+    return '\n'.join([before + table[0], *table[1:]]) + end + after
+
+
+def effect_of(one):
+    estimates = list(filter(None, one.estimates.values()))
+    return '' if not estimates else text_of(estimates[0]) if len(estimates) == 1 else range_of(estimates)
 
 
 def source_of(claim):
@@ -124,14 +143,18 @@ def main(arguments=None):
     parser.add_argument('--classes', type=Path, default=class_values.FILE, help='MAP@R per test class of the runs')
     parser.add_argument('--folds', type=Path, default=ROWS / 'claims_folds.csv', help='rows of the ensembles of folds')
     parser.add_argument('--page', type=Path, default=Path('docs/claims.md'), help='the page')
+    parser.add_argument('--readme', type=Path, default=Path('README.md'), help='file with a table of verdicts')
     opt = parser.parse_args(arguments)
     require_writable(opt.page, '--page')
+    require_writable(opt.readme, '--readme')
     known, not_testable = claims.load()
     classes = class_values.read(opt.classes) if opt.classes.exists() else {}
     results = (claims.results_of(opt.rows, classes) if opt.rows.exists() else {}) | (
         claims.ensembles_of(opt.folds) if opt.folds.exists() else {})
-    write_text(opt.page, page_of(claims.findings(known, results), not_testable))
-    print(opt.page)
+    found = claims.findings(known, results)
+    write_text(opt.page, page_of(found, not_testable))
+    write_text(opt.readme, with_verdicts(opt.readme.read_text(encoding='utf-8'), found))
+    print(opt.page, opt.readme, sep='\n')
 
 
 if __name__ == '__main__':

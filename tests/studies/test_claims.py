@@ -1,6 +1,7 @@
 """The claims' effects, intervals and verdicts against closed forms, scipy and loops; the page against its rows."""
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from reports import significance
 from studies import claims, claims_page, effects
 from utilities.errors import UserError
 
-TEXT = {'paper': 'A et al.', 'place': 'Table 1', 'says': 'One is better.', 'data': 'Omniglot', 'protocol': 'a protocol',
-        'control': 'the other', 'command': 'run', 'number': None, 'is_remembered': True, 'primary': True}
+TEXT = {'title': 'One', 'paper': 'A et al.', 'place': 'Table 1', 'says': 'One is better.', 'data': 'Omniglot',
+        'protocol': 'a protocol', 'control': 'the other', 'command': 'run', 'number': None, 'is_remembered': True,
+        'primary': True}
 
 
 def claim(effect, methods, expects='greater', margin=1.0, name='one', **other):
@@ -272,7 +274,15 @@ def test_the_registered_claims(tmp_path):
             claims.load(tmp_path / 'claims.yaml')
 
 
-def test_the_page_is_what_its_rows_say(tmp_path):
-    claims_page.main(['--page', str(tmp_path / 'claims.md')])
+def test_the_page_and_the_table_of_the_readme_are_what_their_rows_say(tmp_path):
+    code = claims.FILE.parent.parent
+    readme = (code / 'README.md').read_text()
+    (tmp_path / 'README.md').write_text(re.sub(r'(verdict \|\n)\|.*?\n\n', r'\1| --- | --- | --- | --- |\n\n', readme,
+                                               flags=re.DOTALL))
+    claims_page.main(['--page', str(tmp_path / 'claims.md'), '--readme', str(tmp_path / 'README.md')])
     page = (tmp_path / 'claims.md').read_text()
-    assert page == (claims.FILE.parent.parent / 'docs' / 'claims.md').read_text() and len(page.splitlines()) <= 400
+    assert page == (code / 'docs' / 'claims.md').read_text() and len(page.splitlines()) <= 400
+    assert (tmp_path / 'README.md').read_text() == readme and len(readme.split()) <= 1500
+    (tmp_path / 'README.md').write_text('# Nothing')
+    with pytest.raises(UserError, match='has no table with the heads claim'):
+        claims_page.main(['--page', str(tmp_path / 'claims.md'), '--readme', str(tmp_path / 'README.md')])

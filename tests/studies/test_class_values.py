@@ -54,7 +54,7 @@ def test_another_network_than_the_recorded_one_is_refused(quick, run, tmp_path, 
     assert run(*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--group', 'Claims_Own_A_one') == 0
     monkeypatch.setattr(class_values, 'values_of', lambda folder: (np.full(6, 2.0), np.full(6, 6)))
     with pytest.raises(UserError, match=r'MAP@R is 2\.000000 here, and 0\.\d+ in its log\.csv'):
-        class_values.main([str(tmp_path / 'runs' / 'folder' / 'Claims_Own_A_one_s1'), '--file', str(tmp_path / 'a.csv')])
+        class_values.main([str(tmp_path / 'runs' / 'folder' / 'Claims_Own_A_one_s1'), '--file', str(tmp_path / 'a')])
 
 
 def test_runs_that_have_rows_are_left_out(tmp_path):
