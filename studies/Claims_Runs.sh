@@ -73,7 +73,7 @@ for half in ${HALVES:-A B}; do
     half_of $half
     if in_section candidates 1; then
         for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca; do
-            for place in 1 2 3; do
+            for place in 1 2; do
                 flags_of $loss
                 if [[ $loss == dr_* ]]; then flags+=("--loss_${loss}_gamma" 0); fi
                 found=$(setting candidates $half ${loss}_$place)
@@ -93,7 +93,7 @@ for half in ${HALVES:-A B}; do
         done
     fi
     if in_section tuned 6; then
-        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca dr_multisimilarity; do
+        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca; do
             tuned_flags $loss
             runs ${loss}_tuned "${flags[@]}"
         done

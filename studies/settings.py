@@ -2,7 +2,7 @@
 The settings that the searches of the claims found, as files in studies/settings that Claims_Runs.sh reads: lines
 'HALF NAME FLAG...'.
 
-python -m studies.settings candidates --studies Studies            # three best trials of each control's search
+python -m studies.settings candidates --studies Studies            # two best trials of each control's search
 python -m studies.settings best --runs Candidates/omniglot         # the candidate that is best after 24 epochs
 python -m studies.settings grids --studies Studies                 # best gamma and best probability of rho_distance
 """
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / 'settings'
 STUDY = re.compile(r'Claims_Omniglot_([AB])_(.+)')
 CANDIDATE = re.compile(r'Candidates_Omniglot_([AB])_(.+)_(\d)_fold\d')
 SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # in trials.csv, and in the records of a run
-N_CANDIDATES = 3
+N_CANDIDATES = 2
 NO_FLAGS = ('trial', 'state', SCORE, 'best_epochs', 'seconds', 'reason')
 
 
