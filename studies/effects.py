@@ -143,18 +143,19 @@ def spread(of, metric):
     The standard deviation over losses of the means of the methods `of`, minus the same of the methods `against`. The
     draws add to each mean its error times Student's t.
     """
-    random, sides = np.random.default_rng(0), []
-    for part in ('of', 'against'):
-        means = [*averages(of, part, metric).values()]
-        drawn = [one.mean + one.error * random.standard_t(max(one.freedom, 1), DRAWS) for one in means]
-        classes = [one.over_classes for one in means]
-        sides.append([np.std([one.mean for one in means], ddof=1), np.std(drawn, axis=0, ddof=1),
-                      None if any(one is None for one in classes) else np.std(classes, axis=0, ddof=1)])
-    (one, drawn, classes), (other, others, their_classes) = sides
-    n = min(estimate.n for part in ('of', 'against') for estimate in averages(of, part, metric).values())
+    random = np.random.default_rng(0)
+    both = [[*averages(of, part, metric).values()] for part in ('of', 'against')]
+    drawn = [[one.mean + one.error * random.standard_t(max(one.freedom, 1), DRAWS) for one in side] for side in both]
+    classes = [[one.over_classes for one in side] for side in both]
+    are_known = all(one is not None for side in classes for one in side)
+
+    def gap(sides):
+        one, other = (np.std(side, axis=0, ddof=1) for side in sides)
+        return one - other
+
     return {'standard deviation': Estimate(
-        float(one - other), n, draws=drawn - others,
-        over_classes=None if classes is None or their_classes is None else classes - their_classes)}
+        float(gap([[one.mean for one in side] for side in both])), min(one.n for side in both for one in side),
+        draws=gap(drawn), over_classes=gap(classes) if are_known else None)}
 
 
 def selection(of, metric):
