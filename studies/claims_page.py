@@ -38,10 +38,12 @@ def page_of(found, not_testable):
     if WAITING in primary:
         counts.append(f'{primary.count(WAITING)} without runs yet')
     lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(one.claim.protocol for one in found), start=1)}
     lines += markdown_table(['claim', 'data and control', 'effect', 'verdict', 'command'], [
-        [f'[{one.claim.title}](#{one.claim.name}). {one.claim.says} *{source_of(one.claim)}*',
-         f'{one.claim.data}; {one.claim.control}', '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`']
-        for one in found])
+        [f'[{one.claim.name}](#{one.claim.name}): {one.claim.says} *{source_of(one.claim)}*',
+         f'{one.claim.data}, [protocol {numbers[one.claim.protocol]}](#protocols); control: {one.claim.control}',
+         '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`'] for one in found])
+    lines += ['', '## Protocols', '', *(f'{number}. {text}.' for text, number in numbers.items())]
     for one in found:
         lines += ['', *section(one)]
     lines += ['', '## Not testable here', '',
@@ -89,8 +91,7 @@ def section(one):
     claim = one.claim
     expected = {'greater': f'more than {claim.margin:g}', 'at most': f'at most {claim.margin:g}',
                 'equal': f'within ± {claim.margin:g}'}[claim.expects]
-    lines = [f'## {claim.name}', '', f'- Protocol: {claim.protocol}.',
-             f'- Registered: effect {expected}, {claim.seeds} seeds.']
+    lines = [f'## {claim.name}', '', f'- Registered: effect {expected}, {claim.seeds} seeds.']
     if one.lacking:
         lines.append(f'- No runs of {one.lacking} yet.')
     elif one.n_units < claim.seeds:
