@@ -56,7 +56,7 @@ def of_candidates(runs):
         raise UserError(f'{file}: missing; python -m studies.settings candidates writes it')
     known = {tuple(line.split()[:2]): line.split()[2:] for line in file.read_text().splitlines()}
     values = {}
-    for folder in sorted(Path(runs).glob('Candidates_Omniglot_*')):
+    for folder in filter(reading.is_run_folder, sorted(Path(runs).glob('Candidates_Omniglot_*'))):
         run = reading.read(folder)
         half, name, place = CANDIDATE.fullmatch(run.group).groups()
         values.setdefault((half, name), {}).setdefault(place, []).append(run.rows[-1][METRIC])
