@@ -20,7 +20,9 @@ INTRODUCTION = """\
 {} of {} on {}, which anyone can download. All networks of a data set are trained with the
 same learning rate and the same number of iterations: {}. Most of them still improve at
 the end, so that rankings also reflect how fast a method learns. All metrics are computed on test classes that are
-disjoint from the training classes.
+disjoint from the training classes. Settings are not tuned; [claims.md](claims.md) compares tuned methods with their
+controls.
+
 The numbers of each method, with its command, stand in `studies/rows/study.csv` and, in the site that `make docs`
 builds, on the page of each loss, miner and sampler.
 [Result_Evaluations.py](result_evaluations.md) writes this page from the records."""
