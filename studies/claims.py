@@ -23,7 +23,7 @@ GROUP = re.compile(r'Claims_(?P<data>[A-Za-z0-9]+)_(?P<half>[AB])_(?P<method>.+)
 TEXTS = ('name', 'title', 'paper', 'place', 'says', 'data', 'protocol', 'control', 'command')
 KEYS = {*TEXTS, 'number', 'is_remembered', 'primary', 'effect', 'expects', 'margin', 'seeds', 'methods'}
 EXPECTS = ('greater', 'at most', 'equal')
-CONCATENATED = 'concatenated_'
+CONCATENATED, INCOMPLETE = 'concatenated_', 'runs incomplete'
 N_CLASS_DRAWS = 2_000                            # bootstrap samples of the test classes
 
 
@@ -165,15 +165,14 @@ def judged(estimate, expects, margin):
     """
     The Verdict on one Estimate. greater: confirmed if the interval lies above the margin, refuted if below it. at most:
     the reverse. equal: confirmed if the interval lies within ± margin (two one-sided tests), refuted if it lies
-    outside.
+    outside. p is of the test against the margin, or against the nearer one.
     """
     low, high = estimate.interval()
     above, below = estimate.p(margin), estimate.p(-margin)
     if expects == 'equal':
-        inside = -margin < estimate.mean < margin
         word = ('confirmed' if -margin < low and high < margin else 'refuted' if low > margin or high < -margin
                 else 'undecided')
-        return Verdict(word, max(above, below) if inside else min(above, below))
+        return Verdict(word, max(above, below))
     words = ('confirmed', 'refuted') if expects == 'greater' else ('refuted', 'confirmed')
     return Verdict(words[0] if low > margin else words[1] if high < margin else 'undecided', above)
 
@@ -190,7 +189,8 @@ def of_all(verdicts):
 class Finding(NamedTuple):
     """
     What the runs say of a Claim. estimates: {contrast: Estimate} in MAP@R; beside: the same in R@1, {} where it is not
-    a metric of the claim. word: the verdict; p: corrected by Holm's method over the primary claims. lacking: the method
+    a metric of the claim; parts: (Estimate in MAP@R, in R@1) of each pair, of which the effect is the mean, or {}.
+    word: the verdict, or INCOMPLETE; p: corrected by Holm's method over the primary claims. lacking: the method
     that has no runs, or None. n_units: number of seeds, over both halves, of the method with the fewest. changes:
     {method: mean change of MAP@R on validation classes over the last third of the epochs, in points}.
     """
@@ -202,6 +202,7 @@ class Finding(NamedTuple):
     lacking: str | None
     n_units: int = 0
     changes: dict = {}
+    parts: dict = {}
 
 
 def findings(claims, results):
@@ -213,24 +214,29 @@ def findings(claims, results):
             estimates = EFFECTS[claim.effect](methods, MAP)
             beside = {} if claim.effect == 'separated' else EFFECTS[claim.effect](methods, RECALL)
         except NoRuns as missing:
-            known[claim.name] = {}, {}, None, str(missing), {}
+            known[claim.name] = {}, {}, None, str(missing), {}, {}
             continue
-        verdict = None
+        verdict, parts = None, {}
+        if claim.effect == 'paired':
+            each = [EFFECTS['each'](methods, name) for name in (MAP, RECALL)]
+            parts = {name: (each[0][name], each[1][name]) for name in each[0]}
         if all(estimates.values()):
             verdict = of_all([judged(one, claim.expects, claim.margin) for one in estimates.values()])
         used = {name: found for name, found in methods.used.items() if not methods.is_fixed(name)}
-        known[claim.name] = estimates, beside, verdict, None, used
+        known[claim.name] = estimates, beside, verdict, None, used, parts
     primary = [claim.name for claim in claims if claim.primary]
-    corrected = dict(zip(primary, significance.holm([known[name][2].p if known[name][2] else np.nan
-                                                     for name in primary]), strict=True))
+    p_values = [known[name][2].p if known[name][2] else 1.0 for name in primary]     # their number is always the same
+    corrected = dict(zip(primary, significance.holm(p_values), strict=True))
     found = []
     for claim in claims:
-        estimates, beside, verdict, lacking, used = known[claim.name]
-        p, word = corrected.get(claim.name, np.nan), 'no verdict' if not claim.primary else 'undecided'
-        n_units = min(map(len, used.values()), default=0)
-        if claim.primary and verdict and p < 1 - LEVEL and n_units >= claim.seeds:
+        estimates, beside, verdict, lacking, used, parts = known[claim.name]
+        p, n_units = corrected.get(claim.name, np.nan), min(map(len, used.values()), default=0)
+        word = 'undecided' if claim.primary else 'no verdict'
+        if claim.primary and (not verdict or n_units < claim.seeds):
+            word = INCOMPLETE
+        elif claim.primary and p < 1 - LEVEL:
             word = verdict.word                            # the interval and the corrected test agree
-        found.append(Finding(claim, estimates, beside, word, p, lacking, n_units, changes_of(used)))
+        found.append(Finding(claim, estimates, beside, word, p, lacking, n_units, changes_of(used), parts))
     return found
 
 

@@ -17,32 +17,43 @@ from utilities.files import require_writable, write_text
 ROWS = Path(__file__).parent / 'rows'
 WAITING = 'no runs yet'
 CONVERGED = 0.5              # points
+UNITS = {'correlations': ' (100 × correlation)', 'separated': ' pairs'}              # of effects that are not points
 RULES = '''\
-- **confirmed**: the 95 % interval lies beyond the margin that matters; if methods are claimed to be equal, inside it.
-- **refuted**: the interval lies on the other side of the margin.
-- **undecided**: all else, and p ≥ 0.05 in the test against the margin, after Holm's correction over primary claims.
+- **confirmed**: the whole 95 % interval is on the claimed side of the margin (if methods are claimed to be equal,
+  between −margin and +margin), and the corrected p is below 0.05.
+- **refuted**: the whole interval is on the other side (for equality, outside the margins), and the corrected p is
+  below 0.05. Except for `dimension` and `samplers`, the margins are not the papers': *refuted* then means that the
+  effect is smaller than the margin, not that there is none.
+- **undecided**: otherwise.
 
-Claims, contrasts, margins, seeds and search spaces were fixed in `studies/claims.yaml` and `studies/Claims_Searches.sh`
-before the first run. Effects are in points of MAP@R and of R@1, at the last epoch. Both halves of the classes are test
-classes once; an effect is the mean over the two halves, and n is the number of seeds in both (of methods for
-`spectral_decay` and `map_at_r`). Verdicts rest on the intervals over seeds (Student's t, from errors within halves).
-*Classes* is the interval of the same runs over resampled test classes: it says how far other classes of the same data
-might differ. Seeds are paired only between variants of one loss. What is cited from memory, and not from the paper, is
-marked *remembered*. A verdict holds for these data, networks and sizes, and not for those of the papers.'''
+A claim about several contrasts is confirmed if all of them are, and refuted if one is. p is of the test against the
+margin, corrected by Holm's method for the primary claims.
+
+Claims, contrasts, margins, seeds and search spaces were fixed in `studies/claims.yaml` and
+`studies/Claims_Searches.sh` before the first run that counts; pilot runs with one seed chose image size, learning
+rate and length. *Tuned*: each loss has 16 trials on two folds of the training classes, the two best settings are
+trained at full length on both folds, and the better one is kept.
+
+Each half of the classes is the test set once; an effect is the mean over the two halves, and n is the number of seeds
+in both. Intervals are over seeds (Student's t). For `spread`, they are simulated from the standard errors of the
+means. For `spectral_decay` and `map_at_r`, they are a bootstrap over methods without the variation between seeds, and
+n is the number of methods. *Classes* is a bootstrap over the test classes, with the trained networks fixed; it does
+not include the choice of training classes. Seeds are paired only between variants of one loss. Effects are in points
+of MAP@R and of R@1 where no other unit is given. Claims cited from memory are marked *remembered*. Verdicts apply to
+these data sets and networks only, not to the experiments of the papers.'''
 
 
 def page_of(found, not_testable):
     """The text of the page. found: of claims.findings(); not_testable: of claims.load()."""
-    primary = [word_of(one) for one in found if one.claim.primary]
-    counts = [f'{primary.count(word)} {word}' for word in ('confirmed', 'refuted', 'undecided') if word in primary]
-    if WAITING in primary:
-        counts.append(f'{primary.count(WAITING)} without runs yet')
-    lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
+    primary, exploratory = ([one for one in found if one.claim.primary == wanted] for wanted in (True, False))
+    words = [word_of(one) for one in primary]
+    counts = [f'{words.count(word)} {word}' for word in
+              ('confirmed', 'refuted', 'undecided', claims.INCOMPLETE, WAITING) if word in words]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(one.claim.protocol for one in found), start=1)}
-    lines += markdown_table(['claim', 'data and control', 'effect', 'verdict', 'command'], [
-        [f'[{one.claim.name}](#{one.claim.name}): {one.claim.says} *{source_of(one.claim)}*',
-         f'{one.claim.data}, [protocol {numbers[one.claim.protocol]}](#protocols); control: {one.claim.control}',
-         '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`'] for one in found])
+    lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
+    lines += table_of(primary, numbers)
+    if exploratory:
+        lines += ['', 'Exploratory comparisons of other papers, without verdict:', '', *table_of(exploratory, numbers)]
     lines += ['', '## Protocols', '', *(f'{number}. {text}.' for text, number in numbers.items())]
     for one in found:
         lines += ['', *section(one)]
@@ -51,9 +62,17 @@ def page_of(found, not_testable):
     return '\n'.join([*lines, ''])
 
 
+def table_of(found, numbers):
+    """A row per Finding. numbers: {text of the protocol: its number}."""
+    return markdown_table(['claim', 'data and control', 'effect', 'verdict', 'command'], [
+        [f'[{one.claim.name}](#{one.claim.name}): {one.claim.says} *{source_of(one.claim)}*',
+         f'{one.claim.data}, [protocol {numbers[one.claim.protocol]}](#protocols); control: {one.claim.control}',
+         '<br>'.join(effects_of(one)), word_of(one), f'`{one.claim.command}`'] for one in found])
+
+
 def with_verdicts(readme, found):
     """The text of the README with the table of the primary claims' verdicts in place of its last one."""
-    heads = ['claim', 'paper', 'MAP@R', 'verdict']
+    heads = ['claim', 'paper', 'effect', 'verdict']
     table = markdown_table(heads, [
         [f'[{one.claim.title}](docs/claims.md#{one.claim.name})', one.claim.paper.split()[0], effect_of(one),
          word_of(one)] for one in found if one.claim.primary])
@@ -66,7 +85,9 @@ def with_verdicts(readme, found):
 
 def effect_of(one):
     estimates = list(filter(None, one.estimates.values()))
-    return '' if not estimates else text_of(estimates[0]) if len(estimates) == 1 else range_of(estimates)
+    if len(estimates) > 1:
+        return f'{range_of(estimates)} in {len(estimates)} contrasts'
+    return text_of(estimates[0]) + UNITS.get(one.claim.effect, '') if estimates else ''
 
 
 def source_of(claim):
@@ -82,20 +103,23 @@ def effects_of(one):
     n = min(estimate.n for estimate in estimates)
     if len(estimates) > 1:
         return [f'MAP@R {range_of(estimates)}', f'R@1 {range_of(beside)}', f'{len(estimates)} contrasts, n = {n}']
-    classes, name = classes_of(estimates[0]), 'MAP@R ' if beside else ''
-    return [f'{name}{text_of(estimates[0])}', *([f'classes {classes}'] if classes else []),
+    if unit := UNITS.get(one.claim.effect):
+        return [text_of(estimates[0]) + unit, f'n = {n}']
+    classes = classes_of(estimates[0])
+    return [f'MAP@R {text_of(estimates[0])}', *([f'classes {classes}'] if classes else []),
             *(f'R@1 {text_of(estimate)}' for estimate in beside), f'n = {n}']
 
 
 def section(one):
     claim = one.claim
-    expected = {'greater': f'more than {claim.margin:g}', 'at most': f'at most {claim.margin:g}',
+    expected = {'greater': f'above {claim.margin:g}', 'at most': f'below {claim.margin:g}',
                 'equal': f'within ± {claim.margin:g}'}[claim.expects]
-    lines = [f'## {claim.name}', '', f'- Registered: effect {expected}, {claim.seeds} seeds.']
+    lines = [f'## {claim.name}', '', f'- Registered: confirmed {expected}{UNITS.get(claim.effect, " in points")}; '
+             f'{claim.seeds} seeds.']
     if one.lacking:
-        lines.append(f'- No runs of {one.lacking} yet.')
+        lines.append(f'- Runs are missing, first of {one.lacking}.')
     elif one.n_units < claim.seeds:
-        lines.append(f'- {one.n_units} of {claim.seeds} seeds so far, so that there is no verdict yet.')
+        lines.append(f'- {one.n_units} of {claim.seeds} seeds so far.')
     if moving := {name: change for name, change in one.changes.items() if abs(change) >= CONVERGED}:
         names = ', '.join(f'{name} {change:+.1f}' for name, change in moving.items())
         lines.append(f'- Not converged: MAP@R on validation classes changes by {CONVERGED} points or more over the '
@@ -103,14 +127,16 @@ def section(one):
     elif one.changes:
         lines.append(f'- Converged: MAP@R on validation classes changes by less than {CONVERGED} points over the last '
                      'third of the epochs.')
-    if len(one.estimates) > 1:
+    if one.estimates and not math.isnan(one.p):
+        lines.append(f'- Test against the margin: {"p < 0.001" if one.p < 0.001 else f"p = {one.p:.3f}"}, corrected.')
+    contrasts = {name: (estimate, one.beside.get(name)) for name, estimate in one.estimates.items()}
+    if len(rows := one.parts | contrasts) > 1:
         lines += ['', *markdown_table(['contrast', 'MAP@R', 'classes', 'R@1', 'n'], [
-            [name, text_of(estimate), classes_of(estimate), text_of(one.beside.get(name)), getattr(estimate, 'n', '')]
-            for name, estimate in one.estimates.items()])]
-    elif one.estimates:
-        (name, estimate), = one.estimates.items()
-        p = '' if math.isnan(one.p) else f'; p = {one.p:.3f} against the margin, corrected'
-        lines.append(f'- Effect ({name}): {text_of(estimate)}{p}.')
+            [name, text_of(estimate), classes_of(estimate), text_of(beside), getattr(estimate, 'n', '')]
+            for name, (estimate, beside) in rows.items()])]
+    elif rows:
+        (name, (estimate, _)), = rows.items()
+        lines.append(f'- Effect: {text_of(estimate)}{UNITS.get(claim.effect, " points of MAP@R")} ({name}).')
     return lines
 
 
@@ -120,7 +146,11 @@ def word_of(one):
 
 def text_of(estimate):
     """'+1.2 (0.4 to 2.0)'."""
-    return f'{estimate.mean:+.1f} ({span_of(estimate.interval())})' if estimate else ''
+    return f'{number(estimate.mean, "+")} ({span_of(estimate.interval())})' if estimate else ''
+
+
+def number(value, sign=''):
+    return f'{round(value, 1) + 0:{sign}.1f}'                                            # never -0.0
 
 
 def classes_of(estimate):
@@ -130,12 +160,12 @@ def classes_of(estimate):
 
 
 def span_of(interval):
-    return 'no interval' if math.isnan(interval[0]) else f'{interval[0]:.1f} to {interval[1]:.1f}'
+    return 'no interval' if math.isnan(interval[0]) else ' to '.join(map(number, interval))
 
 
 def range_of(estimates):
     means = [one.mean for one in estimates]
-    return f'{min(means):+.1f} to {max(means):+.1f}'
+    return f'{number(min(means), "+")} to {number(max(means), "+")}'
 
 
 def main(arguments=None):

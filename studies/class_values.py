@@ -3,7 +3,7 @@ The MAP@R of each test class in the claims' runs, from their last checkpoints, f
 
 python -m studies.class_values RUN_FOLDER ... [--file FILE]
 
-Runs of which FILE has a line are skipped, so that the same command continues.
+Runs already in FILE are skipped, so that an interrupted command can be repeated.
 """
 import argparse
 import contextlib

@@ -2,8 +2,8 @@
 Effects of methods, in points, with their intervals: each function takes the runs of a claim's methods (Methods of
 claims.py) and a column, and returns {contrast: Estimate}.
 
-A unit is a half of the classes with a seed. The halves differ by ten points and are no sample, so that means are taken
-over the halves, and errors from the seeds of one half.
+A unit is one seed on one half of the classes. The halves differ by about ten points and are not a random sample: means
+are taken over the halves, and errors come from the seeds within a half.
 """
 from dataclasses import dataclass
 
@@ -75,30 +75,34 @@ def values(results, metric, by=None):
 
 def average(points, is_fixed=False):
     """
-    The Estimate of the mean over halves of the mean over seeds, of {(half, seed): array of values()}. The variance over
-    seeds is taken to be equal in the halves. is_fixed: the method has no randomness, and so no error.
+    The Estimate of the mean over halves of the mean over seeds, of {(half, seed): array of values()}. The variances of
+    the halves may differ, as in Welch's test. is_fixed: the method has no randomness, and so no error.
     """
     names = sorted({half for half, _ in points})
     halves = [[points[unit] for unit in sorted(points) if unit[0] == name] for name in names]
     length = min(map(len, points.values()))                             # some units may have no resampled classes
     means = np.array([np.mean([one[:length] for one in half], axis=0) for half in halves])
-    mean, freedom = means.mean(axis=0), len(points) - len(halves)
-    squares = sum((one[0] - own[0]) ** 2 for half, own in zip(halves, means, strict=True) for one in half)
-    error = np.sqrt(squares / freedom * sum(1 / len(half) for half in halves)) / len(halves) if freedom else np.nan
-    if is_fixed:
-        error, freedom = 0.0, np.inf
+    mean, sizes = means.mean(axis=0), np.array([len(half) for half in halves])
+    error, freedom = 0.0, np.inf
+    if not is_fixed:
+        squares = [np.var([one[0] for one in half], ddof=1) / len(half) if len(half) > 1 else np.nan for half in halves]
+        error, freedom = np.sqrt(sum(squares)) / len(halves), freedom_of(squares, sizes - 1)
     return Estimate(float(mean[0]), len(points), float(error), freedom, over_classes=mean[1:] if length > 1 else None)
+
+
+def freedom_of(squares, freedoms):
+    """Degrees of freedom of a sum of independent values with these squared standard errors (Welch, Satterthwaite)."""
+    squares = np.array(squares)
+    return float(squares.sum() ** 2 / (squares ** 2 / freedoms).sum()) if squares.any() else np.inf
 
 
 def difference(one, other):
     """The Estimate of one minus another, of units that are not paired: Welch's degrees of freedom."""
-    squares = np.array([one.error, other.error]) ** 2
-    freedom = squares.sum() ** 2 / (squares ** 2 / [one.freedom, other.freedom]).sum() if squares.any() else np.inf
-    classes = None
+    squares, classes = np.array([one.error, other.error]) ** 2, None
     if one.over_classes is not None and other.over_classes is not None:
         classes = one.over_classes - other.over_classes
-    return Estimate(one.mean - other.mean, min(one.n, other.n), float(np.sqrt(squares.sum())), float(freedom),
-                    over_classes=classes)
+    return Estimate(one.mean - other.mean, min(one.n, other.n), float(np.sqrt(squares.sum())),
+                    freedom_of(squares, [one.freedom, other.freedom]), over_classes=classes)
 
 
 def mean_difference(pairs):
@@ -111,7 +115,8 @@ def mean_difference(pairs):
 
 def paired(of, metric):
     """The mean over `pairs` of methods of the mean paired difference."""
-    return {'mean': mean_difference([(values(one, metric), values(other, metric)) for one, other in of('pairs')])}
+    return {'mean over the losses': mean_difference(
+        [(values(one, metric), values(other, metric)) for one, other in of('pairs')])}
 
 
 def each(of, metric):
@@ -141,7 +146,7 @@ def best(of, metric):
 def spread(of, metric):
     """
     The standard deviation over losses of the means of the methods `of`, minus the same of the methods `against`. The
-    draws add to each mean its error times Student's t.
+    draws add to each mean its error times Student's t. Noise of the means raises both deviations; it is not removed.
     """
     random = np.random.default_rng(0)
     both = [[*averages(of, part, metric).values()] for part in ('of', 'against')]
@@ -161,7 +166,8 @@ def spread(of, metric):
 def selection(of, metric):
     """The value at the epoch that is best on the test classes, minus the value at the best epoch on validation."""
     by = [Column(split, columns.parse(metric).metric).name for split in ('test', 'val')]
-    return {'mean': mean_difference([tuple(values(runs, metric, name) for name in by) for runs in of('of')])}
+    return {'mean over the losses': mean_difference(
+        [tuple(values(runs, metric, name) for name in by) for runs in of('of')])}
 
 
 def told_apart(estimates):
@@ -184,13 +190,13 @@ def separated(of, metric):
     counts = np.random.default_rng(0).multinomial(n_methods, np.full(n_methods, 1 / n_methods), DRAWS)
     weights = (counts.sum(axis=1) ** 2 - (counts ** 2).sum(axis=1)) / 2             # pairs of different methods
     drawn = np.einsum('di,ij,dj->d', counts, gain, counts) / 2 / np.maximum(weights, 1) * n_pairs
-    return {f'of {n_pairs:.0f} pairs': Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
+    return {f'more of the {n_pairs:.0f} pairs': Estimate(float(gain.sum() / 2), n_methods, draws=drawn)}
 
 
 def correlations(of, metric):
     """
-    Over methods, 100 times Spearman's correlation of the metric with minus the spectral decay of the training
-    embeddings, minus the same with their ratio of intra- to inter-class distances; by a bootstrap over methods.
+    Over methods, 100 times Spearman's correlation of the metric with the negated spectral decay of the training
+    embeddings, minus the same for their ratio of intra- to inter-class distances; by a bootstrap over methods.
     """
     names = (Column('train', 'rho_spectrum@1').name, Column('train', 'dists@intra_over_inter').name, metric)
     decay, ratio, points = (np.array([one.mean for one in averages(of, 'of', name).values()]) for name in names)
