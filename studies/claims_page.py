@@ -112,10 +112,9 @@ def effects_of(one):
 
 def section(one):
     claim = one.claim
-    expected = {'greater': f'above {claim.margin:g}', 'at most': f'below {claim.margin:g}',
-                'equal': f'within ± {claim.margin:g}'}[claim.expects]
-    lines = [f'## {claim.name}', '', f'- Registered: confirmed {expected}{UNITS.get(claim.effect, " in points")}; '
-             f'{claim.seeds} seeds.']
+    unit = UNITS.get(claim.effect, ' point' if claim.margin == 1 else ' points')
+    expected = {'greater': 'above ', 'at most': 'below ', 'equal': 'within ± '}[claim.expects] + f'{claim.margin:g}{unit}'
+    lines = [f'## {claim.name}', '', f'- Registered: confirmed {expected}; {claim.seeds} seeds.']
     if one.lacking:
         lines.append(f'- Runs are missing, first of {one.lacking}.')
     elif one.n_units < claim.seeds:

@@ -237,11 +237,11 @@ def test_missing_runs_and_single_seeds_are_said():
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], runs(c=[.4, .5]))
     assert found.lacking == 'a' and 'Runs are missing, first of a.' in claims_page.page_of([found], [])
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], runs(a=[.5], c=[.4, .5]))
-    assert found.word == 'undecided' and found.lacking is None
-    few = runs(a=[.5, .51, .52], c=[.4, .41, .421])
+    assert found.word == claims.INCOMPLETE and found.lacking is None
+    few = runs(a=[.5, .51, .52, .53], c=[.4, .41, .421, .432])
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]}, seeds=6)], few)
-    assert found.word == 'undecided' and found.p < .05 and '3 of 6 seeds so far' in claims_page.page_of([found], [])
-    found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]}, seeds=3)], few)
+    assert found.word == claims.INCOMPLETE and found.p < .05 and '4 of 6 seeds so far' in claims_page.page_of([found], [])
+    found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]}, seeds=4)], few)
     assert found.word == 'confirmed'
 
 
