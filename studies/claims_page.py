@@ -113,8 +113,8 @@ def effects_of(one):
 def section(one):
     claim = one.claim
     unit = UNITS.get(claim.effect, ' point' if claim.margin == 1 else ' points')
-    expected = {'greater': 'above ', 'at most': 'below ', 'equal': 'within ± '}[claim.expects] + f'{claim.margin:g}{unit}'
-    lines = [f'## {claim.name}', '', f'- Registered: confirmed {expected}; {claim.seeds} seeds.']
+    side = {'greater': 'above', 'at most': 'below', 'equal': 'within ±'}[claim.expects]
+    lines = [f'## {claim.name}', '', f'- Registered: confirmed {side} {claim.margin:g}{unit}; {claim.seeds} seeds.']
     if one.lacking:
         lines.append(f'- Runs are missing, first of {one.lacking}.')
     elif one.n_units < claim.seeds:
