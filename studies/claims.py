@@ -217,7 +217,7 @@ def findings(claims, results):
             known[claim.name] = {}, {}, None, str(missing), {}, {}
             continue
         verdict, parts = None, {}
-        if claim.effect == 'paired':
+        if claim.effect == 'paired' and len(claim.methods['pairs']) > 1:
             each = [EFFECTS['each'](methods, name) for name in (MAP, RECALL)]
             parts = {name: (each[0][name], each[1][name]) for name in each[0]}
         if all(estimates.values()):
