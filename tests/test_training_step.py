@@ -335,14 +335,15 @@ def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick
     assert 'cannot change within a run: --amp bfloat16 (was none)' in capsys.readouterr().err
 
 
-def test_a_compiled_network_computes_the_same(compiler):
+@pytest.mark.parametrize('more', ['--micro_bs 3', '--micro_bs 5 --embed_dim 6 --cascade 1 --cascade_fractions 0.5 '
+                                                  '--batch_mining distance --loss margin'])
+def test_a_compiled_network_computes_the_same(more, compiler):
     """
-    With pieces of two sizes, each with its own graphs, whose random numbers are asked for twice: with those of eager
-    mode, dropout leaves out the same.
+    With pieces of two sizes, each with its own graphs, and of one; also where its random numbers are asked for twice:
+    with those of eager mode, dropout leaves out the same.
     """
     from torch._inductor import config
-    flags = ('--n_epochs 1 --micro_bs 3 --embed_dim 6 --cascade 1 --cascade_fractions 0.5 --batch_mining distance '
-             '--loss margin')
+    flags = f'--loss proxyanchor --batch_mining none --n_epochs 1 {more}'
     with config.patch(fallback_random=True):
         plain, compiled = (train(f'{flags} {flag}', torch.float32, dropout=0.5) for flag in ('', '--compile'))
     assert_near(plain['network'], compiled['network'], 1e-4)
