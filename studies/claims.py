@@ -4,6 +4,7 @@ The claims of three papers, registered in claims.yaml before the runs: effects, 
 A run of studies/Claims_Runs.sh has the group Claims_<data>_<half>_<method>: half A tests the second half of the
 classes and trains on the first, half B the reverse. A unit is a half with a seed.
 """
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ GROUP = re.compile(r'Claims_(?P<data>[A-Za-z0-9]+)_(?P<half>[AB])_(?P<method>.+)
 TEXTS = ('name', 'title', 'paper', 'place', 'says', 'data', 'protocol', 'control', 'command')
 KEYS = {*TEXTS, 'number', 'is_remembered', 'primary', 'effect', 'expects', 'margin', 'seeds', 'methods'}
 EXPECTS = ('greater', 'at most', 'equal')
-CONCATENATED, INCOMPLETE = 'concatenated_', 'runs incomplete'
+CONCATENATED, INCOMPLETE = 'concatenated_', 'incomplete'
 N_CLASS_DRAWS = 2_000                            # bootstrap samples of the test classes
 
 
@@ -84,9 +85,14 @@ def resampled(half, classes, sizes):
     The mean over queries on bootstrap samples of the test classes, [N_CLASS_DRAWS]. classes, sizes: the mean of each
     class and its number of queries, [C]. All runs of a half have the same samples: their differences are paired.
     """
-    random = np.random.default_rng(ord(half))
-    counts = random.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), N_CLASS_DRAWS) * sizes
+    counts = samples_of(half, len(sizes)) * sizes
     return counts @ classes / counts.sum(axis=1)
+
+
+@functools.cache
+def samples_of(half, n_classes):
+    """How often each bootstrap sample has each class: [N_CLASS_DRAWS, n_classes]."""
+    return np.random.default_rng(ord(half)).multinomial(n_classes, np.full(n_classes, 1 / n_classes), N_CLASS_DRAWS)
 
 
 def results_of(file, classes=None):

@@ -15,9 +15,9 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 
 ROWS = Path(__file__).parent / 'rows'
-WAITING = 'no runs yet'
+WAITING = 'without runs'
 CONVERGED = 0.5              # points
-UNITS = {'correlations': ' (100 × correlation)', 'separated': ' pairs'}              # of effects that are not points
+UNITS = {'correlations': ' (100 × correlation)', 'separated': ' pairs'}        # units of effects that are not in points
 RULES = '''\
 - **confirmed**: the whole 95 % interval is on the claimed side of the margin (if methods are claimed to be equal,
   between −margin and +margin), and the corrected p is below 0.05.
@@ -30,9 +30,10 @@ A claim about several contrasts is confirmed if all of them are, and refuted if 
 margin, corrected by Holm's method for the primary claims.
 
 Claims, contrasts, margins, seeds and search spaces were fixed in `studies/claims.yaml` and
-`studies/Claims_Searches.sh` before the first run that counts; pilot runs with one seed chose image size, learning
-rate and length. *Tuned*: each loss has 16 trials on two folds of the training classes, the two best settings are
-trained at full length on both folds, and the better one is kept.
+`studies/Claims_Searches.sh` before the first run that counts. Their wording was made more exact, and parts of the
+statistics were mended, after the first runs. Pilot runs with one seed chose image size, learning rate and length.
+*Tuned*: each loss has 16 trials on two folds of the training classes, the two best settings are trained at full
+length on both folds, and the better one is kept.
 
 Each half of the classes is the test set once; an effect is the mean over the two halves, and n is the number of seeds
 in both. Intervals are over seeds (Student's t). For `spread`, they are simulated from the standard errors of the
@@ -71,7 +72,7 @@ def table_of(found, numbers):
 
 
 def with_verdicts(readme, found):
-    """The text of the README with the table of the primary claims' verdicts in place of its last one."""
+    """The text of the README with the table of the primary claims' verdicts in place of the table that it has."""
     heads = ['claim', 'paper', 'effect', 'verdict']
     table = markdown_table(heads, [
         [f'[{one.claim.title}](docs/claims.md#{one.claim.name})', one.claim.paper.split()[0], effect_of(one),
@@ -79,11 +80,12 @@ def with_verdicts(readme, found):
     before, start, rest = readme.partition(f'| {" | ".join(heads)} |\n')
     if not start:
         raise UserError(f'the README has no table with the heads {", ".join(heads)}')
-    old, end, after = rest.partition('\n\n')
-    return '\n'.join([before + table[0], *table[1:]]) + end + after
+    _, end, after = rest.partition('\n\n')
+    return before + '\n'.join(table) + end + after
 
 
 def effect_of(one):
+    """The effect in one line, for the README; effects_of() has the whole."""
     estimates = list(filter(None, one.estimates.values()))
     if len(estimates) > 1:
         return f'{range_of(estimates)} in {len(estimates)} contrasts'
@@ -145,10 +147,10 @@ def word_of(one):
 
 def text_of(estimate):
     """'+1.2 (0.4 to 2.0)'."""
-    return f'{number(estimate.mean, "+")} ({span_of(estimate.interval())})' if estimate else ''
+    return f'{rounded(estimate.mean, "+")} ({span_of(estimate.interval())})' if estimate else ''
 
 
-def number(value, sign=''):
+def rounded(value, sign=''):
     return f'{round(value, 1) + 0:{sign}.1f}'                                            # never -0.0
 
 
@@ -159,12 +161,12 @@ def classes_of(estimate):
 
 
 def span_of(interval):
-    return 'no interval' if math.isnan(interval[0]) else ' to '.join(map(number, interval))
+    return 'no interval' if math.isnan(interval[0]) else ' to '.join(map(rounded, interval))
 
 
 def range_of(estimates):
     means = [one.mean for one in estimates]
-    return f'{number(min(means), "+")} to {number(max(means), "+")}'
+    return f'{rounded(min(means), "+")} to {rounded(max(means), "+")}'
 
 
 def main(arguments=None):

@@ -8,6 +8,7 @@ Runs already in FILE are skipped, so that an interrupted command can be repeated
 import argparse
 import contextlib
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -29,16 +30,14 @@ TOLERANCE = 1e-5                                 # between the mean over images 
 
 def values_of(folder):
     """(MAP@R per test class [C], number of queries per class [C]) of the network in a run folder, by class number."""
-    opt = parameters.parse(['--evaluate', str(folder), '--splits_to_eval', 'test', '--evaluation_metrics', 'map_at_r',
-                            '--storage_metrics', 'map_at_r',
-                            '--device', 'cpu'])
+    opt = parameters.parse(['--evaluate', str(folder), '--device', 'cpu'])
     opt.device = device.select(opt)
     built = parts.restore(opt, opt.evaluate)
-    _, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion)
-    search, found = embedded['test'].search(), np.full(len(embedded['test'].images), np.nan)
+    test = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']
+    search, found = test.search(), np.full(len(test.images), np.nan)
     for queries, ranks in ranking.positive_ranks(search, search.n_positives):
         found[search.query_index[queries]] = retrieval.map_at_r(ranks, search.n_positives[queries])
-    labels, judged = embedded['test'].images.labels, ~np.isnan(found)
+    labels, judged = test.images.labels, ~np.isnan(found)
     sizes = np.bincount(labels[judged])
     return np.bincount(labels[judged], found[judged]) / sizes, sizes
 
@@ -75,8 +74,9 @@ def main(arguments=None):
     lines = read_csv(opt.file) if opt.file.exists() else []
     known = {(line['group'], int(line['seed'])) for line in lines}
     for folder in tqdm(opt.runs, 'networks', disable=None):
-        group, _, seed = folder.name.rpartition('_s')
-        if (group, int(seed)) not in known:
+        if not (name := re.fullmatch(r'(.+)_s(\d+)', folder.name)):
+            raise UserError(f'{folder}: not the folder of a run of studies/Claims_Runs.sh, <group>_s<seed>')
+        if (name[1], int(name[2])) not in known:
             with contextlib.redirect_stdout(io.StringIO()):
                 lines.append(line_of(folder))
             write_csv(opt.file, lines)

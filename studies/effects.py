@@ -40,14 +40,13 @@ class Estimate:
     def interval(self, level=LEVEL):
         """(low, high) of the interval of this level; nan where no half has two seeds."""
         if self.draws is not None:
-            return tuple(np.percentile(self.draws, [50 * (1 - level), 50 * (1 + level)]).tolist())
+            return percentiles(self.draws, level)
         half = stats.t.ppf((1 + level) / 2, self.freedom) * self.error
         return float(self.mean - half), float(self.mean + half)
 
     def interval_over_classes(self, level=LEVEL):
         """(low, high) of the interval over resampled test classes; None where the values of classes are not known."""
-        if self.over_classes is not None:
-            return tuple(np.percentile(self.over_classes, [50 * (1 - level), 50 * (1 + level)]).tolist())
+        return None if self.over_classes is None else percentiles(self.over_classes, level)
 
     def p(self, bound):
         """Two-sided p of the hypothesis that the difference is `bound`."""
@@ -57,6 +56,11 @@ class Estimate:
         if not self.error:
             return float(self.mean == bound)
         return float(2 * stats.t.sf(abs(self.mean - bound) / self.error, self.freedom))
+
+
+def percentiles(draws, level):
+    """(low, high), between which this fraction of the draws lies."""
+    return tuple(np.percentile(draws, [50 * (1 - level), 50 * (1 + level)]).tolist())
 
 
 def values(results, metric, by=None):
@@ -127,7 +131,8 @@ def each(of, metric):
 
 def averages(of, part, metric):
     """{method: Estimate of its mean} of the methods of a part, over the halves that all methods of the claim have."""
-    return {name: average({unit: value for unit, value in values(results, metric).items() if unit[0] in of.halves()},
+    halves = of.halves()
+    return {name: average({unit: value for unit, value in values(results, metric).items() if unit[0] in halves},
                           of.is_fixed(name))
             for name, results in zip(of.names(part), of(part), strict=True)}
 

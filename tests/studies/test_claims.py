@@ -197,6 +197,8 @@ def test_pairs_told_apart_equal_a_loop_of_tests():
     assert 0 < sum(expected.values()) < 10
     for one, other in pairs:
         assert found['abcde'.index(one), 'abcde'.index(other)] == expected[one, other]
+    constant = [effects.average({('A', seed): np.array([value]) for seed in range(4)}) for value in (40, 40, 50)]
+    assert effects.told_apart(constant).sum() / 2 == 2                                      # without variance
 
 
 def test_separated_counts_pairs_and_resamples_methods():

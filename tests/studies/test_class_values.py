@@ -44,6 +44,8 @@ def test_the_values_of_classes(quick, run, patterns, tmp_path, capsys):
     shutil.rmtree(folder)                                            # its line is there, so that it is not read again
     class_values.main([str(folder), '--file', str(file)])
     assert file.read_text() == text
+    with pytest.raises(UserError, match='not the folder of a run'):
+        class_values.main([str(tmp_path / 'notes'), '--file', str(file)])
     for old, new, message in (('6 6 6', '6 6', '6 values for 5 classes'), ('group', 'method', 'line 2: not a line')):
         file.write_text(text.replace(old, new, 1))
         with pytest.raises(UserError, match=message):
