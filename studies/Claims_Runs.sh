@@ -7,7 +7,7 @@
 #   DATA=Datasets SECTIONS='default tuned' SEEDS='0 1 2' ./studies/Claims_Runs.sh --list
 #
 # Sections: default, losses, photos, finetuned; with studies/settings (python -m studies.settings), also candidates,
-# tuned, rho, direction, samplers, folds, exploratory.
+# tuned, rho, direction, samplers, folds, exploratory, longer; and for the repeated searches, candidates_again and again.
 #
 # A run whose row is in studies/rows is left out, so that a new machine continues where another one stopped.
 # DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images; decoded images are kept in
@@ -38,6 +38,7 @@ missing() {
 }
 # runs NAME FLAG...: 24 epochs of 16 batches; a fifth of the training classes validates, every four epochs.
 length=(--n_epochs 24 --iterations_per_epoch 16 --tau 12 16)
+twice=(--n_epochs 48 --tau 24 28)                        # twice the epochs at the first rate, and a flat end
 runs() {
     missing "Claims_Omniglot_${half}_$1" "${omniglot[@]}" "${length[@]}" --use_tv_split --tv_split_perc 0.8 --eval_every 4 \
         --no_train_metrics --evaluation_metrics e_recall@1 map_at_r "${@:2}"
@@ -62,6 +63,22 @@ tuned_flags() {
     read -ra found <<< "${found//loss_${control}_/loss_$1_}"
     flags+=("${found[@]}")
 }
+# candidates NAME...: the two best settings of each search, in full length on two folds of the training classes.
+candidates() {
+    local name place fold found
+    for name in "$@"; do
+        for place in 1 2; do
+            flags_of ${name%_again}
+            if [[ $name == dr_* ]]; then flags+=("--loss_${name}_gamma" 0); fi
+            found=$(setting candidates $half ${name}_$place)
+            for fold in 0 1; do
+                every_seed "Candidates_Omniglot_${half}_${name}_${place}_fold$fold" "${omniglot[@]}" "${length[@]}" \
+                    --split_scheme class_folds --n_folds 2 --fold $fold --splits_to_eval val --eval_every 24 \
+                    --no_train_metrics --evaluation_metrics map_at_r --storage_metrics map_at_r "${flags[@]}" $found
+            done
+        done
+    done
+}
 in_grid() {
     local found
     found=$(setting grids "$half" "$1")
@@ -71,21 +88,8 @@ in_grid() {
 
 for half in ${HALVES:-A B}; do
     half_of $half
-    if in_section candidates 1; then
-        for loss in "${losses[@]}" snr arcface dr_triplet dr_proxynca; do
-            for place in 1 2; do
-                flags_of $loss
-                if [[ $loss == dr_* ]]; then flags+=("--loss_${loss}_gamma" 0); fi
-                found=$(setting candidates $half ${loss}_$place)
-                for fold in 0 1; do
-                    every_seed "Candidates_Omniglot_${half}_${loss}_${place}_fold$fold" "${omniglot[@]}" "${length[@]}" \
-                        --split_scheme class_folds --n_folds 2 --fold $fold --splits_to_eval val --eval_every 24 \
-                        --no_train_metrics --evaluation_metrics map_at_r --storage_metrics map_at_r \
-                        "${flags[@]}" $found
-                done
-            done
-        done
-    fi
+    if in_section candidates 1; then candidates "${losses[@]}" snr arcface dr_triplet dr_proxynca; fi
+    if in_section candidates_again 1; then candidates contrastive_again multisimilarity_again; fi
     if in_section default 5; then
         for loss in "${losses[@]}"; do
             flags_of $loss
@@ -166,6 +170,26 @@ for half in ${HALVES:-A B}; do
     if in_section exploratory 2; then
         tuned_flags multisimilarity
         runs multisimilarity_tcm "${flags[@]}" --loss multisimilarity+tcm
+    fi
+    if in_section again 3; then
+        for loss in contrastive multisimilarity; do
+            flags_of $loss
+            found=$(setting best $half ${loss}_again)
+            runs ${loss}_again "${flags[@]}" $found
+        done
+    fi
+    if in_section longer 3; then
+        for loss in contrastive triplet multisimilarity dr_triplet; do
+            tuned_flags $loss
+            runs ${loss}_tuned_longer "${flags[@]}" "${twice[@]}"
+        done
+        tuned_flags dr_triplet
+        in_grid dr_triplet_gamma
+        runs dr_triplet_gamma_longer "${flags[@]}" "${twice[@]}"
+        for loss in contrastive triplet; do
+            flags_of $loss
+            runs ${loss}_default_longer "${flags[@]}" "${twice[@]}"
+        done
     fi
     if in_section photos 6; then
         for loss in contrastive multisimilarity proxyanchor ntxent; do

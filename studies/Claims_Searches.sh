@@ -7,8 +7,8 @@
 #   ./studies/Claims_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
 #   DATA=Datasets STUDIES=Studies HALVES='A B' SECTIONS='controls grids' ./studies/Claims_Searches.sh
 #
-# grids needs studies/settings/best.txt (python -m studies.settings best). The same command continues searches that were
-# stopped. A trial takes about 7 seconds on two cores, each fold on one: 16 trials of 10 losses and two halves, 40 minutes.
+# grids needs studies/settings/best.txt (python -m studies.settings best); again repeats two of the searches with another
+# seed. The same command continues searches that were stopped. A trial takes about 7 seconds on two cores, each fold on one: 16 trials of 10 losses and two halves, 40 minutes.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
 
@@ -25,17 +25,18 @@ grid() {                                                 # grid NAME CONTROL FLA
     search "$1" "${@:3}" ${tuned//loss_$2_/loss_${4}_} --sampler grid --pruner none --n_trials 5
 }
 
+tuned_contrastive=("${contrastive[@]}" --tune loss_contrastive_neg_margin 0.6 1.4 --tune loss_contrastive_pos_margin 0 0.6)
+tuned_multisimilarity=("${multisimilarity[@]}" --tune loss_multisimilarity_neg_weight 1 100 log
+    --tune loss_multisimilarity_thresh 0 1)
 for half in ${HALVES:-A B}; do
     half_of $half
     if [[ " $sections " == *' controls '* ]]; then
-        control contrastive     "${contrastive[@]}"     --tune loss_contrastive_neg_margin 0.6 1.4 \
-            --tune loss_contrastive_pos_margin 0 0.6
+        control contrastive     "${tuned_contrastive[@]}"
         control triplet         "${triplet[@]}"         --tune loss_triplet_margin 0.05 1 log
         control margin          "${margin[@]}"          --tune loss_margin_margin 0.05 0.5 --tune loss_margin_beta 0.6 1.4
         control snr             "${snr[@]}"             --tune loss_snr_margin 0.05 1 log
         control ntxent          "${ntxent[@]}"          --tune loss_ntxent_temperature 0.01 0.5 log
-        control multisimilarity "${multisimilarity[@]}" --tune loss_multisimilarity_neg_weight 1 100 log \
-            --tune loss_multisimilarity_thresh 0 1
+        control multisimilarity "${tuned_multisimilarity[@]}"
         control proxyanchor     "${proxyanchor[@]}"     --tune loss_proxyanchor_margin 0 0.5 \
             --tune loss_proxyanchor_alpha 8 64 log
         control arcface         "${arcface[@]}"         --tune loss_arcface_angular_margin 0 1 \
@@ -43,6 +44,10 @@ for half in ${HALVES:-A B}; do
         control dr_triplet      "${dr_triplet[@]}"      --loss_dr_triplet_gamma 0 --tune loss_dr_triplet_margin 0.05 1 log
         control dr_proxynca     "${dr_proxynca[@]}"     --loss_dr_proxynca_gamma 0 \
             --tune loss_dr_proxynca_lrmulti 0.3 30 log
+    fi
+    if [[ " $sections " == *' again '* ]]; then
+        control contrastive_again     "${tuned_contrastive[@]}"     --seed 1
+        control multisimilarity_again "${tuned_multisimilarity[@]}" --seed 1
     fi
     if [[ " $sections " == *' grids '* ]]; then
         for loss in contrastive triplet margin snr; do

@@ -54,7 +54,7 @@ def page_of(found, not_testable):
     lines = ['# Claims of the papers', '', f'{len(primary)} claims: {", ".join(counts)}.', '', RULES, '']
     lines += table_of(primary, numbers)
     if exploratory:
-        lines += ['', 'Exploratory comparisons of other papers, without verdict:', '', *table_of(exploratory, numbers)]
+        lines += ['', 'Exploratory comparisons and checks, without verdict:', '', *table_of(exploratory, numbers)]
     lines += ['', '## Protocols', '', *(f'{number}. {text}.' for text, number in numbers.items())]
     for one in found:
         lines += ['', *section(one)]

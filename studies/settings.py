@@ -5,6 +5,8 @@ The settings that the searches of the claims found, as files in studies/settings
 python -m studies.settings candidates --studies Studies            # two best trials of each control's search
 python -m studies.settings best --runs Candidates/omniglot         # the candidate that is best after 24 epochs
 python -m studies.settings grids --studies Studies                 # best gamma and best probability of rho_distance
+
+Lines of other searches, which are not in the folder, stay in the file.
 """
 import argparse
 import re
@@ -25,6 +27,12 @@ CANDIDATE = re.compile(r'Candidates_Omniglot_([AB])_(.+)_(\d)_fold\d')
 SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # in trials.csv, and in the records of a run
 N_CANDIDATES = 2
 NO_FLAGS = ('trial', 'state', SCORE, 'best_epochs', 'seconds', 'reason')
+
+
+def read(file):
+    """{(half, name): [flag, ...]} of a file that main() wrote."""
+    lines = (line.split() for line in file.read_text(encoding='utf-8').splitlines())
+    return {(half, name): flags for half, name, *flags in lines}
 
 
 def best_trials(folder, n):
@@ -54,8 +62,7 @@ def of_candidates(runs):
     file = FOLDER / 'candidates.txt'
     if not file.exists():
         raise UserError(f'{file}: missing; python -m studies.settings candidates writes it')
-    known = {tuple(line.split()[:2]): line.split()[2:] for line in file.read_text().splitlines()}
-    values = {}
+    known, values = read(file), {}
     for folder in filter(reading.is_run_folder, sorted(Path(runs).glob('Candidates_Omniglot_*'))):
         run = reading.read(folder)
         half, name, place = CANDIDATE.fullmatch(run.group).groups()
@@ -82,8 +89,11 @@ def main(arguments=None):
     else:
         lines = of_searches(opt.studies, opt.kind == 'grids', 1 if opt.kind == 'grids' else N_CANDIDATES)
     FOLDER.mkdir(exist_ok=True)
-    write_text(FOLDER / f'{opt.kind}.txt', ''.join(f'{shlex.join(line)}\n' for line in lines))
-    print(FOLDER / f'{opt.kind}.txt')
+    file = FOLDER / f'{opt.kind}.txt'
+    known = read(file) if file.exists() else {}
+    known |= {(half, name): flags for half, name, *flags in lines}
+    write_text(file, ''.join(f'{shlex.join([*key, *known[key]])}\n' for key in sorted(known)))
+    print(file)
 
 
 if __name__ == '__main__':

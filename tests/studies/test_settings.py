@@ -28,6 +28,12 @@ def test_the_best_finished_trials_of_a_search(folder, capsys):
     settings.main(['candidates', '--studies', str(folder / 'Studies')])
     assert (folder / 'settings' / 'candidates.txt').read_text() == (
         'A triplet_1 --loss_triplet_margin=0.3\nA triplet_2 --loss_triplet_margin=0.4\n')
+    search(folder / 'Later', 'A_triplet', ['trial_0,complete,0.3,5 5,0.7,9,'])
+    search(folder / 'Later', 'A_margin', ['trial_0,complete,0.3,5 5,0.8,9,'])
+    settings.main(['candidates', '--studies', str(folder / 'Later')])
+    assert (folder / 'settings' / 'candidates.txt').read_text() == (         # lines of other searches stay
+        'A margin_1 --loss_triplet_margin=0.8\nA triplet_1 --loss_triplet_margin=0.7\n'
+        'A triplet_2 --loss_triplet_margin=0.4\n')
     settings.main(['grids', '--studies', str(folder / 'Studies')])
     assert (folder / 'settings' / 'grids.txt').read_text() == 'B triplet_rho --loss_triplet_margin=0.6\n'
     search(folder / 'Empty', 'A_triplet', ['trial_0,pruned,0.9,,0.2,9,slow'])
