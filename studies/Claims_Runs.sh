@@ -31,7 +31,7 @@ in_section() {
 missing() {
     local new=() seed
     for seed in "${seeds[@]}"; do
-        grep -qs "^[a-z0-9_]*,${1%_fold[0-9]},$seed," "$rows"/claims.csv "$rows"/claims_folds.csv || new+=("$seed")
+        grep -qs "^[a-z0-9_]*,${1%_fold[0-9]},$seed," "$rows"/claims.csv "$rows"/claims_folds_$half.csv || new+=("$seed")
     done
     local seeds=(${new[@]+"${new[@]}"})
     [ ${#seeds[@]} -eq 0 ] || every_seed "$@"

@@ -104,13 +104,17 @@ def results_of(file, classes=None):
     for run in final_rows.read(file):
         if not (match := GROUP.fullmatch(run.group)):
             raise UserError(f'{file}: the group {run.group} is not of studies/Claims_Runs.sh')
-        own = (classes or {}).get((run.group, run.seed))
         found.setdefault((match['data'], match['method']), {})[match['half'], run.seed] = (
-            Result(run, resampled(match['half'], *own)) if own else Result(run))
+            result_of(run, match['half'], (classes or {}).get((run.group, run.seed))))
     return found
 
 
-def ensembles_of(file):
+def result_of(run, half, classes):
+    """The Result of a run. classes: None, or (MAP@R per class [C], number of queries per class [C])."""
+    return Result(run, resampled(half, *classes)) if classes else Result(run)
+
+
+def ensembles_of(file, classes=None):
     """
     As results_of(), of the rows that Evaluate_Ensemble.py --rows wrote: the method <method>_concatenated has the values
     of the concatenated networks of the folds.
@@ -123,7 +127,7 @@ def ensembles_of(file):
                               if name.startswith(CONCATENATED) and value}
         run = Run(line['group'], f'{file}, line {number}', {}, [row], test=line.get(final_rows.TEST) or None)
         found.setdefault((match['data'], f'{match["method"]}_concatenated'), {})[match['half'], int(line['seed'])] = (
-            Result(run))
+            result_of(run, match['half'], (classes or {}).get((line['group'], int(line['seed'])))))
     return found
 
 

@@ -1,7 +1,7 @@
 """
 Writes docs/claims.md and the table of verdicts in README.md, from studies/claims.yaml and the rows of the claims' runs.
 
-python -m studies.claims_page [--rows FILE] [--classes FILE] [--folds FILE] [--page FILE] [--readme FILE]
+python -m studies.claims_page [--rows FILE] [--classes FILE] [--folds FILE ...] [--page FILE] [--readme FILE]
 """
 import argparse
 import math
@@ -173,7 +173,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--rows', type=Path, default=ROWS / 'claims.csv', help='rows of the runs, if there are any')
     parser.add_argument('--classes', type=Path, default=class_values.FILE, help='MAP@R per test class of the runs')
-    parser.add_argument('--folds', type=Path, default=ROWS / 'claims_folds.csv', help='rows of the ensembles of folds')
+    parser.add_argument('--folds', type=Path, nargs='+', default=[ROWS / f'claims_folds_{half}.csv' for half in 'AB'],
+                        help='rows of the ensembles of folds, a file per half')
     parser.add_argument('--page', type=Path, default=Path('docs/claims.md'), help='the page')
     parser.add_argument('--readme', type=Path, default=Path('README.md'), help='file with a table of verdicts')
     opt = parser.parse_args(arguments)
@@ -181,8 +182,10 @@ def main(arguments=None):
     require_writable(opt.readme, '--readme')
     known, not_testable = claims.load()
     classes = class_values.read(opt.classes) if opt.classes.exists() else {}
-    results = (claims.results_of(opt.rows, classes) if opt.rows.exists() else {}) | (
-        claims.ensembles_of(opt.folds) if opt.folds.exists() else {})
+    results = claims.results_of(opt.rows, classes) if opt.rows.exists() else {}
+    for file in filter(Path.exists, opt.folds):
+        for method, of_units in claims.ensembles_of(file, classes).items():
+            results.setdefault(method, {}).update(of_units)
     found = claims.findings(known, results)
     write_text(opt.page, page_of(found, not_testable))
     write_text(opt.readme, with_verdicts(opt.readme.read_text(encoding='utf-8'), found))

@@ -1,5 +1,6 @@
 """
-The MAP@R of each test class in the claims' runs, from their last checkpoints, for intervals over test classes.
+The MAP@R of each test class in the claims' runs, for intervals over test classes: of the network in the last
+checkpoint; for folds (<group>_fold<k>_s<seed>), of their concatenated networks, as in Evaluate_Ensemble.py.
 
 python -m studies.class_values RUN_FOLDER ... [--file FILE]
 
@@ -15,39 +16,62 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import Evaluate_Ensemble
 import evaluation
 import parameters
 import parts
 from evaluation import ranking, retrieval
 from records import reading
+from reports import ensemble_evaluation, ensembles, folds
 from utilities import device, errors
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
 FILE = Path(__file__).parent / 'rows' / 'claims_classes.csv'
-TOLERANCE = 1e-5                                 # between the mean over images here and the value in the run's log.csv
+FOLDS = re.compile(r'(?P<group>.+?)(_fold(?P<fold>\d+))?_s(?P<seed>\d+)')
+TOLERANCE = 1e-5                             # between the mean over images here and the value in the records of the run
 
 
-def values_of(folder):
-    """(MAP@R per test class [C], number of queries per class [C]) of the network in a run folder, by class number."""
-    opt = parameters.parse(['--evaluate', str(folder), '--device', 'cpu'])
-    opt.device = device.select(opt)
-    built = parts.restore(opt, opt.evaluate)
-    test = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']
-    search, found = test.search(), np.full(len(test.images), np.nan)
+def values_of(part):
+    """(MAP@R per test class [C], number of queries per class [C]) of the Embedded test split, by class number."""
+    search, found = part.search(), np.full(len(part.images), np.nan)
     for queries, ranks in ranking.positive_ranks(search, search.n_positives):
         found[search.query_index[queries]] = retrieval.map_at_r(ranks, search.n_positives[queries])
-    labels, judged = test.images.labels, ~np.isnan(found)
+    labels, judged = part.images.labels, ~np.isnan(found)
     sizes = np.bincount(labels[judged])
     return np.bincount(labels[judged], found[judged]) / sizes, sizes
 
 
-def line_of(folder):
-    run, (classes, sizes) = reading.read(folder), values_of(folder)
-    mean, recorded = classes @ sizes / sizes.sum(), run.rows[-1]['test_map_at_r']
+def of_run(folder):
+    """values_of() of the network in a run folder, and the MAP@R that its log.csv has."""
+    opt = parameters.parse(['--evaluate', str(folder), '--device', 'cpu'])
+    opt.device = device.select(opt)
+    built = parts.restore(opt, opt.evaluate)
+    part = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']
+    return *values_of(part), reading.read(folder).rows[-1]['test_map_at_r']
+
+
+def of_folds(folders):
+    """values_of() of the networks of several folds, concatenated, and the MAP@R of Evaluate_Ensemble.py."""
+    opt = Evaluate_Ensemble.build().parse_args(
+        [*map(str, folders), '--evaluation_metrics', 'map_at_r', '--device', 'cpu'])
+    ensemble, = folds.gather(opt.runs)
+    if len(ensemble.members) != ensemble.n_expected:
+        raise UserError(f'{ensemble}: {ensemble.n_folds_of} folds')
+    members = []
+    for member in ensemble.members:
+        own, built = ensemble_evaluation.network(opt, member, 'trained')
+        members.append(ensembles.embed_member(own, built.model, built.data))
+    return *values_of(ensembles.as_one(own, members)), ensembles.concatenated(own, members)['test_map_at_r']
+
+
+def line_of(group, seed, folders):
+    is_ensemble = FOLDS.fullmatch(folders[0].name)['fold'] is not None
+    classes, sizes, recorded = of_folds(folders) if is_ensemble else of_run(*folders)
+    mean = classes @ sizes / sizes.sum()
     if abs(mean - recorded) > TOLERANCE:
-        raise UserError(f'{folder}: MAP@R is {mean:.6f} here, and {recorded:.6f} in its log.csv')
-    return {'group': run.group, 'seed': run.seed, 'sizes': ' '.join(map(str, sizes)),
+        raise UserError(f'{folders[0]}: MAP@R is {mean:.6f} here, and {recorded:.6f} in its records')
+    return {'group': group, 'seed': seed, 'sizes': ' '.join(map(str, sizes)),
             'map_at_r': ' '.join(f'{value:.4f}' for value in classes)}
 
 
@@ -73,12 +97,15 @@ def main(arguments=None):
     opt = parser.parse_args(arguments)
     lines = read_csv(opt.file) if opt.file.exists() else []
     known = {(line['group'], int(line['seed'])) for line in lines}
-    for folder in tqdm(opt.runs, 'networks', disable=None):
-        if not (name := re.fullmatch(r'(.+)_s(\d+)', folder.name)):
+    found = {}
+    for folder in opt.runs:
+        if not (name := FOLDS.fullmatch(folder.name)):
             raise UserError(f'{folder}: not the folder of a run of studies/Claims_Runs.sh, <group>_s<seed>')
-        if (name[1], int(name[2])) not in known:
+        found.setdefault((name['group'], int(name['seed'])), []).append(folder)
+    for key, folders in tqdm(found.items(), 'networks', disable=None):
+        if key not in known:
             with contextlib.redirect_stdout(io.StringIO()):
-                lines.append(line_of(folder))
+                lines.append(line_of(*key, folders))
             write_csv(opt.file, lines)
     print(opt.file)
 

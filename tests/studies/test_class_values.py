@@ -52,10 +52,32 @@ def test_the_values_of_classes(quick, run, patterns, tmp_path, capsys):
             class_values.read(file)
 
 
+def test_the_values_of_classes_of_concatenated_folds(quick, run, patterns, tmp_path):
+    folders = []
+    for fold in (0, 1):
+        group = f'Claims_Own_A_one_fold{fold}'
+        assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', 2, '--fold', fold, '--bs', 6,
+                   '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--group', group) == 0
+        folders.append(str(tmp_path / 'runs' / 'folder' / f'{group}_s1'))
+    file = tmp_path / 'classes.csv'
+    class_values.main([*folders, '--file', str(file)])
+    ((key, (values, sizes)),) = class_values.read(file).items()
+    images = [Image.open(path) for path in sorted(patterns.glob('images/*/*.png'))[36:]]
+    parts = []
+    for folder in folders:
+        network, transform = load(f'{folder}/checkpoint_val_e_recall@1.pt', 'cpu')
+        parts.append(embed(network, transform, images).numpy())
+    parts = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts]
+    assert values == pytest.approx(map_at_r_of_classes(np.hstack(parts), np.repeat(np.arange(6), 6)), abs=6e-5)
+    assert key == ('Claims_Own_A_one', 1) and sizes.tolist() == [6] * 6
+    with pytest.raises(UserError, match='seed 1: 1/2 folds'):
+        class_values.main([folders[0], '--file', str(tmp_path / 'other.csv')])
+
+
 def test_another_network_than_the_recorded_one_is_refused(quick, run, tmp_path, monkeypatch):
     assert run(*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--group', 'Claims_Own_A_one') == 0
-    monkeypatch.setattr(class_values, 'values_of', lambda folder: (np.full(6, 2.0), np.full(6, 6)))
-    with pytest.raises(UserError, match=r'MAP@R is 2\.000000 here, and 0\.\d+ in its log\.csv'):
+    monkeypatch.setattr(class_values, 'values_of', lambda part: (np.full(6, 2.0), np.full(6, 6)))
+    with pytest.raises(UserError, match=r'MAP@R is 2\.000000 here, and 0\.\d+ in its records'):
         class_values.main([str(tmp_path / 'runs' / 'folder' / 'Claims_Own_A_one_s1'), '--file', str(tmp_path / 'a')])
 
 
@@ -78,7 +100,7 @@ def test_runs_that_have_rows_are_left_out(tmp_path):
     (tmp_path / 'studies' / 'rows').mkdir()
     (tmp_path / 'studies' / 'rows' / 'claims.csv').write_text(
         'dataset,group,seed,epoch\nomniglot,Claims_Omniglot_A_margin_default,3,24\n')
-    (tmp_path / 'studies' / 'rows' / 'claims_folds.csv').write_text(
+    (tmp_path / 'studies' / 'rows' / 'claims_folds_B.csv').write_text(
         'dataset,group,seed,n_folds_of\nomniglot,Claims_Omniglot_B_contrastive_four,1,4\n')
     left = {f'Claims_Omniglot_B_contrastive_four_fold{fold} 1' for fold in range(4)}
     assert set(every) - set(listed('default folds')) == left | {'Claims_Omniglot_A_margin_default 3'}
