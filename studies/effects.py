@@ -119,8 +119,9 @@ def mean_difference(pairs):
 
 def paired(of, metric):
     """The mean over `pairs` of methods of the mean paired difference."""
-    return {'mean over the losses': mean_difference(
-        [(values(one, metric), values(other, metric)) for one, other in of('pairs')])}
+    pairs = of.claim.methods['pairs']
+    name = 'mean over the losses' if len(pairs) > 1 else ' minus '.join(pairs[0])
+    return {name: mean_difference([(values(one, metric), values(other, metric)) for one, other in of('pairs')])}
 
 
 def each(of, metric):
@@ -163,7 +164,7 @@ def spread(of, metric):
         one, other = (np.std(side, axis=0, ddof=1) for side in sides)
         return one - other
 
-    return {'standard deviation': Estimate(
+    return {'standard deviation over the losses, default minus tuned': Estimate(
         float(gap([[one.mean for one in side] for side in both])), min(one.n for side in both for one in side),
         draws=gap(drawn), over_classes=gap(classes) if are_known else None)}
 
@@ -211,7 +212,7 @@ def correlations(of, metric):
         return 100 * (correlation(decays, results) - correlation(ratios, results))
 
     some = np.random.default_rng(0).integers(len(points), size=(DRAWS, len(points)))
-    return {'difference of correlations': Estimate(float(gain(np.arange(len(points)))), len(points), draws=gain(some))}
+    return {'decay minus ratio': Estimate(float(gain(np.arange(len(points)))), len(points), draws=gain(some))}
 
 
 def correlation(one, other):

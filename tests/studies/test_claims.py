@@ -161,7 +161,7 @@ def test_intervals_over_test_classes_resample_them_for_all_runs_alike():
         claims.resampled(unit[0], one + gain, sizes)) for unit, one in classes.items()}
         for name, gain in (('a', .1), ('c', 0))}
     found, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], results)
-    assert found.estimates['mean over the losses'].interval_over_classes() == pytest.approx((10, 10))
+    assert found.estimates['a minus c'].interval_over_classes() == pytest.approx((10, 10))
     equal = {unit: claims.Result(result.run, claims.resampled(unit[0], classes[unit], np.full(5, 20)))
              for unit, result in results['Omniglot', 'c'].items()}
     alone = effects.average(effects.values(equal, effects.MAP)).over_classes
@@ -171,7 +171,7 @@ def test_intervals_over_test_classes_resample_them_for_all_runs_alike():
     images = [value for value, size, count in zip(classes['A', 0], sizes, counts, strict=True)
               for _ in range(size * count)]
     assert claims.resampled('A', classes['A', 0], sizes)[7] == pytest.approx(np.mean(images))
-    assert found.beside['mean over the losses'].interval_over_classes() is None
+    assert found.beside['a minus c'].interval_over_classes() is None
 
 
 def test_the_epoch_chosen_on_test_classes_against_the_epoch_chosen_on_validation_classes():
@@ -256,7 +256,7 @@ def test_a_run_that_still_improves_is_named():
                 run.rows[-1] | {'epoch': 30, 'val_map_at_r': last}]
     one, = claims.findings([claim('paired', {'pairs': [['a', 'c']]})], found)
     assert one.changes == pytest.approx({'a': 1.0, 'c': .4})
-    assert 'Not converged' in (page := claims_page.page_of([one], [])) and 'epochs: a +1.0.' in page
+    assert 'Not converged' in (page := claims_page.page_of([one], [])) and '- Not converged: a +1.0.' in page
 
 
 def test_the_registered_claims(tmp_path):
@@ -276,8 +276,8 @@ def test_the_registered_claims(tmp_path):
 def test_the_page_and_the_table_of_the_readme_are_what_their_rows_say(tmp_path):
     code = claims.FILE.parent.parent
     readme = (code / 'README.md').read_text()
-    (tmp_path / 'README.md').write_text(re.sub(r'(verdict \|\n)\|.*?\n\n', r'\1| --- | --- | --- | --- |\n\n', readme,
-                                               flags=re.DOTALL))
+    (tmp_path / 'README.md').write_text(re.sub(r'(verdict \|\n)\|.*?\n\n', r'\1| --- | --- | --- | --- | --- |\n\n',
+                                               readme, flags=re.DOTALL))
     claims_page.main(['--page', str(tmp_path / 'claims.md'), '--readme', str(tmp_path / 'README.md')])
     page = (tmp_path / 'claims.md').read_text()
     assert page == (code / 'docs' / 'claims.md').read_text() and len(page.splitlines()) <= 400
