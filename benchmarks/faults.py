@@ -206,10 +206,10 @@ def removed(lab, n):
 
 # kind of fault: its generator, the number n for it with --quick, and without
 KINDS = {
-    'kills': (kills, 1, 5), 'crash points': (crash_points, 6, None), 'signals': (signals, 12, 100),
-    'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 6, 40),
+    'kills': (kills, 1, 5), 'crash points': (crash_points, 4, None), 'signals': (signals, 6, 100),
+    'damaged files': (damaged, 1, 4), 'concurrent runs': (concurrent, 1, 10), 'full disk': (full_disk, 3, 40),
     'start-ups': (start_ups, 6, 60), 'ends of two processes': (ends, 2, 50),
-    'lost worker': (lost_worker, 3, 20), 'removed folder': (removed, 3, 20), 'mutated YAML': (mutated_yaml, 30, 300),
+    'lost worker': (lost_worker, 2, 20), 'removed folder': (removed, 2, 20), 'mutated YAML': (mutated_yaml, 30, 300),
     'swapped files': (swapped_files, 1, 3), 'flipped pixels': (flipped_pixels, 4, 30),
     'unwritable outputs': (unwritable_outputs, 2, 10),
     'mutated CSV': (mutated_csv, 30, 300), 'mutated command lines': (mutated_command_lines, 30, 300),

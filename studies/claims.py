@@ -71,6 +71,9 @@ def load(file=FILE):
     names = [claim.name for claim in claims]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError(f'{file}: two claims have the name {", ".join(sorted(repeated))}')
+    for entry in content['not_testable']:
+        if entry.keys() != {'name', 'paper', 'reason'}:      # YAML cuts an unquoted sentence at its first comma
+            raise UserError(f'{file}, not_testable {entry.get("name")}: expected the keys name, paper and reason')
     return claims, content['not_testable']
 
 

@@ -267,7 +267,8 @@ def test_the_registered_claims(tmp_path):
             ('effect: spread', 'effect: guess', 'claim 1: effect guess: expected paired'),
             ('expects: at most', 'expects: less', 'claim 7: expects less'),
             ('seeds: 12', 'seeds: 20', '2 to 12 seeds'), ('    seeds: 2\n', '', 'claim 3: expected the keys'),
-            ('name: dimension', 'name: spread', 'two claims have the name spread')):
+            ('name: dimension', 'name: spread', 'two claims have the name spread'),
+            ("reason: 'Its", 'reason: Its', 'not_testable Recall@k surrogate: expected the keys name')):
         (tmp_path / 'claims.yaml').write_text(text.replace(old, new, 1))
         with pytest.raises(UserError, match=message):
             claims.load(tmp_path / 'claims.yaml')
