@@ -43,11 +43,11 @@ Each half of the classes is the test set once; an effect is the mean over the tw
 in both. Intervals are over seeds (Student's t). For `spread`, they are simulated from the standard errors of the means.
 For `spectral_decay` and `map_at_r`, they are a bootstrap over methods without the variation between seeds, and n is the
 number of methods. *Classes* is a bootstrap over the test classes, with the trained networks fixed; it does not include
-the choice of training classes. No interval includes the variation between searches: each setting is of one search, and
-the check `search_seed` shows how much the settings of a second search change the results. Differences are paired by
-seed only between variants of one loss; otherwise the test is Welch's. Effects are in points of MAP@R and of R@1 where
-no other unit is given. Claims cited from memory are marked *remembered*. Verdicts apply to these data sets and networks
-only, not to the experiments of the papers.'''
+the choice of training classes. No interval includes the variation between searches: every tuned setting comes from one
+search. The check `search_seed` shows how much a second search changes the results. Differences are paired by seed only
+between variants of one loss; otherwise the test is Welch's. Effects are in points of MAP@R and of R@1 where no other
+unit is given. Claims cited from memory are marked *remembered*. Verdicts apply to these data sets and networks only,
+not to the experiments of the papers.'''
 
 
 def page_of(found, not_testable):
