@@ -1,9 +1,11 @@
 """
-Whether a change of the code leaves what runs compute as it was: tiny runs of every loss, miner, sampler, wrapper and sum,
-with micro-batches and resumed, whose log.csv must be equal in every column but `seconds`.
+Show that a change of the code leaves the numbers of runs as they were.
 
-python -m benchmarks.same_runs record FOLDER          before the change
-python -m benchmarks.same_runs compare FOLDER         after it: trains the same runs again, and continues the recorded ones
+Tiny runs of every loss, miner, sampler, wrapper and sum, with micro-batches and resumed: their log.csv must be equal in
+every column but `seconds`.
+
+python -m benchmarks.same_runs record FOLDER      before the change
+python -m benchmarks.same_runs compare FOLDER     after it: trains the same runs again, and continues the recorded ones
 """
 import argparse
 import csv
@@ -148,8 +150,8 @@ def compare(folder, names):
                 if (before := rows_of(one)) == (after := rows_of(other)):
                     n_equal += 1
                 else:
-                    columns = sorted({key for a, b in zip(before, after or [], strict=False) for key in a.keys() | b.keys()
-                                      if a.get(key) != b.get(key)})
+                    columns = sorted({column for a, b in zip(before, after or [], strict=False)
+                                      for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
                     different.append(f'{name}, {kind}: {columns or "no rows"}\n'
                                      + (scratch / f'{name}.txt').read_text()[-800:])
     print('\n'.join(different))
