@@ -119,8 +119,7 @@ def table(methods):
         rows = [[method.name, len(method.runs), *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN),
                  '`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`']
                 for method in sorted(chosen, key=lambda method: -method.estimate().mean)]
-        lines += [f'**{title}**', '', '```bash', f'python main.py {" ".join(shared)} \\',
-                  '    FLAGS --group NAME --seed SEED', '```', '',
+        lines += [f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.', '',
                   *markdown_table(['method', 'n', *map(metric_title, SHOWN), 'flags'], rows, tight=True), '']
     return lines[:-1]
 
