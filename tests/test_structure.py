@@ -168,8 +168,8 @@ def run_in(folder, *arguments, then=''):
 
 
 def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
-    """The file and the two lines of the registry are copied from the README into a copy of the code, which trains with it,
-    and whose tests still pass."""
+    """The file and the two lines of the registry are copied from the README into a copy of the code, which trains with
+    it, and whose tests still pass."""
     if not (ROOT / '.git').exists():
         pytest.skip('not a git checkout')
     if (ROOT / 'criteria' / 'softmargin.py').exists():
