@@ -41,8 +41,8 @@ def write(folder, state, flags, epoch, description):
     for file, tensors in parts.items():
         save_file(tensors, folder / file, {'format': 'pt'})
     config = json.loads((folder / CONFIG).read_text(encoding='utf-8')) if is_folder(folder) else {}
-    config[ENTRY] = description | {'epoch': epoch, 'flags': flags, 'sha256': {file: sha256(folder / file)
-                                                                             for file in parts}}
+    hashes = {'flags': sha256_of_values(flags)} | {file: sha256_of_file(folder / file) for file in parts}
+    config[ENTRY] = description | {'epoch': epoch, 'flags': flags, 'sha256': hashes}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
 
 
@@ -56,8 +56,8 @@ def read(folder):
     config, state = Path(folder) / CONFIG, {}
     try:
         entry = json.loads(config.read_text(encoding='utf-8'))[ENTRY]
-        flags, epoch, hashes = dict(entry['flags']), int(entry['epoch']), {file: entry['sha256'][file]
-                                                                         for file in (BACKBONE, REST)}
+        flags, epoch, hashes = dict(entry['flags']), int(entry['epoch']), dict(entry['sha256'])
+        hashes = {name: hashes[name] for name in ('flags', BACKBONE, REST)}
     except OSError as error:
         raise UserError(f'{config}: {error.strerror}') from None
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -67,6 +67,8 @@ def read(folder):
         raise UserError(f'{config}: {", ".join(sorted(foreign))}: no flags of a network; it was changed')
     if str(flags.get('arch')).count(':') > 1:
         raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
+    if hashes.pop('flags') != sha256_of_values(flags):
+        raise UserError(f'{config}: its flags do not fit their checksum (sha256); copy the folder again')
     for file, known in hashes.items():
         state |= {'backbone.' * (file == BACKBONE) + name: tensor
                   for name, tensor in read_weights(Path(folder) / file, known).items()}
@@ -77,7 +79,7 @@ def read_weights(file, known):
     """{name: tensor} of a safetensors file whose SHA-256 is `known`."""
     try:
         from safetensors.torch import load_file
-        if sha256(file) != known:
+        if sha256_of_file(file) != known:
             raise UserError(f'{file}: these are not the weights that {CONFIG} describes; copy the folder again')
         return load_file(file)
     except OSError as error:
@@ -90,6 +92,10 @@ def read_weights(file, known):
         raise UserError(f'{file}: not weights in the format safetensors but {kind_of(file, error)}') from None
 
 
-def sha256(file):
+def sha256_of_values(flags):
+    return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of_file(file):
     with open(file, 'rb') as opened:
         return hashlib.file_digest(opened, 'sha256').hexdigest()

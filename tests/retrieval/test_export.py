@@ -15,6 +15,7 @@ import datasets
 import evaluation
 import parameters
 import retrieval
+from records import published
 from retrieval import export
 from tests.helpers import folder_of, rows_of
 from utilities.errors import UserError
@@ -141,6 +142,7 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
     ({'flags': {'arch': 'resnet18'}}, '--arch resnet18: unknown'),
     ({'flags': {'embed_dim': 10 ** 9}}, 'its weights do not fit the flags'),
     ({'flags': {'embed_dim': 'many'}}, '--embed_dim'), ({'flags': {'pool': 'token'}}, '--pool token'),
+    ({'flags': {'input_size': 18}}, 'sha256'),
     ({'flags': {'embed_bias': False}}, 'its weights do not fit the flags'),
     ({'epoch': None}, 'it does not describe an embedding network'), ({'flags': 3}, 'it does not describe an embedding'),
     ({'sha256': {}}, 'it does not describe an embedding network'), (None, 'it does not describe an embedding network'),
@@ -164,6 +166,7 @@ def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_pa
     else:
         for name, value in change.items():
             entry[name] = entry[name] | value if name == 'flags' and isinstance(value, dict) else value
+        entry['sha256'] |= {'flags': published.sha256_of_values(entry['flags'])} if sentence != 'sha256' else {}
     (folder / 'config.json').write_text(json.dumps(config))
     with pytest.raises(UserError, match=sentence):
         retrieval.load(folder, 'cpu')
