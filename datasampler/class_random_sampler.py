@@ -11,6 +11,8 @@ import torch
 from datasampler.sampling import chunks_of_permutations, classes_per_batch
 from utilities.randomness import derive
 
+FLAGS = {'cover_epoch': {'default': False, 'help': 'class_random: visit every class once per epoch'}}
+
 DISTINCT = 'classes'            # no class repeats in a batch
 
 
