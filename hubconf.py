@@ -84,7 +84,7 @@ def network(run_or_export, device='cpu'):
     A trained network, without a package of this code base in the calling process.
 
     Args:
-        run_or_export: a file of main.py --export (.pt2 or .onnx); or a run folder or checkpoint, which another process
+        run_or_export: an exported file (.pt2 or .onnx); or a run folder or checkpoint, which another process
                        exports to a temporary .pt2 first, with the packages of requirements.txt.
         device:        where it computes; .onnx: `cpu` only, with the package onnxruntime.
 
@@ -102,7 +102,7 @@ def network(run_or_export, device='cpu'):
         return _exported(path, device)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / 'network.pt2'
-        done = subprocess.run([sys.executable, str(_ROOT / 'main.py'), '--export', str(path), str(file)],
+        done = subprocess.run([sys.executable, str(_ROOT / 'Evaluate_Network.py'), str(path), 'export', str(file)],
                               capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f'{path}: it cannot be exported: {done.stderr.strip()}')

@@ -1,4 +1,4 @@
-"""main.py --export: a trained network in one file for other programs, from uint8 images to embeddings."""
+"""Evaluate_Network.py RUN export: a trained network in one file for other programs, from uint8 images to embeddings."""
 import importlib.util
 import io
 import json
@@ -37,6 +37,14 @@ def save_onnx(program, file, description):
                                   dynamic_shapes=({0: 'batch'},), verbose=False)
     converted.model.metadata_props['description.json'] = description
     converted.save(file)
+
+
+def flags(parser):
+    parser.add_argument('file', metavar='FILE', help='a file that ends in .pt2 or .onnx')
+
+
+def work(opt):
+    write(opt, opt.evaluate, opt.file)
 
 
 FORMATS = {'.pt2': save_pt2, '.onnx': save_onnx}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import retrieval
 from evaluation import identification, open_set
 from evaluation.embedding import Embedded
-from evaluation.identification import Answers
+from retrieval.identification import Answers
 from tests.helpers import folder_of, printed_metrics, rows_of
 
 METRICS, AT_THRESHOLD = identification.METRICS, identification.AT_THRESHOLD
