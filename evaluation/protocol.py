@@ -220,8 +220,7 @@ def check_metrics(opt):
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
-    is_training = not opt.evaluate
-    for name in opt.storage_metrics:
+    for name in opt.storage_metrics if not opt.evaluate else ():
         metric, level = of_level(name)
         if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
@@ -229,9 +228,9 @@ def check_metrics(opt):
         if not parse(metric)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
-        if is_training and level not in opt.eval_level:
+        if level not in opt.eval_level:
             raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated; add it to --eval_level')
-        if is_training and parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
+        if parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
             raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
                             'metric, or add class to --eval_level')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):

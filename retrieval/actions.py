@@ -74,9 +74,10 @@ MORE = 'The flags of an evaluation by main.py go with it, such as --splits_to_ev
 def build():
     """The parser of the manual, and of the flags that the actions declare."""
     parser = command_line.Parser(prog='Evaluate_Network.py', epilog=MORE,
+                                 usage='Evaluate_Network.py RUN [ACTION] [FLAG ...]',
                                  description='Does what comes after training: RUN ACTION --help explains an action.')
     parser.add_argument('run', metavar='RUN', help='run folder, of which the last checkpoint is used; or a checkpoint')
-    commands = parser.add_subparsers(dest='action', metavar='ACTION', required=True)
+    commands = parser.add_subparsers(dest='action', metavar='ACTION', required=True, prog='Evaluate_Network.py RUN')
     for name, action in ACTIONS.items():
         action.flags(commands.add_parser(name, help=action.help, description=action.help, epilog=MORE))
     command_line.add_completion(parser)

@@ -57,13 +57,13 @@ def write(opt, run, file):
 
     Raises UserError for an unknown file name extension, a missing package or folder, and --pca.
     """
-    require_writable(file, '--export')
-    save = choose(FORMATS, Path(file).suffix, f'--export {file}: file name extension')
+    require_writable(file, 'export')
+    save = choose(FORMATS, Path(file).suffix, f'export {file}: file name extension')
     missing = [name for name in ('onnx', 'onnxscript') if save is save_onnx and not importlib.util.find_spec(name)]
     if missing:
-        raise UserError(f'--export {file}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
+        raise UserError(f'export {file}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
     if opt.pca:
-        raise UserError(f'--export {file}: the components of --pca {opt.pca} are fitted on the training images and '
+        raise UserError(f'export {file}: the components of --pca {opt.pca} are fitted on the training images and '
                         'cannot be exported; give --pca 0')
     opt.device = 'cpu'
     network, transform = loading.restore(opt, run)

@@ -18,11 +18,11 @@ import datasets
 import Launch_Runs
 import main
 import Result_Evaluations
-from benchmarks.faults import damage
+from benchmarks.faults.files import damage
 from datasets import download
 from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
-from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
+from tests.helpers import ROOT, after_training, assert_same_end, executed, folder_of, rows_of
 from tests.records.test_backends import assert_holds, wandb_of
 from utilities import errors, files, stopping
 from utilities.errors import UserError
@@ -253,9 +253,9 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
     states['settings']['embed_dim'] = 10 ** 9
     torch.save(states, tmp_path / 'hostile.pt')
     hostile = tmp_path / 'hostile.pt'
-    for arguments in (['--evaluate', hostile], ['--export', hostile, tmp_path / 'a.pt2'],
-                      ['--reproduce', half, '--distill', hostile, '--group', 'taught']):
-        assert run(*arguments) == 2
+    for call, *arguments in ((run, '--evaluate', hostile), (after_training, hostile, 'export', tmp_path / 'a.pt2'),
+                             (run, '--reproduce', half, '--distill', hostile, '--group', 'taught')):
+        assert call(*arguments) == 2
         assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
 
 
@@ -329,7 +329,7 @@ def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, re
 def test_random_signals_kills_and_faults(tmp_path):
     """Some of each kind of benchmarks.faults, which forks its runs from a process that has imported everything."""
     kinds = ['kills', 'crash points', 'signals', 'concurrent runs', 'full disk', 'lost worker', 'removed folder']
-    faults = ('import sys, tempfile; from benchmarks import faults; tempfile.tempdir = sys.argv[1]; '
+    faults = ('import sys, tempfile; from benchmarks.faults import __main__ as faults; tempfile.tempdir = sys.argv[1]; '
               'sys.exit(faults.main(sys.argv[2:]))')
     code, out, error = executed(tmp_path, faults, tmp_path, '--quick', '--only', *kinds)
     assert code == 0, out + error

@@ -14,7 +14,7 @@ import evaluation
 import parameters
 import retrieval
 from retrieval import export
-from tests.helpers import folder_of, with_blocks
+from tests.helpers import after_training, folder_of, with_blocks
 from utilities.loading import network_input
 
 SIZE = 64
@@ -76,7 +76,7 @@ def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, 
             ['timm'] if ':' in arch else ['pretrainedmodels'] if 'bn' in arch else []):
         pytest.importorskip(package)
     checkpoint, file = checkpoint_of(arch, NETWORKS[arch], tmp_path), tmp_path / f'network{suffix}'
-    assert run('--export', checkpoint, file) == 0
+    assert after_training(checkpoint, 'export', file) == 0
     assert f'uint8 RGB [B, 3, {SIZE}, {SIZE}] -> float32 embeddings, after Resize(' in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith('.')] == []
     network, transform = retrieval.load(checkpoint, 'cpu')
@@ -98,8 +98,8 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
     assert run(*quick, '--ema', '0.5') == 0
     folder, found = folder_of(tmp_path), {}
     for flags in [], ['--eval_ema'], ['--eval_features', '--eval_normalize']:
-        assert run('--export', folder, tmp_path / 'network.pt2', *flags) == 0
-        assert run('--embed', folder, tmp_path / 'embeddings.npz', *flags) == 0
+        assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
+        assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', *flags) == 0
         file = np.load(tmp_path / 'embeddings.npz')
         _, transform = retrieval.load(folder)
         images = datasets.ImageSet(datasets.base.ImageTable([*file['paths']], [*file['class_names']]), range(5),
@@ -111,7 +111,7 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
 
 
 def test_the_file_describes_its_input(tmp_path, run):
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / 'network.pt2') == 0
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / 'network.pt2') == 0
     files = {'description.json': ''}
     torch.export.load(tmp_path / 'network.pt2', extra_files=files)
     described = json.loads(files['description.json'])
@@ -124,11 +124,11 @@ def test_the_file_describes_its_input(tmp_path, run):
     ('nowhere/network.pt2', [], 'there is no folder'),
     ('network.pt2', ['--pca', '2'], 'give --pca 0'),
     ('network.onnx', [], '.onnx needs onnx and onnxscript: pip install onnx onnxscript'),
-    ('network.pt2', ['--evaluate', 'a'], 'give one of them'),
+    ('network.pt2', ['--evaluate', 'a'], '--evaluate has no effect'),
 ])
 def test_what_cannot_be_exported(file, flags, sentence, tmp_path, run, capsys, monkeypatch):
     monkeypatch.setattr(export.importlib.util, 'find_spec', lambda name, find=importlib.util.find_spec: (
         None if name in ('onnx', 'onnxscript') else find(name)))
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / file, *flags) == 2
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / file, *flags) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / file).exists()
