@@ -132,13 +132,14 @@ def add_methods(add, switch, start, registry, shared=None):
     shared: {a file that declares flags of several methods: the methods that use all of them}
     """
     flags, users = {}, {}
-    for module, names in (shared or {}).items():
-        flags |= (own := method_flags.declared(module, start))
-        users |= {flag: [*names] for flag in own}
     for name, module in registry.items():
         flags |= (own := method_flags.declared(module, start.format(name)))
         for flag in [*own, *getattr(module, 'USES', ())]:
             users.setdefault(flag, []).append(name)
+    for module, names in (shared or {}).items():
+        flags |= (own := method_flags.declared(module, start))
+        for flag in own:
+            users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
         add_method_flag(add, switch, flag, values, of=users[flag])
 
