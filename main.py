@@ -75,8 +75,8 @@ def find_folder(opt, settings, arguments, data):
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
         return Path(opt.resume)
-    if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
-        print(f'Note: the data have other classes or numbers of images than {opt.reproduce}.')
+    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), data.description)):
+        print(f'Note: the data have {changed} than {opt.reproduce}.')
     return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
 
 

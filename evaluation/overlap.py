@@ -34,9 +34,9 @@ def check(opt, model, data, run=None):
         raise UserError(f'--check_overlap {opt.check_overlap}: all images are in the {splits[0]} split, so that there '
                         'is nothing to compare')
     folder = Path(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
-    if run and run_folder.read(folder)['split_hash'] != data.description['hash']:
-        raise UserError(f'--check_overlap {run}: the classes or numbers of images are not those of this run; '
-                        '--source_path must lead to the same data')
+    if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
+        raise UserError(f'--check_overlap {run}: the data have {changed} than this run; --source_path must lead to the '
+                        'same data')
     processes.of_main(require_writable_folder, folder, '--check_overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):

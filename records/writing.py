@@ -125,8 +125,8 @@ def untrained(other, folder, flags):
         if ours['flags'].get(name) != theirs['flags'].get(name):
             raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
-    if ours['split_hash'] != theirs['split_hash']:
-        raise UserError(f'--untrained {other}: its data have other classes or numbers of images than this run')
+    if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
+        raise UserError(f'--untrained {other}: its data have {changed} than this run')
     reading.read(other)                                  # refuses damaged records
     rows = reading.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:

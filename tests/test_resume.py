@@ -3,6 +3,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 
@@ -215,6 +216,34 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')
     assert 'not a checkpoint' in refused('--resume', folder)
+
+
+def test_resume_refuses_changed_data_of_equal_classes(quick, run, patterns, tmp_path, capsys):
+    """Files, labels, boxes, groups and order count; the place of the data and columns that nothing reads do not."""
+    rows = [[f'images/{c}/{i}.png', c, str(i), '0', '0', '20', '20'] for c in ('class_00', 'class_01', 'class_02',
+                                                                              'class_03') for i in range(6)]
+
+    def write(changed, header='path,label,group,x1,y1,x2,y2'):
+        (tmp_path / 'list.csv').write_text('\n'.join([header, *map(','.join, changed)]))
+
+    def with_value(column, value, at=0):
+        return [[*row[:column], value, *row[column + 1:]] if i == at else row for i, row in enumerate(rows)]
+
+    write(rows)
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '1', '--label_noise', '.2',
+               '--eval_level', 'class', 'across', '--evaluation_metrics', 'e_recall@1') == 0
+    labels = [row[1] for row in rows]
+    labels[0], labels[6] = labels[6], labels[0]
+    for changed, what in ((with_value(5, '19'), 'boxes'), (with_value(2, '7'), 'groups'), (rows[::-1], 'files, labels'),
+                          ([[row[0], label, *row[2:]] for row, label in zip(rows, labels, strict=True)], 'labels'),
+                          (with_value(0, 'images/class_05/0.png'), 'files, or another order of images,')):
+        write(changed)
+        capsys.readouterr()
+        assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 2
+        assert f'the data have other {what}' in capsys.readouterr().err
+    shutil.copytree(patterns / 'images', tmp_path / 'moved' / 'images')
+    write([[*row, 'x'] for row in rows], 'path,label,group,x1,y1,x2,y2,remark')
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--source_path', tmp_path / 'moved') == 0
 
 
 @pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGTERM])
