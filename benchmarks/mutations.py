@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from benchmarks.disturbed import outcome, start
-from records import reading, run_folder
+from records import reading
 from utilities.errors import UserError
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop

@@ -104,8 +104,8 @@ def check_columns(file, columns):
     missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
     for name in unknown:
         if meant := difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8):
-            raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", correct '
-                            'the header, or else give it a name that is not so similar')
+            raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", '
+                            'correct the header, or else give it a name that is not so similar')
     if unknown:
         print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
 

@@ -78,8 +78,8 @@ def lists_of(opt, what):
         raise UserError(f'{what} has no steps: leave --splits_step {opt.splits_step} out')
     found = {split: content[split] for split in SPLITS if split in content} if isinstance(content, dict) else {}
     if found and (unknown := [str(key) for key in content if key not in {*SPLITS, *OTHER_KEYS}]):
-        raise UserError(f'{what}: unknown: {", ".join(unknown[:SHOWN])}; expected the lists train, test and, optionally, '
-                        'val')
+        raise UserError(f'{what}: unknown: {", ".join(unknown[:SHOWN])}; expected the lists train, test and, '
+                        'optionally, val')
     for split in ('train', 'test', *found):
         entries = found.get(split)
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, str) or is_index(entry)

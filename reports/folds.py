@@ -120,7 +120,8 @@ def check(ensemble):
                             'one out')
     for member in ensemble.members:
         if member.test != first.test or len({member.run.test_images, first.run.test_images} - {None}) > 1:
-            raise UserError(f'{ensemble}: its folds have other test classes or images, {first.run.where} and {member.run.where}')
+            raise UserError(f'{ensemble}: its folds have other test classes or images, {first.run.where} and '
+                            f'{member.run.where}')
         for split, doing in (('train', 'trained'), ('val', 'was validated')):
             seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))
             if seen:

@@ -149,8 +149,8 @@ def test_a_csv_file(opt, tmp_path, capsys):
     select(opt, tmp_path, 'folder', **flags)
     assert capsys.readouterr().out == (
         f'Note: --csv {file}: these columns are not read: source\n'
-        f'Note: --csv {file}: 1 images are listed under several labels or splits, the first: {tmp_path / "0.png"}, as a '
-        'train in line 2 and as b test in line 4\n')
+        f'Note: --csv {file}: 1 images are listed under several labels or splits, the first: {tmp_path / "0.png"}, '
+        'as a train in line 2 and as b test in line 4\n')
     file.write_bytes('path,label\n0.png,é'.encode('latin-1'))
     with pytest.raises(UserError, match='list.csv: not a CSV file in UTF-8'):
         select(opt, tmp_path, 'folder', **flags)

@@ -65,7 +65,7 @@ def test_names_are_names_and_numbers_are_places_only_without_numeric_names(opt, 
         with pytest.raises(UserError, match=f'has no {names}.* numbers are not taken as places'):
             split_file.apply(opt(splits=splits), table)
     split_file.apply(opt(splits=file_of(tmp_path, {'train': [0], 'test': [2]})), ImageTable(CLASSES, CLASSES))
-    assert 'its numbers are places in the sorted list of the classes, from 0 (class_00) to 11' in capsys.readouterr().out
+    assert 'numbers are places in the sorted list of the classes, from 0 (class_00) to 11' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('name, content', [('a.json', '{"train": ["a"], "train": ["b"], "test": ["c"]}'),
