@@ -1,11 +1,14 @@
 """hubconf.py: losses, miners and networks in a program that knows nothing else of this one."""
+import contextlib
 import copy
 import functools
 import inspect
+import io
 import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -267,6 +270,34 @@ def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
         load('network', 'network.onnx', device='cuda')
     assert checkpoint.find(folder).exists()
+
+
+class Code:
+    """Pickled, it is a command that writes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_a_pt2_file_is_loaded_only_with_trust_since_it_can_hold_code(tmp_path):
+    program = torch.export.export(torch.nn.Flatten(), (torch.zeros(2, 3, 4, 4),))
+    torch.export.save(program, tmp_path / 'own.pt2', extra_files={'description.json': '{"input": "some"}'})
+    code = io.BytesIO()
+    torch.save(Code(tmp_path / 'it_ran'), code)
+    with zipfile.ZipFile(tmp_path / 'own.pt2') as own, zipfile.ZipFile(tmp_path / 'foreign.pt2', 'w') as foreign:
+        for name in own.namelist():
+            foreign.writestr(name, code.getvalue() if 'sample_inputs' in name else own.read(name))
+    for name in ('own', 'foreign'):
+        with pytest.raises(ValueError, match='can run any code where it is loaded, .* trust=True if the'):
+            load('network', tmp_path / f'{name}.pt2')
+    assert not (tmp_path / 'it_ran').exists()
+    assert load('network', tmp_path / 'own.pt2', trust=True).description == {'input': 'some'}
+    with contextlib.suppress(Exception):
+        load('network', tmp_path / 'foreign.pt2', trust=True)
+    assert (tmp_path / 'it_ran').exists()                    # so that the file is what it is meant to be
 
 
 def test_an_onnx_file_is_loaded(tmp_path):

@@ -1,0 +1,184 @@
+"""
+Show that a change of the code leaves the numbers of runs as they were.
+
+Tiny runs of every loss, miner, sampler, wrapper and sum, with micro-batches and resumed: their log.csv must be equal in
+every column but `seconds`.
+
+python -m benchmarks.same_runs record FOLDER      before the change
+python -m benchmarks.same_runs compare FOLDER     after it: trains the same runs again, and continues the recorded ones
+"""
+import argparse
+import csv
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+import main
+from batch_mining import BATCHMINERS
+from criteria import CRITERIA
+from datasampler import SAMPLERS
+
+TINY = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 16 --bs 32 '
+        '--samples_per_class 4 --lr 0.001 --iterations_per_epoch 3 --n_epochs 2 --kernels 0 --device cpu '
+        '--pictures none --no_train_metrics --evaluation_metrics e_recall@1 map_at_r nmi --use_tv_split').split()
+OF_MASKS = {'npair': 'npair', 'lifted': 'lifted', 'liftedstructure': 'lifted'}
+MORE_FLAGS = {'s2sd': ['--loss_s2sd_target_dims', '24', '32'],
+              'hier': ['--loss_hier_n_proxies', '16', '--loss_hier_k', '8'], 'nir': ['--loss_nir_lrmulti', '1']}
+WRAPPED = {
+    'xbm': '--loss contrastive --batch_mining random --xbm_size 64 --xbm_start 1',
+    'direction': '--loss triplet --batch_mining semihard --dr_weight 0.3',
+    'matryoshka': '--loss multisimilarity --matryoshka 4 8 16',
+    'matryoshka_mined': '--loss triplet --batch_mining semihard --matryoshka 4 8 16 --matryoshka_mine_prefixes',
+    'cascade': '--loss triplet --batch_mining semihard --cascade 1 2 --embed_dim 24',
+    'daml': '--loss triplet --batch_mining semihard --daml --daml_layers 16',
+    'distill_ema': '--loss multisimilarity --distill ema --ema 0.9',
+    'sum': '--loss triplet+softmax --batch_mining semihard --loss_weights 1 0.5',
+    'sum_of_miners': '--loss margin+triplet+multisimilarity --batch_mining distance+semihard+none',
+    'sum_of_wrapped': '--loss contrastive+multisimilarity --batch_mining random --xbm_size 64 --xbm_start 1 '
+                      '--dr_weight 0.2',
+    'torch': '--loss torch:CrossEntropyLoss',
+    'pml': '--loss pml:ContrastiveLoss --batch_mining random',
+    'pml_miner': '--loss triplet --batch_mining pml:MultiSimilarityMiner',
+    'micro': '--loss multisimilarity --micro_bs 8',
+    'micro_of_miner': '--loss margin --batch_mining distance --micro_bs 8',
+    'micro_of_sum': '--loss triplet+softmax --batch_mining semihard --micro_bs 8',
+    'views': '--loss ntxent --views 2 --samples_per_class 2',
+    'unsupervised': '--loss ntxent --unsupervised --views 2 --data_sampler image_random',
+    'label_noise': '--loss multisimilarity --label_noise 0.3',
+    'pads': '--loss margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 2',
+    'optimizers': '--loss proxynca --optim adamw --loss_optim sgd --clip_grad 1 --scheduler cosine',
+    'storage': '--loss multisimilarity --data_sampler fid_batchmatch --data_batchmatch_bigbs 64 --data_mb_mom 0.5',
+}
+
+
+def runs():
+    """{name: flags} of every run."""
+    found = {}
+    for name, module in CRITERIA.items():
+        allowed = module.ALLOWED_MINING_OPS or ['distance']
+        miner = ['--batch_mining', OF_MASKS.get(name, allowed[0])] if module.REQUIRES_BATCHMINER else []
+        found[f'loss_{name}'] = ['--loss', name, *miner, *MORE_FLAGS.get(name, ())]
+    for name in BATCHMINERS:
+        loss = OF_MASKS.get(name, 'softmax' if name == 'none' else 'margin')
+        found[f'miner_{name}'] = ['--loss', loss, '--batch_mining', name]
+    for name in SAMPLERS:
+        found[f'sampler_{name}'] = ['--loss', 'margin', '--data_sampler', name, '--data_batchmatch_bigbs', '64']
+    return found | {name: flags.split() for name, flags in WRAPPED.items()}
+
+
+def draw_images(folder):
+    """Draws 32 classes in 4 super-classes, of 10 images each: noisy copies of a pattern of the class."""
+    random = np.random.default_rng(0)
+    for label in range(32):
+        pattern = random.uniform(0, 255, (16, 16, 3))
+        path = folder / 'images' / f'super_{label % 4}' / f'class_{label:02d}'
+        path.mkdir(parents=True)
+        for number in range(10):
+            pixels = (pattern + random.normal(0, 90, pattern.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(path / f'{number}.png')
+
+
+def train(folder, name, flags):
+    """Trains one run in a process of its own, and returns its exit code."""
+    arguments = [*TINY, *flags, '--source_path', str(folder), '--save_path', str(folder), '--group', name]
+    return execute(folder / f'{name}.txt', arguments)
+
+
+def execute(log, arguments):
+    process = multiprocessing.get_context('fork').Process(target=call_main, args=(str(log), arguments))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def call_main(log, arguments):
+    with open(log, 'a') as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+        sys.argv = ['main.py']
+        code = main.main(arguments)
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+def rows_of(folder):
+    """The rows of log.csv without the column seconds; None where there is no file."""
+    if not (folder / 'log.csv').exists():
+        return None
+    with open(folder / 'log.csv', newline='') as file:
+        return [{name: value for name, value in row.items() if name != 'seconds'} for row in csv.DictReader(file)]
+
+
+def record(folder):
+    """Trains every run, and a copy of each that is longer by an epoch, continued from its checkpoint."""
+    for name, flags in tqdm(runs().items()):
+        if (folder / 'longer' / 'folder' / f'{name}_s1').exists():
+            continue
+        if train(folder, name, flags):
+            print(f'{name}: see {folder / name}.txt')
+            continue
+        shutil.copytree(folder / 'folder' / f'{name}_s1', folder / 'longer' / 'folder' / f'{name}_s1')
+        continue_run(folder / 'longer' / 'folder' / f'{name}_s1', folder / f'{name}.txt')
+
+
+def continue_run(run_folder, log):
+    return execute(log, ['--resume', str(run_folder), '--n_epochs', '3'])
+
+
+def compare(folder, names):
+    """Trains every recorded run again, and continues a copy of each; prints those that differ."""
+    n_equal, different = 0, []
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        draw_images(scratch)
+        for name in tqdm(names):
+            reference, flags = folder / 'folder' / f'{name}_s1', runs()[name]
+            train(scratch, name, flags)
+            copy = scratch / 'continued' / 'folder' / f'{name}_s1'
+            shutil.copytree(reference, copy)
+            continue_run(copy, scratch / f'{name}.txt')
+            pairs = {'new run': (reference, scratch / 'folder' / f'{name}_s1'),
+                     'continued': (folder / 'longer' / 'folder' / f'{name}_s1', copy)}
+            for kind, (one, other) in pairs.items():
+                if (before := rows_of(one)) == (after := rows_of(other)):
+                    n_equal += 1
+                else:
+                    columns = sorted({column for a, b in zip(before, after or [], strict=False)
+                                      for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
+                    different.append(f'{name}, {kind}: {columns or "no rows"}\n'
+                                     + (scratch / f'{name}.txt').read_text()[-800:])
+    print('\n'.join(different))
+    print(f'{n_equal} equal, {len(different)} different')
+    return bool(different)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('action', choices=['record', 'compare'])
+    parser.add_argument('folder', type=Path)
+    parser.add_argument('--only', nargs='+', metavar='WORD', help='runs whose names have one of these words')
+    return parser.parse_args()
+
+
+def run():
+    opt = parse()
+    os.environ['WANDB_MODE'] = 'offline'
+    torch.set_num_threads(1)
+    if opt.action == 'record':
+        opt.folder.mkdir(parents=True, exist_ok=True)
+        draw_images(opt.folder)
+        return record(opt.folder)
+    recorded = [name for name in runs() if (opt.folder / 'longer' / 'folder' / f'{name}_s1').exists()
+                and (not opt.only or any(word in name for word in opt.only))]
+    return compare(opt.folder, recorded)
+
+
+if __name__ == '__main__':
+    sys.exit(run())
