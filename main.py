@@ -17,7 +17,7 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from datasets import DATASETS, waits
+from datasets import DATASETS
 from records import columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
@@ -160,8 +160,8 @@ def train_epoch(opt, built, loader, epoch):
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch, built.skipped_in_a_row)
-    batches = waits.TimedBatches(loader.epoch(epoch), opt.device)
-    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    batches = loader.epoch(epoch)
+    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
@@ -173,7 +173,6 @@ def train_epoch(opt, built, loader, epoch):
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
     scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
-    batches.explain(opt, loader, epoch)
     return scalars | built.schedule.rates()
 
 

@@ -50,6 +50,7 @@ main.py --help resumable      the flags that --resume may change; machine: flags
 main.py --help all            every flag
 
 docs/flags.md says more."""
+REMOVED = {'augment_on_gpu': False}          # {flag of earlier versions: the value with which their runs still resume}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
@@ -213,8 +214,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, effect=lambda opt: augmentation_of(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-    switch('--augment_on_gpu', untrained=False,
-           help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
 
 
 def point_in_time(text):
@@ -988,8 +987,16 @@ def shown(value):
 
 
 def flags_of(place):
-    """The settings of a run folder, or of the run that wrote a checkpoint file."""
-    return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+    """
+    The settings of a run folder, or of the run that wrote a checkpoint file, without REMOVED flags. Raises UserError
+    where one of these had an effect.
+    """
+    settings = checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+    for name, default in REMOVED.items():
+        if settings.get(name, default) != default:
+            raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
+                            'has; use the version that made it (git_commit in its config.yaml)')
+    return {name: value for name, value in settings.items() if name not in REMOVED}
 
 
 def find_run(opt):
@@ -1084,8 +1091,6 @@ def check(opt):
         raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
     if opt.randaugment and opt.randaugment[1] > 30:
         raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
-    if opt.randaugment and opt.augment_on_gpu:
-        raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     if opt.bs % opt.views:

@@ -216,7 +216,6 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
     ('--clip_grad 0', '--clip_grad: expected a number above 0, not 0'),
     ('--color_jitter 0.4 0.4 0.4 0.6', '--color_jitter 0.4 0.4 0.4 0.6: the last number, of the hue, must not exceed'),
     ('--randaugment 2 31', '--randaugment 2 31: the second number, the magnitude, must not exceed 30'),
-    ('--randaugment 2 9 --augment_on_gpu', '--augment_on_gpu does not compute the operations of --randaugment'),
     ('--random_erasing 1.5', '--random_erasing: expected a number of at least 0 and at most 1, not 1.5'),
     ('--micro_bs -1', '--micro_bs: expected a whole number of at least 0, not -1'),
     ('--amp half', "--amp: invalid choice: 'half'"),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import main
-from records import checkpoint
+from records import checkpoint, run_folder
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
@@ -216,6 +216,17 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')
     assert 'not a checkpoint' in refused('--resume', folder)
+
+
+def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(quick, run, tmp_path, capsys):
+    assert run(*quick, '--n_epochs', '1') == 0
+    folder = folder_of(tmp_path)
+    for value, code in ((False, 0), (True, 2)):
+        config = run_folder.read(folder)
+        run_folder.write_checked(folder / 'config.yaml', config | {'flags': config['flags'] | {'augment_on_gpu': value}})
+        capsys.readouterr()
+        assert run('--resume', folder, '--n_epochs', '2') == code
+    assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err
 
 
 def test_resume_refuses_changed_data_of_equal_classes(quick, run, patterns, tmp_path, capsys):
