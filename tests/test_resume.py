@@ -223,7 +223,8 @@ def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(qui
     folder = folder_of(tmp_path)
     for value, code in ((False, 0), (True, 2)):
         config = run_folder.read(folder)
-        run_folder.write_checked(folder / 'config.yaml', config | {'flags': config['flags'] | {'augment_on_gpu': value}})
+        flags = config['flags'] | {'augment_on_gpu': value}
+        run_folder.write_checked(folder / 'config.yaml', config | {'flags': flags})
         capsys.readouterr()
         assert run('--resume', folder, '--n_epochs', '2') == code
     assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err

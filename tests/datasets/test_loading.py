@@ -259,13 +259,13 @@ def test_transforms_may_end_as_torchvisions_do(end, patterns, opt):
 
 @pytest.mark.parametrize('end, what', [
     ([v2.ToImage(), v2.ToDtype(torch.float32, scale=False)], r'a tensor \[3, 16, 16\] of float32 from'),
-    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([.5] * 3, [.5] * 3)], 'float32 from -'),
+    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([.5] * 3, [.5] * 3)], '.* from -'),
     ([lambda image: image.convert('CMYK')], 'a PIL image of mode CMYK'), ([np.asarray], 'ndarray'),
     ([v2.ToImage(), lambda image: image.long()], 'of int64 from')])
 def test_other_results_of_transforms_get_a_sentence(end, what, patterns, opt):
     images = datasets.select(opt(dataset='folder', source_path=str(patterns), augmentation='none'), 16).train
     images.transform = pipeline.Pipeline([*images.transform.transforms, *end])
-    with pytest.raises(UserError, match=f'the transforms of the images return {what}.*; expected a PIL image'):
+    with pytest.raises(UserError, match=f'the transforms of the images return .*{what}.*; expected a'):
         images.loaded([0])
 
 
