@@ -67,17 +67,20 @@ def begin(opt, arguments):
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id, lowest)
 
 
 def find_folder(opt, settings, arguments, data):
     """The run's folder: a new one, or the folder of --resume, whose splits must equal the splits of `data`."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
+        run_folder.require_same_files(opt.resume, parameters.checksums_of_files(settings))
         return Path(opt.resume)
     if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
+    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt),
+                             parameters.checksums_of_files(settings))
 
 
 def continued(opt, arguments):

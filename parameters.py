@@ -10,6 +10,7 @@ namespace.
 """
 import argparse
 import functools
+import hashlib
 from pathlib import Path
 
 import datasampler
@@ -274,7 +275,7 @@ def network_parameters(parser):
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
         help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
-    add('--weights', metavar='FILE', resumable=True,
+    add('--weights', metavar='FILE', resumable=True, file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
     add('--input_size', type=POSITIVE_INT,
         help='height and width of the input images in pixels; by default as the network expects')
@@ -1022,6 +1023,16 @@ def settings_of(opt):
     """The flags as they are recorded: without secrets, and without what to do in this process."""
     excluded = {'given', *flags_with('secret'), *flags_with('mode')}
     return {name: value for name, value in vars(opt).items() if name not in excluded}
+
+
+def checksums_of_files(settings):
+    """{flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings."""
+    found = {}
+    for name in flags_with('file'):
+        if (value := settings.get(name)) and Path(value).is_file():
+            with open(value, 'rb') as file:
+                found[name] = hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+    return found
 
 
 def of_the_untrained():

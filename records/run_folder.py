@@ -29,13 +29,14 @@ def savename(opt):
     return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
 
 
-def create(opt, settings, arguments, description, chosen=()):
+def create(opt, settings, arguments, description, chosen=(), files=None):
     """
     Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
 
     settings:    the flags, as parameters.settings_of gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
+    files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
     parent = Path(opt.save_path) / opt.dataset
@@ -44,6 +45,7 @@ def create(opt, settings, arguments, description, chosen=()):
               'git_commit': git_commit(), 'split_hash': description['hash'],
               **hashes_of(description), 'run_id': uuid.uuid4().hex[:8],
               **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
+              **({'files': files} if files else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
@@ -92,6 +94,14 @@ def require_same_data(folder, description):
     if 'image_hashes' not in config:
         print(f'Note: {folder}: an earlier version of this program recorded only the names and sizes of the classes; '
               'that files, labels, groups and boxes are those that the run began with could not be checked.')
+
+
+def require_same_files(folder, files):
+    """Raises UserError where a file that a flag names has changed since the run began. files: as for create()."""
+    before = read(folder).get('files', {})
+    if changed := [name for name in files if before.get(name, files[name]) != files[name]]:
+        raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
+                        'of that time')
 
 
 def changed_data(config, description):

@@ -55,10 +55,13 @@ class Records:
             if epoch > backend.last:
                 self.try_to(backend, backend.log, epoch, scalars, spectra)
 
-    def picture(self, name, file):
-        """Gives the last epoch's picture, in `file`, to the backends."""
+    def picture(self, name, file, epoch=None):
+        """
+        Gives a picture, in the PNG `file`, to the backends. epoch: the epoch that is logged next; None: the last one,
+        for which W&B takes a picture into its summary only.
+        """
         for backend in list(self.backends):
-            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']))
+            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']) if epoch is None else epoch)
 
     def try_to(self, backend, call, *arguments):
         """Calls call(*arguments); a backend that fails gets no more records."""

@@ -224,7 +224,7 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
     ('--use_tv_split --tv_split_perc 1', '--tv_split_perc 1 leaves nothing to validate on'),
     ('--evaluation_metrics e_recal@1', '--evaluation_metrics e_recal@1: unknown; choose from e_recall'),
     ('--storage_metrics map_at_k', '--storage_metrics map_at_k: not among the --evaluation_metrics'),
-    ('--storage_metrics dists@intra', '--storage_metrics dists@intra: a higher value is not a better network'),
+    ('--storage_metrics dists@intra', '--storage_metrics dists@intra: its value does not say which network is better'),
     ('--csv x.csv', '--csv goes with --dataset folder, not with cub200'),
     ('--splits_to_eval train --no_train_metrics', 'exclude each other'),
     ('--fold 1', '--fold 1 goes with --split_scheme class_folds, mlrc, closed_set; give one of them'),

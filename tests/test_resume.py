@@ -9,6 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import main
@@ -228,6 +229,23 @@ def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(qui
         capsys.readouterr()
         assert run('--resume', folder, '--n_epochs', '2') == code
     assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err
+
+
+def test_resume_refuses_a_file_of_a_flag_that_has_changed(quick, run, tmp_path, monkeypatch, capsys):
+    """Also where the checkpoint has its weights; another place of the same file is fine, and a missing one."""
+    assert run(*quick, '--n_epochs', '0') == 0
+    backbone = {name.removeprefix('backbone.'): value for name, value in checkpoint.load(
+        folder_of(tmp_path) / 'checkpoint_last.pt')['model'].items() if name.startswith('backbone.')}
+    torch.save(backbone, tmp_path / 'weights.pt')
+    assert run(*quick, '--n_epochs', '1', '--weights', tmp_path / 'weights.pt', '--group', 'own') == 0
+    folder = folder_of(tmp_path, 'own_s1')
+    shutil.move(tmp_path / 'weights.pt', tmp_path / 'moved.pt')
+    assert run('--resume', folder, '--n_epochs', '2', '--weights', tmp_path / 'moved.pt') == 0
+    torch.save(backbone | {'more': torch.zeros(1)}, tmp_path / 'moved.pt')
+    assert run('--resume', folder, '--n_epochs', '3') == 2
+    assert 'the file of --weights has changed since the run began' in capsys.readouterr().err
+    (tmp_path / 'moved.pt').unlink()
+    assert run('--resume', folder, '--n_epochs', '3') == 0
 
 
 def test_resume_refuses_changed_data_of_equal_classes(quick, run, patterns, tmp_path, capsys):

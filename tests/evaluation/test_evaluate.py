@@ -285,7 +285,7 @@ def test_short_names():
 
 
 @pytest.mark.parametrize('flags, sentence', [
-    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'a higher value is not a better network'),
+    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'its value does not say which network is better'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
      '--eval_reference train sets the gallery of test and validation queries'),

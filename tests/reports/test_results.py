@@ -176,7 +176,7 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
 @pytest.mark.parametrize('arguments, sentence', [
     (['--metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_dists@intra_over_inter'),
     (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it does not have; it was'),
-    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric in which higher is better'),
+    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric that says which'),
     (['--per_metric'], '--per_metric goes with --select best_val or best_test'),
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
