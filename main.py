@@ -41,7 +41,9 @@ def run(opt, arguments):
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
             if first == 0:
-                evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                evaluated = None
+                if opt.check_untrained_accuracy or not opt.n_epochs:
+                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
                 processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(first, 1), opt.n_epochs + 1):
                 if processes.of_main(patience_is_over, opt, state):

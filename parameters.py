@@ -812,6 +812,10 @@ def evaluation_parameters(parser):
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
     add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
+    add('--eval_bs', type=POSITIVE_INT, resumable=True,
+        help='number of images that are embedded at a time in evaluation; by default --bs')
+    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+           help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
     add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')

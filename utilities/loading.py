@@ -171,7 +171,8 @@ def evaluation_batches(opt, dataset):
     The batches of indices in which one process would load `dataset` in order, divided into contiguous parts: a list of
     batches for each process of the run.
     """
-    batches = [range(start, min(start + opt.bs, len(dataset))) for start in range(0, len(dataset), opt.bs)]
+    size = opt.eval_bs or opt.bs
+    batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
     n = processes.count()
     return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
 
