@@ -84,9 +84,9 @@ def network(run_or_export, device='cpu', trust=False):
     A trained network, without a package of this code base in the calling process.
 
     Args:
-        run_or_export: an .onnx file of main.py --export; or a run folder or checkpoint, which another process exports
-                       to a temporary file first, with the packages of requirements.txt; or a .pt2 file of main.py
-                       --export.
+        run_or_export: an .onnx file of main.py --export; or a run folder, a checkpoint or an exported folder of
+                       safetensors, which another process exports to a temporary file first, with the packages of
+                       requirements.txt; or a .pt2 file of main.py --export.
         device:        where it computes; .onnx: `cpu` only, with the package onnxruntime.
         trust:         whether a .pt2 file may be loaded. torch.export unpickles what is in it, without restriction, so
                        that whoever wrote the file can run any code here: True only for files of your own.

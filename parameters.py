@@ -22,7 +22,7 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from records import checkpoint, reading, run_folder
+from records import checkpoint, published, reading, run_folder
 from utilities import combination, command_line, pml, torch_losses
 from utilities.command_line import (
     COUNT,
@@ -993,10 +993,13 @@ def shown(value):
 
 def flags_of(place):
     """
-    The settings of a run folder, or of the run that wrote a checkpoint file, without REMOVED flags. Raises UserError
-    where one of these had an effect.
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
+    REMOVED flags. Raises UserError where one of these had an effect.
     """
-    settings = checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+    if Path(place).is_file() or published.is_folder(place):
+        settings = checkpoint.load(checkpoint.find(place))['settings']
+    else:
+        settings = run_folder.read(place)['flags']
     for name, default in REMOVED.items():
         if settings.get(name, default) != default:
             raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '

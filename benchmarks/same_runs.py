@@ -11,6 +11,7 @@ import argparse
 import csv
 import multiprocessing
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-import main
+import parts  # noqa: F401  (imports what main.py does, so that its forks need not)
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
@@ -102,10 +103,8 @@ def execute(log, arguments):
 def call_main(log, arguments):
     with open(log, 'a') as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-        sys.argv = ['main.py']
-        code = main.main(arguments)
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)
+    sys.argv = [str(Path(__file__).resolve().parents[1] / 'main.py'), *arguments]
+    runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 def rows_of(folder):
