@@ -52,7 +52,7 @@ WRAPPED = {
     'micro_of_miner': '--loss margin --batch_mining distance --micro_bs 8',
     'micro_of_sum': '--loss triplet+softmax --batch_mining semihard --micro_bs 8',
     'views': '--loss ntxent --views 2 --samples_per_class 2',
-    'unsupervised': '--loss ntxent --unsupervised --views 2 --data_sampler image_random',
+    'unsupervised': '--loss ntxent --unsupervised --views 2 --samples_per_class 1 --data_sampler image_random',
     'label_noise': '--loss multisimilarity --label_noise 0.3',
     'pads': '--loss margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 2',
     'optimizers': '--loss proxynca --optim adamw --loss_optim sgd --clip_grad 1 --scheduler cosine',
