@@ -18,7 +18,7 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint, run_folder
-from utilities import allocator, combination, device, pml, processes, torch_losses
+from utilities import allocator, device, loss_sums, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
@@ -104,7 +104,7 @@ def build(opt):
 
 def check_names(opt):
     """Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network; builds none of them."""
-    for part in combination.parts(opt):
+    for part in loss_sums.parts(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
             if kind == 'losses' and name.startswith(torch_losses.PREFIX):
