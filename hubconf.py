@@ -79,26 +79,34 @@ def miner(name, masks=False, **settings):
     return mine
 
 
-def network(run_or_export, device='cpu'):
+def network(run_or_export, device='cpu', trust=False):
     """
     A trained network, without a package of this code base in the calling process.
 
     Args:
-        run_or_export: a file of main.py --export (.pt2 or .onnx); or a run folder or checkpoint, which another process
-                       exports to a temporary .pt2 first, with the packages of requirements.txt.
+        run_or_export: an .onnx file of main.py --export; or a run folder, a checkpoint or an exported folder of
+                       safetensors, which another process exports to a temporary file first, with the packages of
+                       requirements.txt; or a .pt2 file of main.py --export.
         device:        where it computes; .onnx: `cpu` only, with the package onnxruntime.
+        trust:         whether a .pt2 file may be loaded. torch.export unpickles what is in it, without restriction, so
+                       that whoever wrote the file can run any code here: True only for files of your own.
 
     Returns: a torch.nn.Module, uint8 RGB images [B, 3, S, S] -> embeddings [B, D], without gradients. Its attribute
     `description` is a dict: `input`, `before` (how images are resized and cropped before), `network` (a checksum).
 
-    Raises ValueError with the message of main.py where a run cannot be exported, and where `device` does not fit.
+    Raises ValueError with the message of main.py where a run cannot be exported, where `device` does not fit, and for
+    a .pt2 file without `trust`.
     """
     path = pathlib.Path(run_or_export)
     if path.suffix == '.onnx':
         if torch.device(device).type != 'cpu':
-            raise ValueError(f'{path}: device {device}: .onnx files compute on the CPU here; export a .pt2')
+            raise ValueError(f'{path}: device {device}: .onnx files compute on the CPU here; give the run folder')
         return _Onnx(path)
     if path.suffix == '.pt2':
+        if not trust:
+            raise ValueError(f'{path}: whoever wrote a .pt2 file can run any code where it is loaded, since '
+                             'torch.export unpickles what is in it; give an .onnx file or a run folder, or trust=True '
+                             'if the file is yours')
         return _exported(path, device)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / 'network.pt2'
@@ -106,7 +114,7 @@ def network(run_or_export, device='cpu'):
                               capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f'{path}: it cannot be exported: {done.stderr.strip()}')
-        return _exported(file, device)
+        return _exported(file, device)                       # written just now, in a folder of this user alone
 
 
 def _check_batch(batch, labels, n_classes=None):

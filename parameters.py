@@ -22,7 +22,7 @@ from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from records import checkpoint, reading, run_folder
+from records import checkpoint, published, reading, run_folder
 from utilities import command_line, loss_sums, pml, torch_losses
 from utilities.command_line import (
     COUNT,
@@ -992,8 +992,10 @@ def shown(value):
 
 
 def flags_of(place):
-    """The settings of a run folder, or of the run that wrote a checkpoint file."""
-    return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+    """The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported."""
+    if Path(place).is_file() or published.is_folder(place):
+        return checkpoint.load(checkpoint.find(place))['settings']
+    return run_folder.read(place)['flags']
 
 
 def find_run(opt):

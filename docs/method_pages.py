@@ -22,10 +22,8 @@ import parameters  # noqa: E402
 from batch_mining import BATCHMINERS  # noqa: E402
 from criteria import CRITERIA  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
-from launching import script  # noqa: E402
-from reports import final_rows  # noqa: E402
-from studies import page as study_page  # noqa: E402
-from studies import study  # noqa: E402
+from studies import methods  # noqa: E402
+from studies.pages import markdown_table  # noqa: E402
 from utilities import command_line  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
@@ -197,7 +195,7 @@ def defaults():
 def flags_table(kind, name):
     flags = flags_of(kind, name)
     rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
-    return study_page.markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
+    return markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
         'It has no flags.']
 
 
@@ -241,7 +239,7 @@ def recipes(kind, name):
     """A row for each file of configs/papers/ that uses the method."""
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in papers()
             if name in str(settings.get(KINDS[kind][2], '')).split('+')]
-    return study_page.markdown_table(['paper and data', 'command'], rows) if rows else [
+    return markdown_table(['paper and data', 'command'], rows) if rows else [
         'No file of `configs/papers/` uses it.']
 
 
@@ -255,19 +253,10 @@ def papers():
 
 
 @cache
-def found():
-    """The study of studies/rows/study.csv."""
-    folder = ROOT / 'studies'
-    return study.gather(final_rows.read(folder / 'rows' / 'study.csv'), {
-        section: script.commands(folder / 'Study_Runs.sh', {'SECTIONS': section}) for section in study.SECTIONS})
-
-
-@cache
 def shown_results():
     """[(words of the command, lines)] of each method of the study."""
-    return [(method.command.split(), [f'### {method.name}, {study.named(method.data)}', '',
-                                      *study_page.of_method(method)])
-            for method in found().methods.values() if method.runs]
+    return [(method.command.split(), [f'### {method.name}, {method.title}', '', *method.lines()])
+            for method in methods.read().values()]
 
 
 def results(kind, name):
@@ -277,8 +266,8 @@ def results(kind, name):
         chosen = [words[index + 1] for index, word in enumerate(words[:-1]) if word == f'--{KINDS[kind][2]}']
         if chosen and name in chosen[-1].split('+'):
             lines += shown
-    return ['Means over seeds, ± half of the 95 % interval. [results.md](../../results.md) explains the protocol, '
-            '[the rows of the study](../../study_rows.md) compare all methods.', '', *lines] if lines else [
+    return ['Means over seeds, ± half of the 95 % interval. [results.md](../../results.md) explains the protocol, and '
+            'compares all methods.', '', *lines] if lines else [
         'The study does not train it.']
 
 
@@ -306,8 +295,7 @@ def page(kind, name):
 
 def pages():
     """{path in the site: Markdown} of all generated pages."""
-    made = {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
-    return made | {'study_rows.md': '\n'.join(study_page.rows_of(found(), 'results'))}
+    return {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
 
 
 def on_files(files, config):

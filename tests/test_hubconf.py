@@ -1,11 +1,14 @@
 """hubconf.py: losses, miners and networks in a program that knows nothing else of this one."""
+import contextlib
 import copy
 import functools
 import inspect
+import io
 import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +17,11 @@ import torch
 
 import batch_mining
 import criteria
+import parameters
+import retrieval
 from docs import method_pages
 from records import checkpoint
+from retrieval import export
 from tests.criteria import cases
 from tests.helpers import folder_of, manual_seed, rows_of
 from training_step import TrainingStep
@@ -249,7 +255,7 @@ def test_the_first_step_of_lightning_is_that_of_a_run(first_step, tmp_path):
     assert [value.item() for value in losses] == [pytest.approx(kept.loss, abs=1e-6)]
 
 
-def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch):
+def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     assert run(*quick, '--n_epochs', '0') == 0
     folder, (images,) = folder_of(tmp_path), torch.randint(0, 256, (1, 3, 3, 16, 16), dtype=torch.uint8)
 
@@ -257,8 +263,8 @@ def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch
         assert command[:2] == [sys.executable, str(ROOT / 'main.py')]
         return SimpleNamespace(returncode=run(*command[2:]), stderr='main.py: error: what main.py says')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
-    found = load('network', folder)
-    import retrieval
+    export.write(parameters.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
+    found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad
@@ -267,6 +273,34 @@ def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
         load('network', 'network.onnx', device='cuda')
     assert checkpoint.find(folder).exists()
+
+
+class Code:
+    """Pickled, it is a command that writes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_a_pt2_file_is_loaded_only_with_trust_since_it_can_hold_code(tmp_path):
+    program = torch.export.export(torch.nn.Flatten(), (torch.zeros(2, 3, 4, 4),))
+    torch.export.save(program, tmp_path / 'own.pt2', extra_files={'description.json': '{"input": "some"}'})
+    code = io.BytesIO()
+    torch.save(Code(tmp_path / 'it_ran'), code)
+    with zipfile.ZipFile(tmp_path / 'own.pt2') as own, zipfile.ZipFile(tmp_path / 'foreign.pt2', 'w') as foreign:
+        for name in own.namelist():
+            foreign.writestr(name, code.getvalue() if 'sample_inputs' in name else own.read(name))
+    for name in ('own', 'foreign'):
+        with pytest.raises(ValueError, match='can run any code where it is loaded, .* trust=True if the'):
+            load('network', tmp_path / f'{name}.pt2')
+    assert not (tmp_path / 'it_ran').exists()
+    assert load('network', tmp_path / 'own.pt2', trust=True).description == {'input': 'some'}
+    with contextlib.suppress(Exception):
+        load('network', tmp_path / 'foreign.pt2', trust=True)
+    assert (tmp_path / 'it_ran').exists()                    # so that the file is what it is meant to be
 
 
 def test_an_onnx_file_is_loaded(tmp_path):

@@ -18,7 +18,7 @@ import datasets
 import Launch_Runs
 import main
 import Result_Evaluations
-from benchmarks.faults import damage
+from benchmarks.faults.files import damage
 from datasets import download
 from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
@@ -329,7 +329,7 @@ def test_what_killed_processes_left_is_cleaned_up(quick, run, tmp_path, half, re
 def test_random_signals_kills_and_faults(tmp_path):
     """Some of each kind of benchmarks.faults, which forks its runs from a process that has imported everything."""
     kinds = ['kills', 'crash points', 'signals', 'concurrent runs', 'full disk', 'lost worker', 'removed folder']
-    faults = ('import sys, tempfile; from benchmarks import faults; tempfile.tempdir = sys.argv[1]; '
+    faults = ('import sys, tempfile; from benchmarks.faults import __main__ as faults; tempfile.tempdir = sys.argv[1]; '
               'sys.exit(faults.main(sys.argv[2:]))')
     code, out, error = executed(tmp_path, faults, tmp_path, '--quick', '--only', *kinds)
     assert code == 0, out + error

@@ -3,8 +3,8 @@ import argparse
 
 import torch
 
-from . import public  # relative: hubconf.py loads this file under another package's name
-from .errors import UserError
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .public import is_miner, mine_on_the_cpu
 
 
 def parts(opt):
@@ -53,7 +53,7 @@ class Miner:
 
     def __init__(self, batchminer, name, takes_masks):
         self.batchminer, self.name, self.takes_masks, self.mined = batchminer, name, takes_masks, None
-        self.mine = public.mine_on_the_cpu(batchminer) if public.is_miner(batchminer) else batchminer
+        self.mine = mine_on_the_cpu(batchminer) if is_miner(batchminer) else batchminer
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""

@@ -17,8 +17,8 @@ from tests.helpers import manual_seed
 from utilities.errors import UserError
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-REFUSED = {'nir': r"its parameter flow\.\S+ has the shape \[128, 12\], but \[128, 4\] for embeddings of 3 dimensions",
-           's2sd': 'computes more than a loss of the embeddings'}
+REFUSED = {'nir': r": its parameter flow\.\S+ has the shape \[128, 12\], but \[128, 4\] for embeddings of 3 dimensions",
+           's2sd': ', but with angular, '}
 
 
 def batch_of(dim=8, dtype=F64):
@@ -93,8 +93,7 @@ def test_tuples_are_mined_once_or_for_each_prefix(opt):
 @pytest.mark.parametrize('loss', [*criteria.CRITERIA, 'torch:CrossEntropyLoss'])
 def test_every_loss_is_refused_or_takes_prefixes_and_with_one_prefix_it_is_the_loss_to_the_bit(loss, opt):
     if loss in REFUSED:
-        with pytest.raises(UserError, match=f'--matryoshka does not work with --loss {loss}[,:].*{REFUSED[loss]}.*; '
-                                            'choose another loss'):
+        with pytest.raises(UserError, match=f'--matryoshka does not work with --loss {loss}{REFUSED[loss]}'):
             select(flags_of(opt, loss, [3, 8]))
         return
     found = []

@@ -3,6 +3,7 @@ import functools
 import itertools
 import os
 import random
+import runpy
 import shlex
 import shutil
 import signal
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-import main as program
 from records import checkpoint, lock, reading
 from utilities import stopping
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120                                    # seconds after which a process counts as hanging
 FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --bs 12 --samples_per_class 2 '
          '--lr 0.001 --n_epochs 3 --iterations_per_epoch 3 --embed_dim 16 --kernels 0 --device cpu --pictures none '
@@ -38,14 +39,14 @@ CONFIGURATIONS = {                             # all with a state beside the net
 
 @dataclass
 class Child:
-    """A process that runs main.py; its output comes through a pipe."""
+    """A process that runs a script; its output comes through a pipe."""
     pid: int
     pipe: int
     text: str = ''
     ended: int | None = None
 
     def code(self, limit=LIMIT):
-        """The exit code (negative: the signal) once it has ended; None where it has not after `limit` seconds."""
+        """Returns the exit code (negative: the signal) once it has ended; None if it has not after `limit` seconds."""
         deadline = time.monotonic() + limit
         while self.ended is None and time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -72,12 +73,11 @@ class Child:
         os.close(self.pipe)
 
 
-def start(arguments, fault=None, script=program):
+def start(arguments, fault=None, script='main.py'):
     """
-    Runs a script, by default main.py, with these arguments in a process that is forked from this one, which has
-    imported everything.
+    Runs a script with these arguments in a process forked from this one, which has imported the packages of runs.
 
-    fault: a function that this process calls first.
+    fault: a function that the process calls first.
     """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -93,7 +93,10 @@ def start(arguments, fault=None, script=program):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
             if fault:
                 fault()
-            code = script.main([str(argument) for argument in arguments])
+            sys.argv = [str(ROOT / script), *map(str, arguments)]
+            runpy.run_path(sys.argv[0], run_name='__main__')
+        except SystemExit as error:
+            code = error.code or 0
         except BaseException:
             traceback.print_exc()
         finally:
@@ -105,7 +108,7 @@ def start(arguments, fault=None, script=program):
 
 
 def outcome(child, codes, limit=LIMIT):
-    """None where the child ends with one of `codes` and without a traceback, else a text on what happened."""
+    """Returns None if the child ends with one of `codes` and without a traceback, else a text on what happened."""
     code = child.code(limit)
     if code is None:
         child.send(signal.SIGKILL)
@@ -118,8 +121,15 @@ def outcome(child, codes, limit=LIMIT):
     return None if code in codes else f'exit code {code}: {child.text[-300:]}'
 
 
+def refusal_or_difference(child, whole, folder, refusal='main.py: error'):
+    """Returns None if the child refuses in a sentence, or ends like the undisturbed run `whole`, else a text."""
+    if problem := outcome(child, {0, 2}):
+        return problem
+    return None if refusal in child.text else difference(whole, folder)
+
+
 def difference(one, other):
-    """The first difference between the results of two runs, except settings and times; or None."""
+    """Returns the first difference between the results of two runs, except settings and times; or None."""
     states = [checkpoint.load(folder / checkpoint.LAST) for folder in (one, other)]
     if where := unequal(*states):
         return f'{other}: another checkpoint: {where}'
@@ -132,7 +142,7 @@ def difference(one, other):
 
 
 def unequal(a, b, where=''):
-    """The place of the first difference of two nested values, or None."""
+    """Returns the place of the first difference of two nested values, or None."""
     if isinstance(a, torch.Tensor):
         return None if torch.equal(a, b) else where
     if isinstance(a, dict):
@@ -166,40 +176,50 @@ class Lab:
         return self.folder / 'runs' / 'folder' / f'{group}_s1'
 
     def undisturbed(self, name):
-        """The folder of a whole run of a configuration."""
+        """Returns the folder of a whole run of a configuration."""
         if name not in self.whole:
-            group, began = self.group(), time.monotonic()
-            child = start(self.arguments(name, group))
-            if problem := outcome(child, {0}):
-                raise SystemExit(f'{name}: the undisturbed run: {problem}')
-            self.whole[name], self.seconds[name] = self.place(group), time.monotonic() - began
+            began = time.monotonic()
+            self.whole[name] = self.done(self.arguments(name, group := self.group()), self.place(group))
+            self.seconds[name] = time.monotonic() - began
         return self.whole[name]
 
     @functools.cached_property
     def half(self):
         """The folder of a run of 'plain' that has trained one of its three epochs."""
         group = self.group()
-        if problem := outcome(start([*self.arguments('plain', group), '--n_epochs', 1]), {0}):
-            raise SystemExit(f'the run of one epoch: {problem}')
-        return self.place(group)
+        return self.done([*self.arguments('plain', group), '--n_epochs', 1], self.place(group))
+
+    def done(self, arguments, folder=None):
+        """Runs main.py without a fault; returns `folder`."""
+        if problem := outcome(start(arguments), {0}):
+            raise SystemExit(f'a run without a fault, {shlex.join(map(str, arguments))}: {problem}')
+        return folder
+
+    def wait(self, name, longest=1.0):
+        """Waits for a random part of the time of an undisturbed run."""
+        time.sleep(self.random.uniform(0, longest * self.seconds[name]))
 
     def copied(self, folder):
         copy = self.place(self.group())
         shutil.copytree(folder, copy)
         return copy
 
-    def end(self, name, group):
-        """Continues a disturbed run, or starts it where there is none yet; None where it ends as undisturbed."""
+    def start(self, name, group):
+        """Continues a disturbed run, or starts it if there is none yet."""
         folder = self.place(group)
-        child = start(['--resume', folder] if folder.exists() else self.arguments(name, group))
-        problem = outcome(child, {0}) or difference(self.undisturbed(name), folder)
+        return start(['--resume', folder] if folder.exists() else self.arguments(name, group))
+
+    def end(self, name, group):
+        """Continues a disturbed run; returns None if it ends like the undisturbed one, else a text."""
+        folder = self.place(group)
+        problem = outcome(self.start(name, group), {0}) or difference(self.undisturbed(name), folder)
         if not problem:
             shutil.rmtree(folder)
         return problem
 
 
 def draw(folder):
-    """Twelve classes of six noisy copies of a pattern."""
+    """Draws twelve classes of six noisy copies of a pattern."""
     generator = np.random.default_rng(0)
     for c in range(12):
         pattern = generator.uniform(0, 255, (24, 24, 3))

@@ -1,4 +1,4 @@
-"""Mutated input for benchmarks.faults: YAML, CSV and command lines with a few characters or words changed."""
+"""Faults of input: YAML, CSV and command lines with a few characters or words changed."""
 import functools
 import os
 import re
@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 
-from benchmarks.disturbed import outcome, start
+from benchmarks.faults.runs import outcome, start
 from records import reading, run_folder
 from utilities.errors import UserError
 

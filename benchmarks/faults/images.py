@@ -1,17 +1,14 @@
-"""Images and indexes for benchmarks.faults: formats that start programs, images of many pixels, damaged index files."""
+"""Faults of images: formats that start programs, and images of many pixels."""
 import argparse
 import os
 import resource
 import shutil
 import zlib
 
-import numpy as np
 from PIL import EpsImagePlugin
 
-from benchmarks.disturbed import outcome, start
-from retrieval import changes, server, store
-from retrieval.index import Index
-from utilities.errors import UserError
+from benchmarks.faults.runs import outcome, start
+from retrieval import server
 
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n'
 WMF = b'\xd7\xcd\xc6\x9a\0\0\0\0\0\0\x14\0\x14\0\x60\0\0\0\0\0\0\0\x01\0\x09\0' + bytes(40)
@@ -64,29 +61,6 @@ def bombs(lab, n):
         problem = outcome(child, {2})
         shutil.rmtree(place)
         yield problem or (None if 'photo.png: not a readable image' in child.text else child.text[-300:])
-
-
-def damaged_indexes(lab, n):
-    """A bit of index.json is changed: a sentence, or the same content."""
-    folder = lab.folder / 'index'
-    if not folder.exists():
-        network = argparse.Namespace(source='run', id='x', settings={'arch': 'conv4'})
-        store.create(folder, network, 0.95)
-        changes.extended(folder, store.read(folder), [[f'/photos/{row}.png', 1, 1] for row in range(20)],
-                         np.eye(20, 8, dtype=np.float32), [])
-    file, expected = folder / store.NAME, Index(folder).content
-    whole = file.read_bytes()
-    for _ in range(n):
-        damaged = bytearray(whole)
-        damaged[lab.random.randrange(len(damaged))] ^= 1 << lab.random.randrange(8)
-        file.write_bytes(damaged)
-        try:
-            yield None if Index(folder).content == expected else f'{bytes(damaged)}: another content'
-        except UserError:
-            yield None
-        except Exception as error:  # this is the fault that is looked for
-            yield f'{bytes(damaged)}: {error!r}'
-    file.write_bytes(whole)
 
 
 def with_image(lab, group, name, content):

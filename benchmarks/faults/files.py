@@ -1,0 +1,182 @@
+"""Faults of files: damaged, of another run, flipped pixels of an image cache, a full disk, damaged indexes."""
+import argparse
+import functools
+import itertools
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import parameters
+from benchmarks.faults.runs import outcome, refusal_or_difference, start
+from records import checkpoint, published
+from retrieval import changes, export, loading, store
+from retrieval.index import Index
+from utilities.errors import UserError
+
+FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
+OUTPUTS = {                                    # output: the command that writes it
+    'embeddings': 'main.py --embed {run} {out}.npz', 'export': 'main.py --export {run} {out}.pt2',
+    'pictures': 'main.py --draw {run} {out} --pictures distances', 'overlap': 'main.py --check_overlap {run}',
+    'table': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv',
+    'rows': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --rows {out}.csv',
+    'figures': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --figures {out}',
+    'index': 'Retrieve_Images.py index {run} {photos} --out {out} --device cpu --kernels 0',
+    'suspects': 'Retrieve_Images.py suspects {run} --out {out}.csv --device cpu --kernels 0',
+}
+
+
+def damage(file, how, generator):
+    """Damages a file in place."""
+    data = bytearray(file.read_bytes())
+    if how == 'bit':
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    elif how == 'digit':
+        digits = [place for place, byte in enumerate(data) if chr(byte).isdigit()]
+        place = generator.choice(digits)
+        data[place] = ord('0') + (data[place] - ord('0') + generator.randrange(1, 10)) % 10
+    elif how == 'cut':
+        del data[generator.randrange(len(data)):]
+    elif how == 'emptied':
+        data.clear()
+    else:
+        place = generator.randrange(len(data))
+        data[place:place] = {'NUL': b'\0', 'no UTF-8': b'\xff\xfe'}[how]
+    file.write_bytes(data)
+
+
+def damaged(lab, n):
+    """A file of the run folder is damaged: the resumed run refuses it in a sentence, or ends as undisturbed."""
+    hows = ['bit', 'bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'removed']
+    for (name, how), _ in itertools.product(itertools.product(FILES, hows), range(n)):
+        folder = lab.copied(lab.half)
+        if how == 'removed':
+            (folder / name).unlink()
+        else:
+            damage(folder / name, how, lab.random)
+        problem = resumed(lab, folder)
+        yield problem and f'{name}, {how}: {problem}'
+
+
+def swapped_files(lab, n):
+    """A file of another run in a run folder: refused in a sentence, or the resumed run ends as undisturbed."""
+    group = lab.group()
+    other = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--lr', .002, '--savename', group],
+                     lab.folder / 'runs' / 'folder' / group)
+    for (name, is_old), _ in itertools.product(itertools.product(FILES, (False, True)), range(n)):
+        folder = lab.copied(lab.half)
+        shutil.copy(other / name, folder / name)
+        if is_old:                                        # a checkpoint of a version that wrote no ids
+            states = torch.load(folder / checkpoint.LAST, weights_only=True)
+            del states['run_id']
+            torch.save(states, folder / checkpoint.LAST)
+        problem = resumed(lab, folder)
+        yield problem and f'{name}{", old" * is_old}: {problem}'
+
+
+def resumed(lab, folder):
+    """Resumes a damaged copy of lab.half, and removes it; returns None if it was survived, else a text."""
+    problem = refusal_or_difference(start(['--resume', folder, '--n_epochs', 3]), lab.undisturbed('plain'), folder)
+    shutil.rmtree(folder)
+    return problem
+
+
+def flipped_pixels(lab, n):
+    """A bit of the pixels of an image cache is flipped: the run names the image, or ends as undisturbed."""
+    whole, cache = lab.undisturbed('plain'), ['--image_cache', lab.folder / 'cache']
+    lab.done([*lab.arguments('plain', lab.group()), *cache, '--n_epochs', 0])
+    pixels, = (lab.folder / 'cache').rglob('pixels')
+    content = pixels.read_bytes()
+    for _ in range(n):
+        damage(pixels, 'bit', lab.random)
+        group = lab.group()
+        child = start([*lab.arguments('plain', group), *cache])
+        yield refusal_or_difference(child, whole, lab.place(group), 'Remove that folder')
+        pixels.write_bytes(content)
+
+
+def limited_to(size):
+    """Returns the fault that no file can become larger than `size` bytes."""
+    return functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+
+
+def full_disk(lab, n):
+    """No file can become larger than a random size: exit code 1 and a sentence, and the run can be continued."""
+    largest = max(file.stat().st_size for file in lab.undisturbed('plain').rglob('*'))
+    for _ in range(n):
+        group, size = lab.group(), int(100 * (1.1 * largest / 100) ** lab.random.random())
+        problem = outcome(start(lab.arguments('plain', group), limited_to(size)), {0, 1, 2})
+        yield f'{size} bytes: {problem}' if problem else lab.end('plain', group)
+
+
+def unwritable_outputs(lab, n):
+    """No file can become larger than a random size while an output is written: a sentence, and nothing is left."""
+    run, photos = lab.undisturbed('plain'), lab.folder / 'data' / 'images'
+    for (name, line), number in itertools.product(OUTPUTS.items(), range(n)):
+        folder, size = lab.folder / 'outputs', 0 if number == 0 else int(4096 + 20_000 * lab.random.random() ** 3)
+        folder.mkdir()
+        script, *arguments = line.format(run=run, photos=photos, out=folder / 'out').split()
+        child = start(arguments, limited_to(size), script)
+        problem = outcome(child, {0, 2} if number else {2})
+        left = [path.name for path in folder.rglob('.*') if path.name != '.lock']
+        problem = problem or (f'left over: {left}' if left else None)
+        shutil.rmtree(folder)
+        yield problem and f'{name}, {size} bytes: {problem}'
+
+
+def damaged_indexes(lab, n):
+    """A bit of index.json is changed: a sentence, or the same content."""
+    folder = lab.folder / 'index'
+    if not folder.exists():
+        network = argparse.Namespace(source='run', id='x', settings={'arch': 'conv4'})
+        store.create(folder, network, 0.95)
+        changes.extended(folder, store.read(folder), [[f'/photos/{row}.png', 1, 1] for row in range(20)],
+                         np.eye(20, 8, dtype=np.float32), [])
+    file, expected = folder / store.NAME, Index(folder).content
+    whole = file.read_bytes()
+    for _ in range(n):
+        damage(file, 'bit', lab.random)
+        try:
+            yield None if Index(folder).content == expected else f'{file.read_bytes()}: another content'
+        except UserError:
+            yield None
+        except Exception as error:  # this is the fault that is looked for
+            yield f'{file.read_bytes()}: {error!r}'
+        file.write_bytes(whole)
+
+
+def damaged_networks(lab, n):
+    """A file of an exported network is damaged, or holds a pickle of code: a sentence, or the same network."""
+    whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
+    if not whole.exists():
+        export.write(parameters.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
+    expected = loading.load(whole, 'cpu')[0].id
+    hows = ['bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'code']
+    for (name, how), _ in itertools.product(itertools.product(
+            (published.CONFIG, published.BACKBONE, published.REST), hows), range(n)):
+        folder = lab.copied(whole)
+        if how == 'code':
+            (folder / name).write_bytes(pickle.dumps(Code(ran)))
+        else:
+            damage(folder / name, how, lab.random)
+        try:
+            problem = None if loading.load(folder, 'cpu')[0].id == expected else 'another network'
+        except UserError:
+            problem = None
+        except Exception as error:  # this is the fault that is looked for
+            problem = repr(error)
+        shutil.rmtree(folder)
+        yield f'{name}, {how}: code ran' if ran.exists() else problem and f'{name}, {how}: {problem}'
+
+
+class Code:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
