@@ -188,7 +188,7 @@ def build(opt, miner, wrappers=AROUND_A_LOSS):
 
 
 def put_around(loss, wrappers, build_inside, opt, miner):
-    """build_inside(opt, miner), and around it the chosen ones of the wrappers that fit the loss; the last is outermost."""
+    """build_inside(opt, miner), and around it the chosen wrappers that fit the loss; the last one is the outermost."""
     for place in reversed(range(len(wrappers))):
         wrapper = wrappers[place]
         if wrapper in chosen(opt, [wrapper]) and wrapper.fits(loss):
