@@ -65,7 +65,7 @@ def begin(opt, arguments):
     for sentence in parameters.too_short(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
-    folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
+    folder = Path(processes.of_main(find_folder, opt, settings, arguments, built.data))
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
 

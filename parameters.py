@@ -23,7 +23,7 @@ from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, published, reading, run_folder
-from utilities import command_line, loss_sums, pml, torch_losses
+from utilities import command_line, loss_sums, method_flags, pml, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -51,6 +51,8 @@ main.py --help resumable      the flags that --resume may change; machine: flags
 main.py --help all            every flag
 
 docs/flags.md says more."""
+# {flag of earlier versions: the value with which their runs still resume}
+REMOVED = {'class_sample_rate': 1.0}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
@@ -102,6 +104,43 @@ def splits_by_time(opt):
 
 def not_in_training(opt):
     return False
+
+
+def add_methods(add, switch, kind, registry):
+    """
+    Adds the flags that the files of a registry declare. A flag has an effect where a method is used that declares it or
+    USES it. kind: what the flags begin with.
+    """
+    flags, users = {}, {}
+    for name, module in registry.items():
+        own = method_flags.declared(module, f'{kind}_{name}_')
+        flags |= own
+        for flag in [*own, *getattr(module, 'USES', ())]:
+            users.setdefault(flag, []).append(name)
+    for flag, values in flags.items():
+        add_method_flag(add, switch, flag, values, of=users[flag])
+
+
+def add_method_flag(add, switch, flag, values, **known):
+    """Adds a flag that a method's file declares, with its effect as a function of opt, and what never happens."""
+    known = {'effect': None, **known}
+    if 'effect' in values:
+        known['effect'] = lambda opt: all(holds(opt, *condition) for condition in values['effect'].items())
+    if 'begins_after' in values:
+        known['never'] = values['begins_after'], lambda opt, n_steps: getattr(opt, flag) >= n_steps
+    if 'begins_at' in values:
+        known['never'] = values['begins_at'], lambda opt, n_steps: getattr(opt, flag) > n_steps
+    command_line.add_declared(add, switch, flag, values, **known)
+
+
+def holds(opt, flag, wanted):
+    """Whether a flag is set or not, as `wanted` says, True or False; or exceeds a number, {'above': number}."""
+    value = CONDITIONS[flag](opt) if flag in CONDITIONS else getattr(opt, flag)
+    return value > wanted['above'] if isinstance(wanted, dict) else bool(value) == wanted
+
+
+# conditions of FLAGS that are no flags
+CONDITIONS = {'a miner': miners_of, 'a loss with a teacher': lambda opt: 'teacher_batch' in required_inputs(opt)}
 
 
 def run_parameters(parser):
@@ -541,8 +580,6 @@ def loss_parameters(parser):
         help='language guidance: direction of the KL divergence')
     add('--language_model', obsolete=True, metavar='NAME',
         help='without effect, since --language_vectors has the vectors of the text model; for scripts of Roth et al.')
-    add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
-        help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
     add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
@@ -551,253 +588,7 @@ def loss_parameters(parser):
         help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
     add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the classifier of torch:NAME; a negative value means --lr')
-    add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance below which positive pairs add no loss')
-    add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance above which negative pairs add no loss')
-    switch('--loss_contrastive_active_only', help='average over the pairs with a non-zero loss only (Musgrave et al.)')
-    add('--loss_triplet_margin', type=REAL, default=0.2,
-        help='margin, in units of distance to the power --loss_triplet_power')
-    add('--loss_triplet_power', type=POSITIVE, default=2.0,
-        help='exponent of the distances: 2 for squared, 1 for plain distances as in Musgrave et al.')
-    switch('--loss_triplet_active_only', help='average over the margin-violating triplets only')
-    add('--loss_margin_margin', type=REAL, default=0.2, help='margin on either side of beta, in units of distance')
-    add('--loss_margin_beta', type=REAL, default=1.2,
-        help='initial value of beta, the distance that separates positive from negative pairs')
-    add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True, help='learning rate of beta')
-    add('--loss_margin_nu', type=REAL, default=0.0,
-        help='weight of the regularisation that keeps beta small; 0 means none')
-    switch('--loss_margin_beta_constant', help='do not train beta')
-    switch('--loss_margin_beta_shared', help='use one beta for all classes instead of one per class')
-    add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
-    add('--loss_npair_negatives',
-        choices={'all': 'all samples of other classes',
-                 'pairs': 'the positives of other pairs, one pair per class'}, default='all',
-        help='negatives of an anchor')
-    add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_angular_alpha', type=REAL, default=45.0, help='upper bound of the angle at the negative, in degrees')
-    add('--loss_angular_npair_ang_weight', type=REAL, default=2.0,
-        help='weight of the angular loss, which is added to the N-pair loss')
-    add('--loss_angular_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
-        help='sharpness of the loss on positive pairs (alpha in the paper)')
-    add('--loss_multisimilarity_neg_weight', type=POSITIVE, default=40.0,
-        help='sharpness of the loss on negative pairs (beta in the paper)')
-    add('--loss_multisimilarity_margin', type=REAL, default=0.1,
-        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
-    add('--loss_multisimilarity_thresh', type=REAL, default=0.5,
-        help='cosine similarity that separates positive from negative pairs')
-    add('--loss_lifted_neg_margin', type=REAL, default=1.0, help='distance that negatives should have at least')
-    add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0,
-        help='distance that negatives should have at least')
-    add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0,
-        help='weight of the mean norm of the embeddings; 0 means none')
-    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2,
-        help='margin between the distances of the positive and of the negative pair of a triplet')
-    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2,
-        help='margin between the distances of the positive pair and of two samples of two other classes')
-    add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='number of centres per class')
-    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01,
-        help='margin, subtracted from the similarity to the own class')
-    add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1,
-        help='temperature of the soft assignment to the centres of a class')
-    add('--loss_softtriplet_lambda', type=REAL, default=8.0, help='factor of the similarities')
-    add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2,
-        help='weight of the regulariser that pulls the centres of a class together')
-    add('--loss_softtriplet_lrmulti', type=NOT_NEGATIVE, default=1.0, resumable=True,
-        help='learning rate of the centres, as a multiple of --lr')
-    add('--loss_softmax_lr', type=NOT_NEGATIVE, default=0.00001, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_softmax_temperature', type=POSITIVE, default=0.05,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_histogram_nbins', type=number(int, 2), default=65,
-        help='number of histogram nodes for cosine similarities from -1 to 1')
-    add('--loss_snr_margin', type=REAL, default=0.2,
-        help='margin, as a ratio of noise variance to signal variance')
-    add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005,
-        help='weight of the term that pulls the mean of each embedding to zero')
-    add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_arcface_angular_margin', type=REAL, default=0.5,
-        help='margin, added to the angle to the own class, in radians')
-    add('--loss_arcface_feature_scale', type=REAL, default=16.0, help='factor of the cosine similarities')
-    add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='margin, in cosine similarity')
-    add('--loss_proxyanchor_alpha', type=POSITIVE, default=32.0,
-        help='sharpness of the loss on positive and negative pairs')
-    add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_ntxent_temperature', type=POSITIVE, default=0.07,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_cosface_margin', type=REAL, default=0.35,
-        help='margin, subtracted from the cosine similarity to the own class')
-    add('--loss_cosface_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
-    add('--loss_cosface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_fastap_nbins', type=POSITIVE_INT, default=10,
-        help='number of histogram bins for squared distances from 0 to 4')
-    add('--loss_snr_contrastive_pos_margin', type=REAL, default=0.0,
-        help='ratio of variances below which positive pairs add no loss')
-    add('--loss_snr_contrastive_neg_margin', type=REAL, default=1.0,
-        help='ratio of variances above which negative pairs add no loss')
-    add('--loss_snr_contrastive_reg_lambda', type=NOT_NEGATIVE, default=0.0,
-        help='weight of the term that pulls the mean of each embedding to zero; 0 means none')
-    add('--loss_dr_triplet_margin', type=REAL, default=0.278, help='margin, in units of distance')
-    add('--loss_dr_triplet_gamma', type=NOT_NEGATIVE, default=0.492,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_dr_proxynca_gamma', type=NOT_NEGATIVE, default=0.3,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_dr_proxynca_scale', type=NOT_NEGATIVE, default=0.0,
-        help='norm of embeddings and proxies, with squared distances; 0: no scaling, plain distances, as published')
-    add('--loss_dr_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_dr_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
-        help='sharpness of the loss on positive pairs (alpha in the paper)')
-    add('--loss_dr_multisimilarity_neg_weight', type=POSITIVE, default=50.0,
-        help='sharpness of the loss on negative pairs (beta in the paper)')
-    add('--loss_dr_multisimilarity_margin', type=REAL, default=0.1,
-        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
-    add('--loss_dr_multisimilarity_thresh', type=REAL, default=0.6,
-        help='cosine similarity that separates positive from negative pairs')
-    add('--loss_dr_multisimilarity_gamma', type=NOT_NEGATIVE, default=0.28,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_proxynca_pp_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
-    add('--loss_proxynca_pp_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_circle_margin', type=REAL, default=0.4, help='relaxation margin, in cosine similarity')
-    add('--loss_circle_gamma', type=POSITIVE, default=80.0, help='factor of the weighted similarities')
-    add('--loss_supcon_temperature', type=POSITIVE, default=0.1,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_subcenter_arcface_n_centers', type=POSITIVE_INT, default=3, help='number of centres per class')
-    add('--loss_subcenter_arcface_angular_margin', type=REAL, default=0.5,
-        help='margin, added to the angle to the own class, in radians')
-    add('--loss_subcenter_arcface_feature_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
-    add('--loss_subcenter_arcface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the centres')
-    add('--loss_smoothap_temperature', type=POSITIVE, default=0.01,
-        help='temperature of the sigmoids that compare cosine similarities')
-    add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16],
-        help='values of k; values above the batch size are replaced by it')
-    add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0,
-        help='temperature of the sigmoids that compare ranks with k')
-    add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01,
-        help='temperature of the sigmoids that compare cosine similarities')
-    switch('--loss_recallatk_simix', help='add virtual samples, random mixtures of two samples of a class (SiMix)')
-    add('--loss_roadmap_tau', type=POSITIVE, default=0.01,
-        help='temperature of the smooth step function that compares cosine similarities')
-    add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0,
-        help='slope of the step function beyond --loss_roadmap_delta')
-    add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05,
-        help='difference of cosine similarities beyond which the step function is linear')
-    add('--loss_roadmap_offset', type=REAL, default=-1.0,
-        help='value of the step function just beyond --loss_roadmap_delta; a negative value makes it continuous')
-    add('--loss_roadmap_lambda', type=FRACTION, default=0.5,
-        help='weight of the calibration loss; the ranking loss has 1 minus this weight')
-    add('--loss_roadmap_pos_margin', type=REAL, default=0.9,
-        help='calibration loss: cosine similarity that positives should have at least')
-    add('--loss_roadmap_neg_margin', type=REAL, default=0.6,
-        help='calibration loss: cosine similarity that negatives should have at most')
-    add('--loss_hyperbolic_c', type=NOT_NEGATIVE, default=0.1,
-        help='curvature of the hyperbolic space; 0 means the sphere, with cosine similarities')
-    add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
-    add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
-        help='norm to which longer embeddings are clipped; 0 means no clipping')
-    add('--loss_linear_classifier_lr', type=NOT_NEGATIVE, default=0.00001, resumable=True,
-        help='learning rate of the class weights and biases')
-    add('--loss_tcm_margin_pos', type=REAL, default=0.9,
-        help='margin of positive pairs; pairs with a cosine similarity up to it add to the loss')
-    add('--loss_tcm_margin_neg', type=REAL, default=0.5,
-        help='margin of negative pairs; pairs with at least this cosine similarity add to the loss')
-    add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
-    add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
-    add('--loss_s2sd_source', default='multisimilarity', help='name of the loss of the embeddings, as for --loss')
-    add('--loss_s2sd_target', default='multisimilarity',
-        help='name of the loss of the larger embeddings, as for --loss')
-    add('--loss_s2sd_T', type=POSITIVE, default=1.0,
-        help='temperature of the distillation; cosine similarities are divided by it')
-    add('--loss_s2sd_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the larger embeddings')
-    switch('--loss_s2sd_pool_aggr',
-           help='compute the larger embeddings from mean plus maximum of the feature maps instead of pooled features')
-    add('--loss_s2sd_target_dims', nargs='+', type=POSITIVE_INT, default=[512, 1024, 1536, 2048],
-        help='dimensions of the larger embeddings')
-    switch('--loss_s2sd_feat_distill', help='distil from the features too, in addition to the larger embeddings')
-    add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
-    add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
-        effect=lambda opt: opt.loss_s2sd_feat_distill,
-        never=('the features are never distilled', lambda opt, n_steps: opt.loss_s2sd_feat_distill_delay >= n_steps),
-        help='number of batches before the distillation from the features begins')
-    add('--loss_oproxy_mode',
-        choices={'anchor': 'the samples of the batch, as in proxyanchor', 'nca': 'the proxies, as in proxynca_pp'},
-        default='anchor', help='terms of the sums inside the logarithms')
-    add('--loss_oproxy_pos_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
-        help='scale of the cosine similarities of positive pairs; also for nir')
-    add('--loss_oproxy_neg_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
-        help='scale of the cosine similarities of negative pairs; also for nir')
-    add('--loss_oproxy_pos_delta', type=REAL, default=0.1, of=['oproxy', 'nir'],
-        help='cosine similarity that positives should have at least; also for nir')
-    add('--loss_oproxy_neg_delta', type=REAL, default=-0.1, of=['oproxy', 'nir'],
-        help='cosine similarity that negatives should have at most; also for nir')
-    add('--loss_oproxy_lrmulti', type=NOT_NEGATIVE, default=2000.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_nir_w_align', type=NOT_NEGATIVE, default=0.01,
-        help='weight of the proxy loss; the weight of the non-isotropy regularisation is 1')
-    add('--loss_nir_proxy_lrmulti', type=NOT_NEGATIVE, default=4000.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_nir_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the normalising flow, as a multiple of --lr')
-    add('--loss_nir_noise', type=NOT_NEGATIVE, default=0.0,
-        help='scale of the uniform noise that is added to the embeddings before the flow; 0 means no noise')
-    add('--loss_nir_nf_cond_mode', default='dense',
-        choices={'dense': 'all', 'dense_embed': 'all, after one MLP',
-                 'dense_embed_multi': 'all, each after its own MLP',
-                 'dense_embed_multi_stacked': 'all, each after the MLPs of all blocks up to it', 'start': 'the first',
-                 'mid': 'the middle', 'end': 'the last'}, help='blocks of the flow that get the proxy as a condition')
-    add('--loss_nir_nf_fc_depth', type=number(int, 2), default=8, help='number of linear layers in an MLP of the flow')
-    add('--loss_nir_nf_fc_width', type=POSITIVE_INT, default=128, help='width of the MLPs of the flow')
-    add('--loss_nir_nf_cblocks', type=POSITIVE_INT, default=5, help='number of blocks of the flow')
-    add('--loss_nir_nf_clamp_alpha', type=POSITIVE, default=2.0,
-        help='limit of the absolute logarithm of the scales in the flow')
-    add('--loss_nir_nf_fc_init',
-        choices={'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}, default='none',
-        help='initial weights of the MLPs')
-    for name, default in (('logmatch', 1.0), ('pos_alpha', 1.0), ('neg_alpha', 1.0), ('margin', 0.1), ('delta', 0.2),
-                          ('pair_perc', 1.0), ('nf_fc_dropout', 0.0)):
-        add(f'--loss_nir_{name}', type=REAL, default=default, obsolete=True,
-            help='without effect; kept for compatibility with the public code')
-    add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
-    add('--loss_hier_k', type=POSITIVE_INT, default=20,
-        help='number of nearest neighbours; mutual nearest neighbours count as related; should be less than --bs')
-    add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
-    add('--loss_hier_temperature', type=POSITIVE, default=0.1,
-        help='temperature of the softmax that selects the nearest common ancestor; distances are divided by it')
-    add('--loss_hier_c', type=POSITIVE, default=0.1, help='curvature of the hyperbolic space')
-    add('--loss_hier_clip_r', type=NOT_NEGATIVE, default=2.3,
-        help='norm to which longer embeddings and proxies are clipped; 0 means no clipping')
-    add('--loss_hier_n_triplets', type=POSITIVE_INT, default=50,
-        help='number of triplets that are sampled for each anchor')
-    add('--loss_hier_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
-    add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0,
-        help='exponent of the potentials, which are proportional to 1 / distance^alpha')
-    add('--loss_pfml_delta', type=POSITIVE, default=0.2,
-        help='Euclidean distance below which positives do not attract, and above which negatives do not repel')
-    add('--loss_pfml_lrmulti', type=NOT_NEGATIVE, default=100.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_happier_alpha', type=NOT_NEGATIVE, default=1.0, help='exponent of the relevance of a level')
-    add('--loss_happier_tau', type=POSITIVE, default=0.01,
-        help='temperature of the smooth step function that compares cosine similarities')
-    add('--loss_happier_rho', type=NOT_NEGATIVE, default=100.0,
-        help='slope of the step function beyond --loss_happier_delta')
-    add('--loss_happier_delta', type=NOT_NEGATIVE, default=0.05,
-        help='difference of cosine similarities beyond which the step function is linear')
-    add('--loss_happier_offset', type=REAL, default=-1.0,
-        help='value of the step function just beyond --loss_happier_delta; a negative value makes it continuous')
-    add('--loss_happier_lambda', type=FRACTION, default=0.1,
-        help='weight of the clustering loss; the ranking loss has 1 minus this weight')
-    add('--loss_happier_temperature', type=POSITIVE, default=0.05, help='temperature of the clustering loss')
-    add('--loss_happier_lr', type=NOT_NEGATIVE, default=0.00002, resumable=True,
-        help='learning rate of the class weights')
+    add_methods(add, switch, 'loss', CRITERIA)
 
 
 def evaluation_parameters(parser):
@@ -992,10 +783,19 @@ def shown(value):
 
 
 def flags_of(place):
-    """The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported."""
+    """
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
+    REMOVED flags. Raises UserError where one of these had an effect.
+    """
     if Path(place).is_file() or published.is_folder(place):
-        return checkpoint.load(checkpoint.find(place))['settings']
-    return run_folder.read(place)['flags']
+        settings = checkpoint.load(checkpoint.find(place))['settings']
+    else:
+        settings = run_folder.read(place)['flags']
+    for name, default in REMOVED.items():
+        if settings.get(name, default) != default:
+            raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
+                            'has; use the version that made it (git_commit in its config.yaml)')
+    return {name: value for name, value in settings.items() if name not in REMOVED}
 
 
 def find_run(opt):
@@ -1070,9 +870,6 @@ def check(opt):
     criteria.wrapping.check_flags(opt)
     if opt.cascade and opt.embed_init in embedding_layer.FITTED:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
-    if opt.matryoshka and opt.class_sample_rate < 1:
-        raise UserError(f'--matryoshka does not work with --class_sample_rate {opt.class_sample_rate}: the gradient of '
-                        'shared class weights is not sparse; leave one of them out')
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.splits_step and not opt.splits:

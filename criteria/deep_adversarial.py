@@ -83,6 +83,7 @@ class DeepAdversarial(torch.nn.Module):
         with torch.autocast(batch.device.type, enabled=False):
             triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
             loss = self.loss_of(triplets, batch, labels, features, f_embed, **kwargs)
+            log = getattr(self.criterion, 'log', {})                  # of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
             synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
             fixed = {name: parameter.detach() for name, parameter in f_embed.named_parameters()}
@@ -90,8 +91,8 @@ class DeepAdversarial(torch.nn.Module):
             s = self.normalized(functional_call(f_embed, fixed, (synthetic,)))
             parts = generator_losses(synthetic, anchors, negatives, (a - p).square().sum(dim=1),
                                      (a - s).square().sum(dim=1), self.margin)
-            self.log = {f'generator_{name}': part.detach()
-                         for name, part in zip(('hard', 'reg', 'adv'), parts, strict=True)}
+            self.log = log | {f'generator_{name}': part.detach()
+                              for name, part in zip(('hard', 'reg', 'adv'), parts, strict=True)}
             if self.n_batches >= self.delay:
                 made = self.with_synthetic(synthetic.detach(), triplets, batch, labels, features, f_embed, **kwargs)
                 self.log['synthetic_loss'] = made.detach()

@@ -35,7 +35,7 @@ def draw(opt, model, data, criterion, folder):
     processes.of_main(require_writable_folder, folder, '--draw')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
-    files = processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))
+    files = [Path(file) for file in processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))]
     for file in files:
         print(file)
     drawn = {file.stem for file in files}

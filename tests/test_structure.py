@@ -168,8 +168,8 @@ def run_in(folder, *arguments, then=''):
 
 
 def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
-    """The file, the flag and the two lines of the registry are copied from the README into a copy of the code, which
-    trains with it, and whose tests of what the project's own losses must have still pass."""
+    """The file and the two lines of the registry are copied from the README into a copy of the code, which trains with
+    it, and whose tests still pass."""
     if not (ROOT / '.git').exists():
         pytest.skip('not a git checkout')
     if (ROOT / 'criteria' / 'softmargin.py').exists():
@@ -179,9 +179,6 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
     name, = re.findall(r'Write the file `criteria/(\w+)\.py`', section)
     code, = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
     (folder / 'criteria' / f'{name}.py').write_text(code)
-    flag, = re.findall(r'at the end of `loss_parameters` in `parameters\.py`:\n   `(add\(.*?\))`\n', section)
-    body, end = (folder / 'parameters.py').read_text().split('\n\n\ndef evaluation_parameters')
-    (folder / 'parameters.py').write_text(f'{body}\n    {flag}\n\n\ndef evaluation_parameters{end}')
     step, = re.findall(r'Two lines in `criteria/__init__\.py`: (.*?)\n\n', section, re.DOTALL)
     assert re.findall(r'`(.*?)`', step) == [f'{name},', 'from criteria import (...)', f"'{name}': {name},", 'CRITERIA']
     register(folder, 'criteria', 'CRITERIA', name)

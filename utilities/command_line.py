@@ -152,6 +152,26 @@ def new_group(parser, title, description=None, **known):
     return partial(flag, group, **known), partial(switch, group, **known)
 
 
+def add_declared(add, switch, flag, values, **known):
+    """
+    Adds a flag that the file of a method declares. values: of utilities/method_flags.py, with default and help. known:
+    Facts of the flag.
+    """
+    default, known = values['default'], {name: values[name] for name in FACTS if name in values} | known
+    known['help'] = values['help'].replace('%', '%%')
+    if isinstance(default, bool):
+        return switch(f'--{flag}', default=default, **known)
+    options = {name: values[name] for name in ('choices', 'nargs', 'metavar') if name in values}
+    if isinstance(default, list):
+        options.setdefault('nargs', '+')
+    first = default[0] if isinstance(default, list) and default else default
+    kind = {'int': int, 'float': float}.get(values.get('type'), type(first))
+    if kind in (int, float) and 'choices' not in values:
+        low = values.get('above', values.get('at_least'))
+        options['type'] = number(kind, low, values.get('at_most'), above='above' in values)
+    return add(f'--{flag}', default=default, **options, **known)
+
+
 def add_completion(parser):
     parser.add_argument('--print_completion', action=PrintCompletion)
 
