@@ -385,6 +385,38 @@ def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
         assert value(both).item() == pytest.approx(value(memory_only).item() - .4 * float(sum(directions)) / 24)
 
 
+# A learned Mahalanobis distance
+
+def test_a_learned_map_is_under_the_loss_its_miner_and_the_ranking(opt):
+    flags = {'batch_mining': 'all', 'lr': .01, **SMALL}
+    criterion = select(opt(loss='triplet+margin', mahalanobis=True, mahalanobis_lr=.5, **flags)).double()
+    matrix = torch.randn(3, 3, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
+    criterion.matrix.data, batch = matrix, UNIT.clone().requires_grad_()
+    plain = select(opt(loss='triplet+margin', **flags)).double()
+    assert value(criterion, batch).item() == pytest.approx(value(plain, UNIT @ matrix.T).item())
+    assert {'triplet_loss', 'margin_loss', 'triplet_tuples'} <= criterion.log.keys()
+    groups = criteria.parameter_groups(criterion)
+    assert [group['lr'] for group in groups] == [.5, .0005] and groups[0]['params'] == [criterion.matrix]
+    queries, gallery = criterion.ranking_embeddings(UNIT.float())
+    distances = torch.cdist(UNIT @ matrix.T, UNIT @ matrix.T)
+    assert (queries @ gallery.T).argsort(dim=1, descending=True).equal(distances.argsort(dim=1))
+    refused(opt(loss='s2sd+triplet', mahalanobis=True, n_features=3, **flags), '--mahalanobis does not work with')
+
+
+def test_a_wrapper_inside_others_hands_on_its_distance_and_the_flags_tell_it(opt):
+    flags = opt(loss='triplet', mahalanobis=True, distill='ema', language_distill_w=1., **SMALL)
+    assert criteria.ranks(flags)
+    criterion = select(flags)
+    inner = criterion.criterion.criterion
+    for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_s2sd_around_losses_without_a_miner_takes_none(opt):
+    flags = opt(loss='s2sd', batch_mining='semihard', n_features=3, **SMALL)
+    assert criteria.select(flags, batch_mining.select(criteria.with_used_miners(flags)))
+
+
 # pytorch-metric-learning by name
 
 def test_a_loss_and_a_miner_of_pytorch_metric_learning_with_nested_arguments(opt):
