@@ -17,7 +17,6 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from datasets import DATASETS, waits
 from records import columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
@@ -41,7 +40,9 @@ def run(opt, arguments):
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
             if first == 0:
-                evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                evaluated = None
+                if opt.check_untrained_accuracy or not opt.n_epochs:
+                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
                 processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(first, 1), opt.n_epochs + 1):
                 if processes.of_main(patience_is_over, opt, state):
@@ -67,17 +68,20 @@ def begin(opt, arguments):
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = Path(processes.of_main(find_folder, opt, settings, arguments, built.data))
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id, lowest)
 
 
 def find_folder(opt, settings, arguments, data):
     """The run's folder: a new one, or the folder of --resume, whose splits must equal the splits of `data`."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
+        run_folder.require_same_files(opt.resume, parameters.checksums_of_files(settings))
         return Path(opt.resume)
-    if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
-        print(f'Note: the data have other classes or numbers of images than {opt.reproduce}.')
-    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
+    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), data.description)):
+        print(f'Note: the data have {changed} than {opt.reproduce}.')
+    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt),
+                             parameters.checksums_of_files(settings))
 
 
 def continued(opt, arguments):
@@ -94,6 +98,9 @@ def continued(opt, arguments):
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume and records the resumption; returns the next epoch."""
+    if moved := parameters.metrics_of_old(opt.resume):
+        print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
+              f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
     if first != processes.of_main(note_resumption, opt, state, arguments, first, data):
         raise RunFailed(f'The processes of the run do not see the same {state.last}: the run folder must be in a file '
@@ -160,8 +167,8 @@ def train_epoch(opt, built, loader, epoch):
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch, built.skipped_in_a_row)
-    batches = waits.TimedBatches(loader.epoch(epoch), opt.device)
-    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    batches = loader.epoch(epoch)
+    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
@@ -173,7 +180,6 @@ def train_epoch(opt, built, loader, epoch):
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
     scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
-    batches.explain(opt, loader, epoch)
     return scalars | built.schedule.rates()
 
 
@@ -200,7 +206,6 @@ def finish(opt, built, embedded, split, records, state):
     saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
         evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
-    evaluation.open_set.save(opt, built.model, built.data, embedded, state.folder)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
@@ -209,30 +214,14 @@ def finish(opt, built, embedded, split, records, state):
 
 
 def work(arguments):
-    """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
+    """Carries out a command line: a run, or the evaluation of a network that is trained already."""
     opt = parameters.parse(arguments)
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
-    if opt.export:
-        from retrieval import export  # imports torchvision, as slow as torch itself
-        return export.write(opt, *opt.export)
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        if opt.on:
-            from retrieval import other_data
-            return other_data.report(opt)
-        (evaluation.codes.show if opt.codes else evaluation.show)(opt, parts.restore(opt, opt.evaluate))
-    elif opt.embed:
-        built = parts.restore(opt, opt.embed[0])
-        evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])
-    elif opt.draw:
-        built = parts.restore(opt, opt.draw[0])
-        evaluation.draw(opt, built.model, built.data, built.criterion, opt.draw[1])
-    elif opt.check_overlap:
-        folder = None if opt.check_overlap in DATASETS else opt.check_overlap
-        built = parts.restore(opt, folder) if folder else parts.prepare(opt)
-        evaluation.check_overlap(opt, built.model, built.data, folder)
+        evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:
         run(opt, sys.argv[1:])
 
