@@ -39,6 +39,7 @@ class Mahalanobis(torch.nn.Module):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         return self.criterion(batch=mapped(batch, self.matrix), labels=labels, **kwargs)
 
+    @torch.no_grad()
     def ranking_embeddings(self, embeddings):
         """
         Embeddings [N, D] -> (queries, gallery), two float64 [N, D + 1], whose inner products fall as the distance
