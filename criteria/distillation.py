@@ -7,6 +7,7 @@ embeddings of another network in place of the larger embeddings.
 import torch
 import torch.nn.functional as F
 
+REQUIRES_INPUTS = ['teacher_batch']
 FLAGS = {
     'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'effect': {'a loss with a teacher': True},
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '
@@ -54,15 +55,14 @@ class Distilled(torch.nn.Module):
     def __init__(self, criterion, weight=50.0, temperature=1.0):
         super().__init__()
         self.criterion, self.weight, self.temperature = criterion, weight, temperature
-        if hasattr(criterion, 'ranking_embeddings'):
-            self.ranking_embeddings = criterion.ranking_embeddings
 
     def forward(self, batch, labels, teacher_batch, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
         distilled = distillation_loss(batch, teacher_batch, self.temperature)
-        self.log = getattr(self.criterion, 'log', {}) | {'distillation': distilled.detach()}
+        self.log = {'distillation': distilled.detach()}
         return loss + self.weight * distilled
 
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
+
+def around(opt, build, miner):
+    return Distilled(build(opt, miner), opt.distill_w, opt.distill_T)
