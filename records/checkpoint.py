@@ -167,8 +167,8 @@ def checksum(state):
 
 def find(place):
     """
-    A run folder or a checkpoint file -> the checkpoint file; for a folder, its last checkpoint. A folder that --export
-    wrote -> the weights in it.
+    A run folder or a checkpoint file -> the checkpoint file; for a folder, its last checkpoint. A folder that was
+    exported -> the weights in it.
     """
     path = Path(place)
     if path.is_dir():

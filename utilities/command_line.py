@@ -19,9 +19,14 @@ PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'b
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
+    """
+    Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated.
 
-    def __init__(self, **options):
+    gone: {flag of an earlier version: what the line says after its name}.
+    """
+
+    def __init__(self, gone=None, **options):
+        self.gone = gone or {}
         super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
         self.add_argument('-h', '--help', action=Help)
 
@@ -36,8 +41,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
+            message = f'--{flag}{self.why_unknown(flag)}'
         raise UserError(message.removeprefix('argument '))
+
+
+    def why_unknown(self, flag):
+        """What a line says after the name of a flag that this parser does not have."""
+        return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
 
 
 def is_text(value):
@@ -127,6 +137,14 @@ def check_nodes(root):
             nodes += node.value
 
 
+def auto_or(kind):
+    """An argparse type: the word auto, or what `kind` takes."""
+    def parse(text):
+        return text if text == 'auto' else kind(text)
+    parse.__name__ = f'auto|{kind.__name__}'
+    return parse
+
+
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
 WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
 FRACTION = number(float, 0, 1)
@@ -213,7 +231,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')
+            raise UserError(f'{where}: {name}{parser.why_unknown(str(name))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:
