@@ -10,6 +10,7 @@ namespace.
 """
 import argparse
 import functools
+import hashlib
 from pathlib import Path
 
 import datasampler
@@ -51,7 +52,7 @@ main.py --help all            every flag
 
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'class_sample_rate': 1.0}
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
@@ -248,8 +249,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, effect=lambda opt: augmentation_of(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-    switch('--augment_on_gpu', untrained=False,
-           help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
 
 
 def point_in_time(text):
@@ -305,7 +304,7 @@ def network_parameters(parser):
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
         help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
-    add('--weights', metavar='FILE', resumable=True,
+    add('--weights', metavar='FILE', resumable=True, file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
     add('--input_size', type=POSITIVE_INT,
         help='height and width of the input images in pixels; by default as the network expects')
@@ -594,6 +593,10 @@ def evaluation_parameters(parser):
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
     add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
+    add('--eval_bs', type=POSITIVE_INT, resumable=True,
+        help='number of images that are embedded at a time in evaluation; by default --bs')
+    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+           help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
     add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
@@ -785,6 +788,16 @@ def settings_of(opt):
     return {name: value for name, value in vars(opt).items() if name not in excluded}
 
 
+def checksums_of_files(settings):
+    """{flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings."""
+    found = {}
+    for name in flags_with('file'):
+        if (value := settings.get(name)) and Path(value).is_file():
+            with open(value, 'rb') as file:
+                found[name] = hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+    return found
+
+
 def of_the_untrained():
     """The names of the flags that the metrics of the untrained network depend on."""
     return [name for name in flags_with('untrained') if name not in flags_with('machine')]
@@ -843,8 +856,6 @@ def check(opt):
         raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
     if opt.randaugment and opt.randaugment[1] > 30:
         raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
-    if opt.randaugment and opt.augment_on_gpu:
-        raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     if opt.bs % opt.views:
