@@ -37,11 +37,11 @@ def check(opt, model, data, run=None):
     if run and run_folder.read(folder)['split_hash'] != data.description['hash']:
         raise UserError(f'--check_overlap {run}: the classes or numbers of images are not those of this run; '
                         '--source_path must lead to the same data')
-    processes.of_main(require_writable_folder, folder, '--check_overlap: the folder')
+    processes.run_on_rank_zero(require_writable_folder, folder, '--check_overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):
         embedded = {split: embed(opt, model, data.evaluation[split], split, features=True) for split in splits}
-        processes.of_main(report, embedded, opt.overlap_threshold, folder, bool(run))
+        processes.run_on_rank_zero(report, embedded, opt.overlap_threshold, folder, bool(run))
 
 
 def report(embedded, threshold, folder, of_run):

@@ -47,8 +47,8 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
         plain = {reranking.PLAIN: {}} if epoch is None else {}
         rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
     embedded = embed_splits(opt, model, data, splits, criterion)
-    row = processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings)
-    return row | (processes.of_main(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
+    row = processes.run_on_rank_zero(metrics_of, opt, embedded, splits, metrics, rerankings)
+    return row | (processes.run_on_rank_zero(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
 
 
 def show(opt, built):
@@ -57,13 +57,13 @@ def show(opt, built):
     thresholds of the run, if --open_set is given.
     """
     if 'open_set' in opt.given:
-        processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
+        processes.run_on_rank_zero(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
     row, embedded = evaluate(opt, built.model, built.data, built.criterion)
     print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
     if opt.rerank:
         print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
     if 'open_set' in opt.given:
-        processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
+        processes.run_on_rank_zero(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
 def metrics_of(opt, embedded, splits, metrics, rerankings=None):
@@ -104,7 +104,7 @@ def validate(opt, model, data, metrics):
     """
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
-        values = processes.of_main(compute, metrics, embedded.embeddings, embedded.images.labels,
+        values = processes.run_on_rank_zero(compute, metrics, embedded.embeddings, embedded.images.labels,
                                    embedded.images.is_query, opt.seed)
     model.train()
     return values
@@ -112,10 +112,10 @@ def validate(opt, model, data, metrics):
 
 def write_embeddings(opt, model, data, file):
     """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError if it cannot be written."""
-    processes.of_main(require_writable, file, '--embed')
+    processes.run_on_rank_zero(require_writable, file, '--embed')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
-    processes.of_main(write, {split: embedded[split] for split in splits}, file)
+    processes.run_on_rank_zero(write, {split: embedded[split] for split in splits}, file)
     print(f'Embeddings, their norms, labels, class names, paths and splits: {file}')
 
 
