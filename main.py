@@ -17,9 +17,9 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from datasets import DATASETS, waits
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
+from records.columns import Column
 from records.writing import Records, untrained
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
@@ -40,7 +40,9 @@ def run(opt, arguments):
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
             if state.next_epoch == 0:
-                evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                evaluated = None
+                if opt.check_untrained_accuracy or not opt.n_epochs:
+                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
                 record(records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
@@ -58,17 +60,22 @@ def begin(opt, arguments):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
-    if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != built.data.description['hash']:
-        print(f'Note: the data have other classes or numbers of images than {opt.reproduce}.')
+    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
+        print(f'Note: the data have {changed} than {opt.reproduce}.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
+    files = parameters.checksums_of_files(settings)
     if opt.resume:
-        run_folder.require_same_data(opt.resume, built.data.description)
         folder = Path(opt.resume)
+        run_folder.require_same_data(folder, built.data.description)
+        run_folder.require_same_files(folder, files)
     else:
-        folder = run_folder.create(opt, settings, arguments, built.data.description, datasampler.chosen_later(opt))
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), checkpoint.run_id(folder))
+        chosen = datasampler.chosen_later(opt)
+        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), checkpoint.run_id(folder),
+                             lowest)
 
 
 def continued(opt, arguments):
@@ -85,6 +92,9 @@ def continued(opt, arguments):
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume, and records that it goes on."""
+    if moved := parameters.metrics_of_old(opt.resume):
+        print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
+              f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
@@ -147,8 +157,8 @@ def train_epoch(opt, built, loader, epoch):
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch, built.skipped_in_a_row)
-    batches = waits.TimedBatches(loader.epoch(epoch), opt.device)
-    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    batches = loader.epoch(epoch)
+    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
@@ -160,7 +170,6 @@ def train_epoch(opt, built, loader, epoch):
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
     scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
-    batches.explain(opt, loader, epoch)
     return scalars | built.schedule.rates()
 
 
@@ -178,19 +187,18 @@ def finish(opt, built, embedded, records, state):
     split = evaluation.split_of_pictures(opt, built.data)
     if split not in embedded:
         embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-    finish_records(opt, built, embedded, split, records, state)
+    finish_records(opt, embedded[split], split, records, state)
 
 
 @processes.rank_zero_only
-def finish_records(opt, built, embedded, split, records, state):
-    """The part of finish() that process 0 does alone."""
+def finish_records(opt, embedded, split, records, state):
+    """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
     if opt.pictures != ['none']:
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel if opt.pictures != ['none'] else None)
+    saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
-        evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
-    evaluation.open_set.save(opt, built.model, built.data, embedded, state.folder)
+        evaluation.projector.write(embedded, state.folder / 'tensorboard')
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
@@ -199,30 +207,14 @@ def finish_records(opt, built, embedded, split, records, state):
 
 
 def work(arguments):
-    """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
+    """Carries out a command line: a run, or the evaluation of a network that is trained already."""
     opt = parameters.parse(arguments)
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
-    if opt.export:
-        from retrieval import export  # imports torchvision, as slow as torch itself
-        return export.write(opt, *opt.export)
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        if opt.on:
-            from retrieval import other_data
-            return other_data.report(opt)
-        (evaluation.codes.show if opt.codes else evaluation.show)(opt, parts.restore(opt, opt.evaluate))
-    elif opt.embed:
-        built = parts.restore(opt, opt.embed[0])
-        evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])
-    elif opt.draw:
-        built = parts.restore(opt, opt.draw[0])
-        evaluation.draw(opt, built.model, built.data, built.criterion, opt.draw[1])
-    elif opt.check_overlap:
-        folder = None if opt.check_overlap in DATASETS else opt.check_overlap
-        built = parts.restore(opt, folder) if folder else parts.prepare(opt)
-        evaluation.check_overlap(opt, built.model, built.data, folder)
+        evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:
         run(opt, sys.argv[1:])
 

@@ -10,13 +10,14 @@ namespace.
 """
 import argparse
 import functools
+import hashlib
 from pathlib import Path
 
 import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, ranks, required_inputs, takes_miner, with_inner
+from criteria import CRITERIA, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -51,11 +52,17 @@ main.py --help all            every flag
 
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'class_sample_rate': 1.0}
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
 OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
+# flags of earlier versions -> the command of Evaluate_Network.py that has them
+MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
+         'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
+         'open_set_fpir': 'open_set',
+         **dict.fromkeys(('rerank', 'rerank_kreciprocal_k1', 'rerank_kreciprocal_k2', 'rerank_kreciprocal_lambda',
+                          'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
@@ -143,7 +150,7 @@ CONDITIONS = {'a miner': miners_of, 'a loss with a teacher': lambda opt: 'teache
 
 
 def run_parameters(parser):
-    add, switch = new_group(parser, 'what to do', 'by default: train; or evaluate, embed, draw, export, check')
+    add, switch = new_group(parser, 'what to do', 'by default: train; or evaluate a trained network')
     add('--config', nargs='+', metavar='FILE', default=[], mode=True, common=True,
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
@@ -156,16 +163,6 @@ def run_parameters(parser):
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
-    add('--on', nargs='+', metavar='DATA_SET', default=[], mode=True,
-        help='with --evaluate: other data sets, as cub200 or folder:PATH, each alone and in a common gallery')
-    add('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'), mode=True,
-        help='do not train; write the embeddings of a trained network, their norms, labels and paths to a file')
-    add('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'), mode=True,
-        help='do not train; save the --pictures of a trained network in a folder')
-    add('--export', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FILE'), mode=True,
-        help='do not train; write a trained network to a .pt2 or .onnx file for other programs')
-    add('--check_overlap', metavar='RUN_FOLDER_OR_DATA_SET', mode=True,
-        help='do not train; list near-duplicates across splits in overlap.csv')
     add('--seed', type=COUNT, default=1, untrained=True, common=True, help='seed of all random numbers of the run')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
     switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
@@ -252,8 +249,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, effect=lambda opt: augmentation_of(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-    switch('--augment_on_gpu', untrained=False,
-           help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
 
 
 def point_in_time(text):
@@ -262,11 +257,6 @@ def point_in_time(text):
         return time_split.moment(text).text
     except ValueError:
         raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
-def auto_or(kind):
-    """An argparse type: auto, or what `kind` takes."""
-    return lambda text: text if text == 'auto' else kind(text)
-
-
 def frozen_part(text):
     """An argparse type: none, backbone, stem or a number of blocks, as text."""
     if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
@@ -314,7 +304,7 @@ def network_parameters(parser):
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
         help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
-    add('--weights', metavar='FILE', resumable=True,
+    add('--weights', metavar='FILE', resumable=True, file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
     add('--input_size', type=POSITIVE_INT,
         help='height and width of the input images in pixels; by default as the network expects')
@@ -603,38 +593,18 @@ def evaluation_parameters(parser):
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
     add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
+    add('--eval_bs', type=POSITIVE_INT, resumable=True,
+        help='number of images that are embedded at a time in evaluation; by default --bs')
+    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+           help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
     add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
-    add('--open_set', metavar='SHARE', type=number(float, 0, 1),
-        help='share of the test classes that stay out of the gallery: metrics of unknown queries, and thresholds')
-    add('--open_set_fpir', metavar='FPIR', type=number(float, 0, 0.5, above=True), effect=lambda opt: opt.open_set,
-        help='fraction of unknown queries that the threshold of --open_set accepts on validation classes; by default '
-             '0.1')
-    add('--codes', nargs='+', metavar='CODE', default=[], untrained=False, effect=not_in_training,
-        help='with --evaluate: compare short codes: numbers of dimensions, int8, binary, pqM for M bytes')
-    add('--codes_rescore', metavar='N', type=COUNT, default=100, untrained=False, effect=not_in_training,
-        help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
-    add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
-        help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
-    add('--rerank', nargs='+', choices={'kreciprocal': 'k-reciprocal encoding', 'alphaqe': 'alpha query expansion'},
-        default=[], metavar='METHOD', help='also compute the metrics after re-ranking, untrained and at the end')
-    reranks = {method: lambda opt, method=method: method in opt.rerank for method in ('kreciprocal', 'alphaqe')}
-    add('--rerank_kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
-        help='number of neighbours; auto: images per training class minus 1, at most 20')
-    add('--rerank_kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
-        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
-    add('--rerank_kreciprocal_lambda', type=FRACTION, default=0.3, effect=reranks['kreciprocal'],
-        help='weight of the original distance; 1 minus it weights the Jaccard distance')
-    add('--rerank_alphaqe_n', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['alphaqe'],
-        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
-    add('--rerank_alphaqe_alpha', type=NOT_NEGATIVE, default=3.0, effect=reranks['alphaqe'],
-        help='exponent of the similarity with which a neighbour is weighted')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch('--eval_ema', effect=not_in_training,
-           help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')
+           help='after training: evaluate the moving average of the weights (--ema)')
     switch('--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
     add('--pca', metavar='D', type=COUNT, default=0,
         help='number of principal components of the embeddings to evaluate; 0 means the embeddings themselves')
@@ -685,7 +655,9 @@ def measurement_parameters(parser):
 
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
-                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
+                    description='Trains an embedding network on some classes and evaluates it on unseen ones.',
+                    gone={name: f'moved: python Evaluate_Network.py RUN {command} ...'
+                          for name, command in MOVED.items()})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
@@ -712,24 +684,17 @@ def parse(arguments, defaults=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw, --export, --check_overlap), the --config files and the command line; later sources override
-    earlier ones. `given` in the namespace lists the flags of the command line and the --config files. Raises UserError
-    for whatever the user must change.
+    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
+    the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
+    flags of the command line and the --config files. Raises UserError for whatever the user must change.
     """
     parser = build()
     modes = parser.parse_args(arguments)
-    folders = [modes.resume, modes.reproduce, modes.evaluate, modes.check_overlap,
-               *(pair[0] for pair in (modes.embed, modes.draw, modes.export) if pair)]
-    folders = [folder for folder in folders if folder]
+    folders = [folder for folder in (modes.resume, modes.reproduce, modes.evaluate) if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate, --embed, --draw, --export and --check_overlap: give one '
-                        'of them')
+        raise UserError('--resume, --reproduce and --evaluate: give one of them')
     if modes.auto_resume and folders and not modes.resume:
-        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed, '
-                        '--draw, --export and --check_overlap')
-    if modes.check_overlap in DATASETS:
-        folders = []
+        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, flags_with('mode'))
@@ -740,12 +705,10 @@ def parse(arguments, defaults=None):
     for name in flags_with('arguments_of').keys() & before.keys():
         value = merged(parser, before, typed)[name]
         setattr(opt, name, [value] if isinstance(value, dict) else value or [])
-    if opt.check_overlap in DATASETS:
-        opt.dataset = opt.check_overlap
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
-    if not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+    if not opt.evaluate:
         opt.storage_metrics = evaluation.storage_metrics(opt)
     if opt.resume:
         check_resume(parser, settings, opt)
@@ -781,7 +744,7 @@ def shown(value):
 def flags_of(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    REMOVED flags. Raises UserError where one of these had an effect.
+    flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
@@ -791,14 +754,20 @@ def flags_of(place):
         if settings.get(name, default) != default:
             raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
                             'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in REMOVED}
+    return {name: value for name, value in settings.items() if name not in {*REMOVED, *MOVED}}
+
+
+def metrics_of_old(folder):
+    """The MOVED flags that gave a run of an earlier version metrics in each epoch, as texts."""
+    flags = run_folder.read(folder)['flags']
+    return [f'--{name} {shown(flags[name])}' for name in ('open_set', 'rerank') if flags.get(name)]
 
 
 def find_run(opt):
     """
-    The run with these settings as (its folder, whether it is finished); None if there is none. Process 0 looks for it,
-    and all processes know what it has found. --n_epochs and the flags
-    of the machine may differ; with another --n_epochs, it does not count as finished.
+    The run with these settings as (its folder, whether it is finished); None if there is none. --n_epochs and the flags
+    of the machine may differ; with another --n_epochs, it does not count as finished. Process 0 looks for it, and all
+    processes know what it has found.
     """
     return processes.run_on_rank_zero(look_for_run, opt)
 
@@ -823,6 +792,16 @@ def settings_of(opt):
     """The flags as they are recorded: without secrets, and without what to do in this process."""
     excluded = {'given', *flags_with('secret'), *flags_with('mode')}
     return {name: value for name, value in vars(opt).items() if name not in excluded}
+
+
+def checksums_of_files(settings):
+    """{flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings."""
+    found = {}
+    for name in flags_with('file'):
+        if (value := settings.get(name)) and Path(value).is_file():
+            with open(value, 'rb') as file:
+                found[name] = hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+    return found
 
 
 def epoch0_flags():
@@ -850,7 +829,7 @@ def check_splits(parser, opt, unused=()):
     if opt.test_from is not None and 'test_size' in opt.given and opt.test_size != 0.5 and splits_by_time(opt):
         raise UserError(f'--test_from {opt.test_from} and --test_size {opt.test_size}: both say where the test split '
                         'begins; leave one of them out')
-    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+    if opt.test_size == 1 and not opt.evaluate:
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:
@@ -868,21 +847,12 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
-    evaluation.codes.check(opt)
     check_cascade(opt)
     check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.splits_step and not opt.splits:
         raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
-    if opt.on and not opt.evaluate:
-        raise UserError(f'--on {" ".join(opt.on)} goes with --evaluate RUN_FOLDER, whose network it evaluates')
-    if opt.rerank and not any(evaluation.parse(name)[1].needs == 'ranks' for name in opt.evaluation_metrics):
-        raise UserError(f'--rerank {" ".join(opt.rerank)} changes metrics of ranks only, and --evaluation_metrics has '
-                        'none; add one, such as map_at_r')
-    if opt.rerank and ranks(opt) and not (opt.eval_features or opt.pca):
-        raise UserError(f'--rerank {" ".join(opt.rerank)}: --loss {opt.loss} ranks by a distance of its own, and '
-                        're-ranking is defined by Euclidean distances and cosines only')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     for flag in ('crop_scale', 'crop_ratio'):
@@ -892,8 +862,6 @@ def check(opt):
         raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
     if opt.randaugment and opt.randaugment[1] > 30:
         raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
-    if opt.randaugment and opt.augment_on_gpu:
-        raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     if opt.bs % opt.views:

@@ -29,7 +29,6 @@ from utilities import command_line  # noqa: E402
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
-BENCHMARKS = {'losses': 'benchmarks_losses', 'miners': 'benchmarks_batches', 'samplers': 'benchmarks_batches'}
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
@@ -63,9 +62,9 @@ class Reads:
 
 @cache
 def benchmark(kind):
-    """[lines] of each table of the benchmarks."""
-    blocks = (ROOT / 'docs' / f'{BENCHMARKS[kind]}.md').read_text().split('\n\n')
-    return [block.splitlines() for block in blocks if block.startswith('|')]
+    """[lines] of each table of the benchmarks of a kind."""
+    text = (ROOT / 'benchmarks' / 'README.md').read_text().partition(f'\n## {kind.capitalize()}\n')[2]
+    return [block.splitlines() for block in text.partition('\n## ')[0].split('\n\n') if block.startswith('|')]
 
 
 @cache
@@ -231,7 +230,7 @@ def measured(kind, name):
         rows = [row for row in table[2:] if name in re.split(r'[+ ]|, ', row.split('|')[1].strip().replace('`', ''))]
         if rows:
             lines += ['', *table[:2], *rows]
-    return [f'From [the benchmarks](../../{BENCHMARKS[kind]}.md), which explain the columns.', *lines] if lines else [
+    return ['From `benchmarks/README.md`, which explains the columns.', *lines] if lines else [
         'Not measured.']
 
 

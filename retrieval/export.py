@@ -1,4 +1,7 @@
-"""main.py --export: a trained network for other programs: a file that computes embeddings, or a folder of weights."""
+"""
+Evaluate_Network.py RUN export: a trained network for other programs: a file that computes embeddings, or a folder of
+weights.
+"""
 import contextlib
 import importlib.util
 import io
@@ -44,6 +47,18 @@ def save_onnx(program, file, description):
     converted.save(file)
 
 
+def flags(parser):
+    parser.add_argument('file', nargs='?', metavar='FILE', help='a file that ends in .pt2 or .onnx')
+    parser.add_argument('--hub', metavar='FOLDER',
+                        help='in place of FILE: a new folder with safetensors, config.json and a model card')
+
+
+def work(opt):
+    if bool(opt.file) == bool(opt.hub):
+        raise UserError('export: give either a FILE that ends in .pt2 or .onnx, or --hub FOLDER')
+    write(opt, opt.evaluate, opt.hub or opt.file, hub=bool(opt.hub))
+
+
 FORMATS = {'.pt2': save_pt2, '.onnx': save_onnx}
 
 
@@ -58,13 +73,13 @@ def write(opt, source, target, hub=False):
     Raises UserError for an unknown file name extension, a missing package or folder, and --pca.
     """
     check = require_new_folder if hub else require_writable
-    check(target, '--export')
-    save = None if hub else choose(FORMATS, Path(target).suffix, f'--export {target}: file name extension')
+    check(target, 'export --hub' if hub else 'export')
+    save = None if hub else choose(FORMATS, Path(target).suffix, f'export {target}: file name extension')
     missing = [name for name in ('onnx', 'onnxscript') if save is save_onnx and not importlib.util.find_spec(name)]
     if missing:
-        raise UserError(f'--export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
+        raise UserError(f'export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
     if opt.pca:
-        raise UserError(f'--export {target}: the components of --pca {opt.pca} are fitted on the training images and '
+        raise UserError(f'export {target}: the components of --pca {opt.pca} are fitted on the training images and '
                         'cannot be exported; give --pca 0')
     opt.device = 'cpu'
     network, transform = loading.restore(opt, source)

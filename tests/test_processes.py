@@ -92,15 +92,16 @@ def runs(folder, *plan):
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
     """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
-    flags = [*quick, *FEW, '--n_epochs', '0', '--open_set', '.5']
+    flags, after = [*quick, *FEW, '--n_epochs', '0'], 'from retrieval import actions; main.work = actions.work'
     variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
-                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test', '--open_set', '.5'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
                 ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
     plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
     for n in (1, 3):
-        plan += [(n, ['--embed', whole[0], tmp_path / f'{n}.npz']), (n, ['--draw', whole[0], tmp_path / f'drawn{n}'])]
+        plan += [(n, [whole[0], 'embeddings', tmp_path / f'{n}.npz'], after),
+                 (n, [whole[0], 'pictures', tmp_path / f'drawn{n}'], after)]
     codes, out, error = runs(tmp_path, *plan)
     assert codes == [[0] * n for n, _ in plan], error
     assert_same_end(*whole)

@@ -19,9 +19,14 @@ PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'b
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
+    """
+    Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated.
 
-    def __init__(self, **options):
+    gone: {flag of an earlier version: what the line says after its name}.
+    """
+
+    def __init__(self, gone=None, **options):
+        self.gone = gone or {}
         super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
         self.add_argument('-h', '--help', action=Help)
 
@@ -36,8 +41,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
+            message = f'--{flag}{self.why_unknown(flag)}'
         raise UserError(message.removeprefix('argument '))
+
+
+    def why_unknown(self, flag):
+        """What a line says after the name of a flag that this parser does not have."""
+        return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
 
 
 def is_text(value):
@@ -98,13 +108,16 @@ class YamlLoader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
 
-def read_yaml(text):
-    """A YAML text of plain values -> its content. Raises ValueError, in one line, for other or too large texts."""
+def read_yaml(text, unique_keys=False):
+    """
+    A YAML text of plain values -> its content. Raises ValueError, in one line, for other or too large texts, and, with
+    unique_keys, where a key of a mapping occurs twice.
+    """
     try:
         node = yaml.compose(text, YamlLoader)
         if node is None:
             return None
-        check_nodes(node)                     # before aliases are expanded and tags are interpreted
+        check_nodes(node, unique_keys)        # before aliases are expanded and tags are interpreted
         return YamlLoader('').construct_document(node)
     except RecursionError:
         raise ValueError('nested too deeply') from None
@@ -112,8 +125,8 @@ def read_yaml(text):
         raise ValueError(shortened(' '.join(str(error).split()), 200)) from None
 
 
-def check_nodes(root):
-    """Raises ValueError where a YAML document has a tag of its own, or more than MAX_VALUES values."""
+def check_nodes(root, unique_keys=False):
+    """Raises ValueError where a YAML document has a tag of its own, too many values, or a key that must be unique."""
     nodes, n_values = [root], 0
     while nodes:
         node, n_values = nodes.pop(), n_values + 1
@@ -122,9 +135,21 @@ def check_nodes(root):
         if n_values > MAX_VALUES:
             raise ValueError(f'more than {MAX_VALUES:,} values')
         if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if unique_keys and len(set(keys)) < len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                raise ValueError(f'line {node.start_mark.line + 1}: the key {twice} occurs twice')
             nodes += [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
+
+
+def auto_or(kind):
+    """An argparse type: the word auto, or what `kind` takes."""
+    def parse(text):
+        return text if text == 'auto' else kind(text)
+    parse.__name__ = f'auto|{kind.__name__}'
+    return parse
 
 
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
@@ -213,7 +238,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')
+            raise UserError(f'{where}: {name}{parser.why_unknown(str(name))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:

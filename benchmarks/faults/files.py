@@ -19,8 +19,10 @@ from utilities.errors import UserError
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
 OUTPUTS = {                                    # output: the command that writes it
-    'embeddings': 'main.py --embed {run} {out}.npz', 'export': 'main.py --export {run} {out}.pt2',
-    'pictures': 'main.py --draw {run} {out} --pictures distances', 'overlap': 'main.py --check_overlap {run}',
+    'embeddings': 'Evaluate_Network.py {run} embeddings {out}.npz',
+    'export': 'Evaluate_Network.py {run} export {out}.pt2',
+    'pictures': 'Evaluate_Network.py {run} pictures {out} --pictures distances',
+    'overlap': 'Evaluate_Network.py {run} overlap',
     'table': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv',
     'rows': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --rows {out}.csv',
     'figures': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --figures {out}',

@@ -12,7 +12,7 @@ from datasets import boxes, decoding, transforms
 from datasets.boxes import Box
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
-from tests.helpers import folder_of, manual_seed
+from tests.helpers import after_training, folder_of, manual_seed
 from utilities.errors import UserError
 from utilities.loading import Loader
 
@@ -51,8 +51,8 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
             assert found.flags.c_contiguous
 
 
-@pytest.mark.parametrize('flags', [{}, {'augmentation': 'mlrc'}, {'augmentation': 'adv'}, {'augment_on_gpu': True}],
-                         ids=['base', 'mlrc', 'adv', 'on_device'])
+@pytest.mark.parametrize('flags', [{}, {'augmentation': 'mlrc'}, {'augmentation': 'adv'}],
+                         ids=['base', 'mlrc', 'adv'])
 @pytest.mark.parametrize('cache', [False, True])
 def test_items_are_those_of_images_that_were_cropped_before(flags, cache, scenes, opt):
     """In training and evaluation, with and without a cache, by item and by loader."""
@@ -120,10 +120,10 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     names = {f'{scenes / row[0]}[{",".join(row[2:])}]'
              for row in csv.reader((scenes / 'list.csv').read_text().splitlines()[1:])}
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz') == 0
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    assert run('--check_overlap', folder_of(tmp_path), '--overlap_threshold', '0') == 0
+    assert after_training(folder_of(tmp_path), 'overlap', '--threshold', '0') == 0
     pairs = list(csv.DictReader((folder_of(tmp_path) / 'overlap.csv').read_text().splitlines()))
     assert pairs and {pair['same_file'] for pair in pairs} == {'0'}           # boxes of one file are not copies of it
     assert {pair['path_1'] for pair in pairs} <= names

@@ -1,4 +1,4 @@
-"""main.py --export: both formats give what the network gives, without the program that trained it."""
+"""Exports: both formats give what the network gives, without the program that trained it."""
 import hashlib
 import importlib.util
 import json
@@ -17,7 +17,7 @@ import parameters
 import retrieval
 from records import published
 from retrieval import export
-from tests.helpers import folder_of, rows_of
+from tests.helpers import after_training, folder_of, rows_of
 from utilities.errors import UserError
 from utilities.loading import network_input
 
@@ -67,7 +67,7 @@ def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, 
             ['timm'] if ':' in arch else []):
         pytest.importorskip(package)
     checkpoint, file = checkpoint_of(arch, NETWORKS[arch], tmp_path), tmp_path / f'network{suffix}'
-    assert run('--export', checkpoint, file) == 0
+    assert after_training(checkpoint, 'export', file) == 0
     assert f'uint8 RGB [B, 3, {SIZE}, {SIZE}] -> float32 embeddings, after Resize(' in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith('.')] == []
     network, transform = retrieval.load(checkpoint, 'cpu')
@@ -89,8 +89,8 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
     assert run(*quick, '--ema', '0.5') == 0
     folder, found = folder_of(tmp_path), {}
     for flags in [], ['--eval_ema'], ['--eval_features', '--eval_normalize']:
-        assert run('--export', folder, tmp_path / 'network.pt2', *flags) == 0
-        assert run('--embed', folder, tmp_path / 'embeddings.npz', *flags) == 0
+        assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
+        assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', *flags) == 0
         file = np.load(tmp_path / 'embeddings.npz')
         _, transform = retrieval.load(folder)
         images = datasets.ImageSet(datasets.base.ImageTable([*file['paths']], [*file['class_names']]), range(5),
@@ -109,14 +109,14 @@ def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quic
     source, folder = folder_of(tmp_path), tmp_path / 'v1.0'
     average = ['--eval_ema'] if '--ema' in flags else []
     opt = parameters.parse(['--evaluate', str(source), *average])
-    export.write(opt, source, folder, hub=True)
+    assert after_training(source, 'export', '--hub', folder, *average) == 0
     assert {path.name for path in folder.iterdir()} == {
         'model.safetensors', 'embedding.safetensors', 'config.json', 'README.md'}
     wanted, _ = retrieval.loading.restore(opt, source)
     found, transform = retrieval.load(folder, 'cpu')
     images = torch.rand(4, 3, found.input_size, found.input_size)
     torch.testing.assert_close(found(images), wanted(images), rtol=0, atol=1e-6)
-    assert run('--embed', folder, tmp_path / 'embeddings.npz', '--source_path', patterns) == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', '--source_path', patterns) == 0
     card = (folder / 'README.md').read_text()
     assert 'python main.py --dataset folder' in card and str(tmp_path) not in card and '\nlicense:\n' in card
     assert '- test: 36 images of 6 classes' in card and '0 of the 6 test classes are training classes' in card
@@ -182,7 +182,7 @@ def hub(tmp_path_factory):
 
 
 def test_the_file_describes_its_input(tmp_path, run):
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / 'network.pt2') == 0
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / 'network.pt2') == 0
     files = {'description.json': ''}
     torch.export.load(tmp_path / 'network.pt2', extra_files=files)
     described = json.loads(files['description.json'])
@@ -195,11 +195,11 @@ def test_the_file_describes_its_input(tmp_path, run):
     ('nowhere/network.pt2', [], 'there is no folder'),
     ('network.pt2', ['--pca', '2'], 'give --pca 0'),
     ('network.onnx', [], '.onnx needs onnx and onnxscript: pip install onnx onnxscript'),
-    ('network.pt2', ['--evaluate', 'a'], 'give one of them'),
+    ('network.pt2', ['--evaluate', 'a'], '--evaluate has no effect'),
 ])
 def test_what_cannot_be_exported(file, flags, sentence, tmp_path, run, capsys, monkeypatch):
     monkeypatch.setattr(export.importlib.util, 'find_spec', lambda name, find=importlib.util.find_spec: (
         None if name in ('onnx', 'onnxscript') else find(name)))
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / file, *flags) == 2
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / file, *flags) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / file).exists()

@@ -1,4 +1,7 @@
-"""Images that two splits share (--check_overlap): copies of one file, and near-duplicates by the network's features."""
+"""
+Evaluate_Network.py RUN overlap: images that two splits share: copies of one file, and near-duplicates by the network's
+features.
+"""
 import hashlib
 import itertools
 from collections import Counter
@@ -7,13 +10,16 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import parts
 from evaluation import pictures
 from evaluation.embedding import embed
 from evaluation.ranking.counting import pick
 from evaluation.ranking.neighbours import chunks, in_threads
 from evaluation.ranking.precision import ROWS
 from records import lock, run_folder
+from retrieval.unknown import folder_of
 from utilities import processes, stopping
+from utilities.command_line import FRACTION
 from utilities.errors import UserError
 from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
@@ -23,25 +29,30 @@ MOST = 100_000               # pairs to list: first copies, then the most simila
 SHOWN = 24                   # pairs in the picture
 
 
-def check(opt, model, data, run=None):
+def flags(parser):
+    parser.add_argument('--threshold', type=FRACTION, default=0.8,
+                        help='smallest cosine similarity, of centred features, that counts as a near-duplicate')
+
+
+def work(opt):
     """
-    Writes overlap.csv and overlap.png into the folder of a run, and the numbers of pairs into its splits.yaml; without
-    a run, into <save_path>/<dataset>/overlap. Prints the numbers. Raises UserError where there is a single split, or
-    where the data differ from the data of the run.
+    Writes overlap.csv and overlap.png into the folder of a run, and the numbers of pairs into its splits.yaml; for a
+    data set, into <save_path>/<dataset>/overlap. Prints the numbers. Raises UserError where there is a single split,
+    or where the data differ from the data of the run.
     """
-    splits = list(data.evaluation)
+    run = opt.evaluate
+    built = parts.restore(opt, run) if run else parts.prepare(opt)
+    data, splits = built.data, list(built.data.evaluation)
     if len(splits) < 2:
-        raise UserError(f'--check_overlap {opt.check_overlap}: all images are in the {splits[0]} split, so that there '
-                        'is nothing to compare')
-    folder = Path(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
-    if run and run_folder.read(folder)['split_hash'] != data.description['hash']:
-        raise UserError(f'--check_overlap {run}: the classes or numbers of images are not those of this run; '
-                        '--source_path must lead to the same data')
-    processes.run_on_rank_zero(require_writable_folder, folder, '--check_overlap: the folder')
+        raise UserError(f'overlap: all images are in the {splits[0]} split, so that there is nothing to compare')
+    folder = folder_of(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
+    if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
+        raise UserError(f'{run}: the data have {changed} than this run; --source_path must lead to the same data')
+    processes.run_on_rank_zero(require_writable_folder, folder, 'overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):
-        embedded = {split: embed(opt, model, data.evaluation[split], split, features=True) for split in splits}
-        processes.run_on_rank_zero(report, embedded, opt.overlap_threshold, folder, bool(run))
+        embedded = {split: embed(opt, built.model, data.evaluation[split], split, features=True) for split in splits}
+        processes.run_on_rank_zero(report, embedded, opt.threshold, folder, bool(run))
 
 
 def report(embedded, threshold, folder, of_run):

@@ -1,4 +1,4 @@
-"""Unknown classes: the metrics, the gallery and the threshold against loops over queries; runs with --open_set."""
+"""Unknown classes: the metrics, the gallery and the threshold against loops over queries; the command."""
 import argparse
 import json
 
@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrieval
-from evaluation import identification, open_set
 from evaluation.embedding import Embedded
-from evaluation.identification import Answers
-from tests.helpers import folder_of, printed_metrics, rows_of
+from retrieval import identification
+from retrieval.identification import Answers
+from tests.helpers import after_training, folder_of, printed_metrics
 
 METRICS, AT_THRESHOLD = identification.METRICS, identification.AT_THRESHOLD
 
@@ -103,7 +103,7 @@ def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
     sizes = np.bincount(labels[in_gallery], minlength=6)
     assert (sizes > 0).sum() == n_known and all(n in (0, (m + 1) // 2) for n, m in zip(sizes, np.bincount(labels),
                                                                                       strict=True))
-    monkeypatch.setattr('evaluation.identification.chunks', lambda rows, n: np.array_split(rows, 4))
+    monkeypatch.setattr('retrieval.identification.chunks', lambda rows, n: np.array_split(rows, 4))
     found = identification.answers_of(identification.search_of(part, share, seed))
     gallery = np.flatnonzero(in_gallery).tolist()
     for place, query in enumerate(np.flatnonzero(is_query)):
@@ -204,72 +204,55 @@ def test_the_threshold_rises_with_the_gallery_and_holds_in_a_larger_one():
     assert np.mean(large.unknown >= small.row(500, .1)['threshold']) > .4
 
 
-@pytest.fixture(scope='module')
-def shorter():
-    return ['--evaluation_metrics', 'e_recall@1', '--no_train_metrics']
+SHORTER = ['--evaluation_metrics', 'e_recall@1', '--no_train_metrics', '--n_epochs', '1']
 
 
-def test_a_run_measures_stores_and_resumes(quick, shorter, run, tmp_path, capsys, monkeypatch):
+def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(identification, 'N_RESAMPLES', 50)
-    flags = [*quick, *shorter, '--use_tv_split', '--tv_split_perc', '0.5', '--bs', '6', '--open_set', '0.4']
-    assert run(*flags, '--pictures', 'spectrum') == 0
-    folder, out = folder_of(tmp_path), capsys.readouterr().out
-    stored, row = json.loads((folder / 'open_set.json').read_text()), rows_of(folder)[-1]
-    names = [*METRICS, 'os_threshold', *AT_THRESHOLD]
-    assert {f'test_{name}' for name in names} == {name for name in row if '_os_' in name}
-    assert all(float(row[f'test_{name}']) == stored['test'][name] for name in names)
+    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '0.5', '--bs', '6') == 0
+    folder, name = folder_of(tmp_path), 'checkpoint_val_e_recall@1'
+    assert after_training(folder, 'open_set', '.4', '--pictures', 'spectrum') == 0
+    stored, out = json.loads((folder / 'open_set.json').read_text()), capsys.readouterr().out
+    printed = printed_metrics('metric' + out.partition('metric')[2].partition('gallery images')[0])
+    assert {*printed} == {f'test_{name}' for name in [*METRICS, 'os_threshold', *AT_THRESHOLD]}
+    assert all(float(value) == stored['test'][name.removeprefix('test_')] for name, value in printed.items())
     assert len(stored['test']['unknown_classes']) == 2 and stored['test']['gallery_size'] == 12
     assert f'threshold {stored["test"]["os_threshold"]:.4f}, FPIR' in out and (folder / 'plots/open_set.png').exists()
     network, _ = retrieval.load(folder, 'cpu')
     assert network.id == stored['network_id'] and len(network.open_set) == len(stored['thresholds'])
-    (folder / 'open_set.json').unlink()
-    assert run('--evaluate', folder) == 0 and not (folder / 'open_set.json').exists()
-    assert printed_metrics(capsys.readouterr().out)['test_os_oscr'] == row['test_os_oscr']
-    assert run('--evaluate', folder, '--open_set', '.4', '--open_set_fpir', '.3', '--pictures', 'none') == 0
+    assert after_training(folder, 'open_set', '.4', '--fpir', '.3') == 0
     again = json.loads((folder / 'open_set.json').read_text())
     assert again['test']['os_auroc'] == stored['test']['os_auroc'] and again['fpir'] == .3
     assert again['test']['os_threshold'] <= stored['test']['os_threshold']
-    assert run('--resume', folder, '--n_epochs', '3', '--open_set_fpir', '.1', '--pictures', 'none') == 0
-    assert run(*flags, '--n_epochs', '3', '--group', 'whole') == 0
-    whole = folder_of(tmp_path, 'whole_s1')
-    assert rows_of(folder) == rows_of(whole) and not (whole / 'plots').exists()
-    assert (folder / 'open_set.json').read_text() == (whole / 'open_set.json').read_text()
-    name = 'checkpoint_val_e_recall@1'
-    assert run('--evaluate', folder / f'{name}.pt', '--open_set', '.5', '--pictures', 'none') == 0
+    assert after_training(folder / f'{name}.pt', 'open_set') == 0
     assert (folder / f'{name}_open_set.json').exists() and retrieval.load(folder / f'{name}.pt', 'cpu')[0].open_set
     capsys.readouterr()
-    assert run('--evaluate', folder, '--open_set', '.5', '--tv_split_perc', '.3', '--pictures', 'none') == 0
-    assert 'the validation split has 2 training classes, such as class_01' in capsys.readouterr().err
+    for flags, sentence in ((['.05'], 'open_set 0.05: 0 of the 6 test classes would be unknown; give a share'),
+                            (['1'], 'open_set 1: 6 of the 6 test classes would be unknown'),
+                            (['1.5'], 'expected a number of at least 0 and at most 1'),
+                            (['--fpir', '0'], 'expected a number above 0 and at most 0.5'),
+                            (['--evaluation_metrics', 'nmi'], '--evaluation_metrics has no effect')):
+        assert after_training(folder, 'open_set', *flags) == 2
+        assert sentence in ' '.join(capsys.readouterr().err.split())
 
 
-def test_without_validation_classes_there_are_metrics_but_no_threshold(quick, shorter, run, tmp_path, capsys):
-    flags = [*quick, *shorter, '--n_epochs', '0', '--open_set', '0.5']
+def test_without_validation_classes_there_are_metrics_but_no_threshold(quick, run, tmp_path, capsys):
     for more, reason in (((), 'there are no validation classes'), (('--use_tv_split', '--tv_split_by_samples'),
                                                                    'the validation split has 6 training classes')):
-        assert run(*flags, *more, '--group', str(len(more))) == 0
+        assert run(*quick, *SHORTER, *more, '--group', str(len(more))) == 0
         folder = folder_of(tmp_path, f'{len(more)}_s1')
+        capsys.readouterr()
+        assert after_training(folder, 'open_set') == 0
         printed, stored = capsys.readouterr(), json.loads((folder / 'open_set.json').read_text())
         assert reason in printed.err and reason in printed.out and reason in stored['reason']
-        assert {name.removeprefix('test_') for name in rows_of(folder)[-1] if '_os_' in name} == {*METRICS}
+        assert '_threshold' not in printed.out and 'os_auroc' in printed.out
         network, _ = retrieval.load(folder, 'cpu')
         assert network.open_set is None and reason in network.no_threshold
 
 
-@pytest.mark.parametrize('flags, sentence', [
-    (('--open_set', '0.05'), '--open_set 0.05: 0 of the 6 test classes would be unknown; give a share'),
-    (('--open_set', '1'), '--open_set 1: 6 of the 6 test classes would be unknown'),
-    (('--open_set', '1.5'), 'expected a number of at least 0 and at most 1'),
-    (('--open_set', '.5', '--open_set_fpir', '0'), 'expected a number above 0 and at most 0.5'),
-    (('--open_set', '.5', '--splits_to_eval', 'train'), 'and no test split is evaluated (--test_size, --splits_to'),
-])
-def test_sentences(quick, run, capsys, flags, sentence):
-    assert run(*quick, *flags) == 2
-    assert sentence in ' '.join(capsys.readouterr().err.split())
-
-
-def test_a_similarity_of_its_own_gives_no_threshold_to_an_index(quick, shorter, run, tmp_path):
-    assert run(*quick, *shorter, '--n_epochs', '0', '--use_tv_split', '--tv_split_perc', '.5', '--bs', '6',
-               '--open_set', '.5', '--pca', '4') == 0
+def test_a_similarity_of_its_own_gives_no_threshold_to_an_index(quick, run, tmp_path):
+    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '.5', '--bs', '6', '--pca', '4') == 0
+    assert after_training(folder_of(tmp_path), 'open_set') == 0
     network, _ = retrieval.load(folder_of(tmp_path), 'cpu')
     assert network.open_set is None and 'its thresholds are for --pca 4' in network.no_threshold
 
@@ -278,4 +261,4 @@ def test_the_registry_and_the_titles_name_the_same_metrics():
     from evaluation import titles
     assert {name.partition('@')[0] for name in titles.METRICS if name.startswith('os_')} | {'os_fnir'} == {
         name.partition('@')[0] for name in [*METRICS, *AT_THRESHOLD, 'os_threshold']}
-    assert titles.unit('test_os_oscr') == 100 and titles.unit('test_os_fpr@0.95') == 1 == open_set.FPIR * 10
+    assert titles.unit('test_os_oscr') == 100 and titles.unit('test_os_fpr@0.95') == 1

@@ -1,5 +1,5 @@
 """
-Short codes of embeddings, and how well images are found by them: `main.py --evaluate RUN --codes 64 int8 binary pq16`.
+Short codes of embeddings, and how well images are found by them: `Evaluate_Network.py RUN codes 64 int8 binary pq16`.
 
 - 64: the first 64 components (Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022), and beside them
   pca64, the first 64 principal components of the training split.
@@ -20,12 +20,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import parts
 from evaluation import geometry, retrieval
 from evaluation.metrics import compute
 from evaluation.protocol import embed_splits, pool_of, split_of_pictures
 from evaluation.ranking import precision
 from evaluation.ranking.neighbours import Search, chunks, in_threads
 from utilities import plotting, processes
+from utilities.command_line import COUNT
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.nearest import exact, faiss_or_none
@@ -147,33 +149,40 @@ def product_quantised(n_parts, train):
     return Code(f'pq{n_parts}', n_parts, lambda points: points, index.sa_encode, index.sa_decode, prepare)
 
 
+def flags(parser):
+    parser.add_argument('codes', nargs='+', metavar='CODE',
+                        help='a number of dimensions, int8, binary, or pqM for M bytes, as in: 64 int8 binary pq16')
+    parser.add_argument('--rescore', metavar='N', type=COUNT, default=100,
+                        help='also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
+
+
 def check(opt):
-    """Raises UserError for --codes that do not exist, that no embedding has, or that need faiss, which is missing."""
+    """Raises UserError for codes that do not exist, that no embedding has, or that need faiss, which is missing."""
     for name in opt.codes:
         if not NAME.fullmatch(name):
-            raise UserError(f'--codes {name}: unknown; give a number of dimensions, int8, binary, or pq and a number '
-                            'of bytes, as in --codes 64 int8 binary pq16')
+            raise UserError(f'codes {name}: unknown; give a number of dimensions, int8, binary, or pq and a number '
+                            'of bytes, as in codes 64 int8 binary pq16')
         if name.startswith('pq') and faiss_or_none() is None:
-            raise UserError(f'--codes {name}: product quantisation needs faiss: pip install faiss-cpu')
+            raise UserError(f'codes {name}: product quantisation needs faiss: pip install faiss-cpu')
         if not (opt.eval_features or opt.pca):
             parsed(name, opt.embed_dim)
 
 
 def parsed(name, dim):
     """
-    The number of dimensions and of parts in a name of --codes, as text or None. Raises UserError for a code that
+    The number of dimensions and of parts in the name of a code, as text or None. Raises UserError for a code that
     embeddings of `dim` dimensions do not have.
     """
     number, n_parts = NAME.fullmatch(name).group(1, 4)
     if number and int(number) > dim or n_parts and dim % int(n_parts):
         expected = f'at most {dim} dimensions' if number else f'a divisor of {dim} after pq'
-        raise UserError(f'--codes {name}: the embeddings have {dim} dimensions; give {expected}')
+        raise UserError(f'codes {name}: the embeddings have {dim} dimensions; give {expected}')
     return number, n_parts
 
 
 def codes_of(names, dim, train, normalize=False, normalize_pca=False):
     """
-    The Codes of the names in --codes, for embeddings of `dim` dimensions, each once.
+    The Codes of these names, for embeddings of `dim` dimensions, each once.
 
     train:         [M, D] float32, the training embeddings, to which PCA and product quantisation are fitted; or None.
     normalize:     whether prefixes get norm 1. normalize_pca: whether principal components do.
@@ -185,7 +194,7 @@ def codes_of(names, dim, train, normalize=False, normalize_pca=False):
         number, n_parts = parsed(name, dim)
         if n_parts and (train is None or len(train) < CENTROIDS):
             n = 'none' if train is None else f'{len(train):,}'
-            raise UserError(f'--codes {name}: product quantisation is fitted to {CENTROIDS} training images or more, '
+            raise UserError(f'codes {name}: product quantisation is fitted to {CENTROIDS} training images or more, '
                             f'and there are {n}; leave it out')
         if number:
             found.append(prefix(int(number), normalize and int(number) < dim))
@@ -288,34 +297,36 @@ def times(code, pool, n_rescored):
     return (alone - begin) * per_query, (end - alone) * per_query if n_rescored else None
 
 
-def show(opt, built):
+def work(opt):
     """
-    --codes: prints the table for the split of split_of_pictures() and writes it and its figure into the run folder of
-    --evaluate. Raises UserError where the codes do not go with the embeddings of the Parts `built`.
+    Prints the table for the split of split_of_pictures() and writes it and its figure into the run folder. Raises
+    UserError where the codes do not go with the embeddings.
     """
+    check(opt)
+    built = parts.restore(opt, opt.evaluate)
     place, split = Path(opt.evaluate), split_of_pictures(opt, built.data)
     file = (place if place.is_dir() else place.parent) / f'codes_{split}.csv'
-    processes.run_on_rank_zero(require_writable, file, '--codes')
+    processes.run_on_rank_zero(require_writable, file, 'codes')
     splits = [name for name in built.data.evaluation if name in ('train', split)]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
     if embedded[split].ranking:
-        raise UserError(f'--codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean '
-                        'distances; give --eval_features, or leave --codes out')
+        raise UserError(f'codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean distances; '
+                        'give --eval_features')
     print(processes.run_on_rank_zero(write, opt, embedded, split, file))
 
 
 def write(opt, embedded, split, file):
-    """The text of show(). embedded: {split: Embedded}."""
-    parts = {name: replace(part, embeddings=part.embeddings.cpu().float()) for name, part in embedded.items()}
-    train, level = parts['train'].embeddings.numpy() if 'train' in parts else None, opt.eval_level[0]
+    """The text of work(). embedded: {split: Embedded}."""
+    embedded = {name: replace(part, embeddings=part.embeddings.cpu().float()) for name, part in embedded.items()}
+    train, level = embedded['train'].embeddings.numpy() if 'train' in embedded else None, opt.eval_level[0]
     is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.pca)
-    pool = pool_of(opt, parts, split, level)
+    pool = pool_of(opt, embedded, split, level)
     codes = codes_of(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
-    rows = [measure(code, pool, opt.codes_rescore, opt.ranking_backend) for code in codes]
+    rows = [measure(code, pool, opt.rescore, opt.ranking_backend) for code in codes]
     write_csv(file, rows)
     plot(rows, file.with_suffix('.png'))
-    title = f'{split}: {len(parts[split].images):,} images, embeddings of {pool.embeddings.shape[1]} dimensions'
-    title += f'; re-scored: the {opt.codes_rescore} nearest by the code' if opt.codes_rescore else ''
+    title = f'{split}: {len(embedded[split].images):,} images, embeddings of {pool.embeddings.shape[1]} dimensions'
+    title += f'; re-scored: the {opt.rescore} nearest by the code' if opt.rescore else ''
     return f'{title}\n{table(rows)}\n{file}\n{file.with_suffix(".png")}'
 
 

@@ -1,15 +1,21 @@
 """
---open_set: some test classes have no image in the gallery. Their queries are to be called unknown, by a threshold of
-the nearest similarity that is calibrated on validation classes (identification.py).
+Evaluate_Network.py RUN open_set: some test classes have no image in the gallery. Their queries are to be called
+unknown, by a threshold of the nearest similarity that is calibrated on validation classes (identification.py).
 """
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 
+import parts
+from evaluation import titles
 from evaluation.embedding import network_id, settings_of
-from evaluation.identification import (
+from evaluation.metrics import full_precision
+from evaluation.protocol import embed_splits
+from records import columns, run_folder
+from records.columns import Column
+from records.writing import plain
+from retrieval.identification import (
     AT_THRESHOLD,
     METRICS,
     Calibration,
@@ -21,31 +27,46 @@ from evaluation.identification import (
     row_at,
     search_of,
 )
-from evaluation.metrics import full_precision
-from records import columns, run_folder
-from records.checkpoint import LAST
-from records.columns import Column
-from records.writing import plain
+from retrieval.unknown import file_of, folder_of
 from utilities import plotting, processes
+from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
-from utilities.files import write_text
+from utilities.files import require_writable, write_text
 
-FPIR = 0.1                   # the default of --open_set_fpir
+WITHOUT = ('eval_level', 'eval_reference', 'splits_to_eval')   # main.py's flags that it does not read
+
+
+def flags(parser):
+    parser.add_argument('share', nargs='?', metavar='SHARE', type=FRACTION, default=0.5,
+                        help='share of the test classes that stay out of the gallery (default: 0.5)')
+    parser.add_argument('--fpir', type=number(float, 0, 0.5, above=True), default=0.1,
+                        help='fraction of the unknown queries that the threshold accepts on the validation classes')
+
+
+def work(opt):
+    """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
+    file = file_of(opt.evaluate)
+    processes.run_on_rank_zero(require_writable, file, 'open_set: the file')
+    built = parts.restore(opt, opt.evaluate)
+    check(opt, built.data)
+    splits = [split for split in ('val', 'test') if split in built.data.evaluation]
+    embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
+    processes.run_on_rank_zero(save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
 def check(opt, data):
-    """Raises UserError if --open_set cannot be evaluated, and notes why no threshold can be calibrated."""
-    if 'test' not in data.evaluation or opt.splits_to_eval and 'test' not in opt.splits_to_eval:
-        raise UserError(f'--open_set {opt.open_set:g}: some test classes stay out of the gallery, and no test split is '
-                        'evaluated (--test_size, --splits_to_eval); leave it out, or give --open_set 0')
+    """Raises UserError if the share leaves no known or no unknown class, and notes why there can be no threshold."""
+    if 'test' not in data.evaluation:
+        raise UserError(f'open_set {opt.share:g}: some test classes stay out of the gallery, and there is no test '
+                        'split (--test_size)')
     images = data.evaluation['test']
     n_classes = len(classes_of(images))
-    n_unknown = round(opt.open_set * n_classes)
+    n_unknown = round(opt.share * n_classes)
     if not 0 < n_unknown < n_classes:
-        raise UserError(f'--open_set {opt.open_set:g}: {n_unknown} of the {n_classes} test classes would be unknown; '
+        raise UserError(f'open_set {opt.share:g}: {n_unknown} of the {n_classes} test classes would be unknown; '
                         'give a share that leaves some known and some unknown classes')
     if (reason := no_threshold(opt, data)) and processes.is_main():
-        print(f'Note: --open_set {opt.open_set:g} calibrates no threshold: {reason}', file=sys.stderr)
+        print(f'Note: no threshold is calibrated: {reason}', file=sys.stderr)
 
 
 def no_threshold(opt, data):
@@ -56,12 +77,11 @@ def no_threshold(opt, data):
     images = data.evaluation['val']
     others = {kind: data.evaluation[split].class_names if split in data.evaluation else []
               for kind, split in (('training', 'train'), ('test', 'test'))}
-    if opt.evaluate:
-        try:
-            splits = run_folder.read_checked(folder_of(opt.evaluate) / 'splits.yaml')['splits']
-        except OSError:
-            return f'{folder_of(opt.evaluate)} has no splits.yaml, the list of the classes that the network has seen'
-        others['training'] = {*others['training'], *splits.get('train', {}).get('classes', ())}
+    try:
+        splits = run_folder.read_checked(folder_of(opt.evaluate) / 'splits.yaml')['splits']
+    except OSError:
+        return f'{folder_of(opt.evaluate)} has no splits.yaml, the list of the classes that the network has seen'
+    others['training'] = {*others['training'], *splits.get('train', {}).get('classes', ())}
     for kind, names in others.items():
         if shared := sorted({*images.class_names} & {*names}):
             return (f'the validation split has {len(shared):,} {kind} classes, such as {shared[0]}; train a run whose '
@@ -71,68 +91,44 @@ def no_threshold(opt, data):
     return None
 
 
-def splits(opt):
-    """The splits that an evaluation with --open_set needs, if the data have them."""
-    return ('val', 'test') if opt.open_set and not (opt.embed or opt.draw) else ()
-
-
 @full_precision()
-def judged(opt, data, embedded, every=False):
+def judged(opt, data, embedded):
     """
     The Answers of the test queries; the number of gallery images; rows of the Calibration, [] without one; and {name:
-    float} of METRICS and, with a threshold, of os_threshold and AT_THRESHOLD. every: with all gallery sizes and with
-    intervals; else only the row of the number of gallery images.
+    float} of METRICS and, with a threshold, of os_threshold and AT_THRESHOLD.
     """
-    search = search_of(embedded['test'], opt.open_set, opt.seed)
+    search = search_of(embedded['test'], opt.share, opt.seed)
     answers, n_images, rows = answers_of(search), len(search.gallery_index), []
     found = {name: metric(answers) for name, metric in METRICS.items()}
     if no_threshold(opt, data) is None:
-        calibration, rate = Calibration(embedded['val'], n_images, opt.seed, every), opt.open_set_fpir or FPIR
-        rows = calibration.rows(n_images, rate) if every else [calibration.row(n_images, rate)]
+        rows = Calibration(embedded['val'], n_images, opt.seed, every=True).rows(n_images, opt.fpir)
         found['os_threshold'] = row_at(rows, n_images)['threshold']
         found |= {name: metric(answers, found['os_threshold']) for name, metric in AT_THRESHOLD.items()}
     return answers, n_images, rows, {name: float(value) for name, value in found.items()}
 
 
-def metrics(opt, data, embedded):
-    """The metrics of judged(): {'test_<metric>': float}."""
-    return {Column('test', name).name: value for name, value in judged(opt, data, embedded)[3].items()}
-
-
-def folder_of(place):
-    """The folder of a run folder or checkpoint file."""
-    return Path(place) if Path(place).is_dir() else Path(place).parent
-
-
-def file_of(place):
-    """Where the thresholds of a run folder, or of one of its checkpoint files, are written."""
-    stem = '' if Path(place).is_dir() or Path(place).name == LAST else f'{Path(place).stem}_'
-    return folder_of(place) / f'{stem}open_set.json'
-
-
 def save(opt, model, data, embedded, place):
     """
-    With --open_set: calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the
-    folder of the run or checkpoint `place`.
+    Calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the folder of the run
+    or checkpoint `place`.
     """
-    if not opt.open_set:
-        return
-    answers, n_images, rows, found = judged(opt, data, embedded, every=True)
+    answers, n_images, rows, found = judged(opt, data, embedded)
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
     content = {'network_id': None if own else network_id(model, settings_of(opt)), 'own_similarity': own,
-               'share': opt.open_set, 'fpir': opt.open_set_fpir or FPIR, 'seed': opt.seed, 'reason': reason,
+               'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed, 'reason': reason,
                'thresholds': rows, 'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
                                             'n_unknown_queries': len(answers.unknown), **found,
                                             'unknown_classes': sorted(unknown)}}
     write_text(file_of(place), json.dumps(plain(content), indent=1) + '\n')
+    print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
     print(f'  thresholds:       {file_of(place)}')
     if opt.pictures != ['none']:
         file = folder_of(place) / 'plots' / f'{file_of(place).stem}.png'
         draw(answers, rows, row_at(rows, n_images) if rows else None,
-             [file, file.with_suffix('.svg')] if opt.evaluate else [file])
+             [file, file.with_suffix('.svg')])
 
 
 def table(rows, n_images, found):

@@ -1,5 +1,6 @@
 """
-Re-ranking after the search (--rerank): an ablation that shows how much better the ranking becomes, and at what cost.
+Evaluate_Network.py RUN rerank: re-ranking after the search, an ablation that shows how much better the ranking becomes,
+and at what cost.
 
 kreciprocal: k-reciprocal encoding. Zhong, Zheng, Cao and Li, CVPR 2017, https://arxiv.org/abs/1701.08398. It is
              transductive: the distance of a query and a gallery image depends on the other queries.
@@ -13,17 +14,24 @@ from functools import partial
 import numpy as np
 import torch
 
+import parts
+from criteria import ranks
 from evaluation.metrics import compute, parse
+from evaluation.protocol import embed_splits, pool_of, splits_to_evaluate
 from evaluation.ranking.counting import highest, pick
 from evaluation.ranking.neighbours import Search, chunks, in_threads, rows_of
 from evaluation.ranking.precision import on_the_sphere
+from records.columns import Column, of_reranking
+from utilities import processes
+from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
+from utilities.errors import UserError, choose
 
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, and twice as much for their overlaps
 BLOCK = 64                   # gallery images of which `nearest` compares only the highest score at first
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
 ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
-PLAIN = 'plain'              # in the table of --evaluate: the ranking without re-ranking, and its cost
+PLAIN = 'plain'              # in the table: the ranking without re-ranking, and its cost
 K1, K2, N = 20, 6, 50        # of the papers: k1 and k2 of Zhong et al., n of Radenović et al.
 
 
@@ -179,27 +187,72 @@ def overlaps(queries, gallery):
     return result
 
 
+def flags(parser):
+    add = parser.add_argument
+    add('methods', nargs='*', metavar='METHOD', help=f'{" or ".join(METHODS)}; by default both')
+    add('--kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of neighbours; auto: images per training class minus 1, at most 20')
+    add('--kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
+    add('--kreciprocal_lambda', type=FRACTION, default=0.3,
+        help='weight of the original distance; 1 minus it weights the Jaccard distance')
+    add('--alphaqe_n', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
+    add('--alphaqe_alpha', type=NOT_NEGATIVE, default=3.0,
+        help='exponent of the similarity with which a neighbour is weighted')
+
+
+def work(opt):
+    """Prints the metrics of ranks of each split, without re-ranking and after each method."""
+    opt.methods = opt.methods or [*METHODS]
+    names = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'ranks']
+    for method in opt.methods:
+        choose(METHODS, method, 'rerank')
+    if not names:
+        raise UserError('rerank changes metrics of ranks only, and --evaluation_metrics has none; add one, such as '
+                        'map_at_r')
+    if ranks(opt) and not (opt.eval_features or opt.pca):
+        raise UserError(f'rerank: --loss {opt.loss} ranks by a distance of its own, and re-ranking is defined by '
+                        'Euclidean distances and cosines only')
+    built = parts.restore(opt, opt.evaluate)
+    splits = splits_to_evaluate(opt, built.data)
+    methods = settings(opt, built.data.evaluation.get('train'))
+    embedded = embed_splits(opt, built.model, built.data, splits)
+    print(processes.run_on_rank_zero(report, opt, embedded, splits, methods, names))
+
+
+def report(opt, embedded, splits, methods, names):
+    """The text of work(). embedded: {split: Embedded}; methods: as settings() returns them."""
+    row = {}
+    for split in splits:
+        for level in opt.eval_level:
+            pool = pool_of(opt, embedded, split, level)
+            for method, parameters in ({PLAIN: {}} | methods).items():
+                values = compute_with(opt, method, parameters, names, pool)
+                row |= {of_reranking(method, Column(split, name, level).name): value for name, value in values.items()}
+    return table(row, methods)
+
+
 def settings(opt, train):
     """
-    {method: its parameters} of --rerank, where auto is replaced: k1 and n are the mean number of images of a training
-    class minus 1, at most the paper's numbers; k2 is in proportion to k1. train: the ImageSet of the training split, or
-    None: the papers' numbers.
+    {method: its parameters} of the methods asked for, where auto is replaced: k1 and n are the mean number of images of
+    a training class minus 1, at most the paper's numbers; k2 is in proportion to k1. train: the ImageSet of the
+    training split, or None: the papers' numbers.
     """
     positives = max(1, round(len(train) / train.n_classes) - 1) if train else max(K1, N)
-    k1 = min(positives, K1) if opt.rerank_kreciprocal_k1 == 'auto' else opt.rerank_kreciprocal_k1
-    k2 = max(1, round(k1 * K2 / K1)) if opt.rerank_kreciprocal_k2 == 'auto' else opt.rerank_kreciprocal_k2
-    n = min(positives, N) if opt.rerank_alphaqe_n == 'auto' else opt.rerank_alphaqe_n
-    known = {'kreciprocal': {'k1': k1, 'k2': k2, 'weight': opt.rerank_kreciprocal_lambda},
-             'alphaqe': {'n': n, 'alpha': opt.rerank_alphaqe_alpha}}
-    return {method: known[method] for method in METHODS if method in opt.rerank}
+    k1 = min(positives, K1) if opt.kreciprocal_k1 == 'auto' else opt.kreciprocal_k1
+    k2 = max(1, round(k1 * K2 / K1)) if opt.kreciprocal_k2 == 'auto' else opt.kreciprocal_k2
+    n = min(positives, N) if opt.alphaqe_n == 'auto' else opt.alphaqe_n
+    known = {'kreciprocal': {'k1': k1, 'k2': k2, 'weight': opt.kreciprocal_lambda},
+             'alphaqe': {'n': n, 'alpha': opt.alphaqe_alpha}}
+    return {method: known[method] for method in METHODS if method in opt.methods}
 
 
 def compute_with(opt, method, parameters, names, pool):
     """
-    {metric: value} of the metrics among `names` that depend on ranks, after a re-ranking with its `parameters`; its
+    {metric: value} of the metrics of ranks `names`, after a re-ranking with its `parameters`; its
     seconds, and the megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
     """
-    names = [name for name in names if parse(name)[1].needs == 'ranks']
     search = Search if method == PLAIN else partial(METHODS[method], **parameters)
     points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else opt.ranking_backend
     tracemalloc.start()
@@ -215,7 +268,7 @@ def compute_with(opt, method, parameters, names, pool):
 
 def table(row, methods):
     """
-    The columns of re-rankings in a row of evaluate() as text: a line per split and metric, a column per method.
+    A {column: value} of re-rankings as text: a line per split and metric, a column per method.
 
     methods: {method: its parameters}, printed above the table.
 

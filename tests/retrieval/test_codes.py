@@ -1,4 +1,4 @@
-"""--codes: each code by its definition, its ranking and re-scoring against brute force, and the table of a run."""
+"""Short codes: each code by its definition, its ranking and re-scoring against brute force, and the table of a run."""
 import csv
 import math
 import sys
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import codes
+from retrieval import codes
 from tests.evaluation.test_metrics import value_of
-from tests.helpers import folder_of, printed_metrics
+from tests.helpers import after_training, folder_of, printed_metrics
 from utilities import nearest, plotting
 from utilities.errors import UserError
 
@@ -79,7 +79,7 @@ def pools(draw):
     groups = np.arange(n) // 7 if draw(st.booleans()) else None
     cameras = np.arange(n) % 3 if draw(st.booleans()) else None
     is_query = None if is_query is None else np.array(is_query)
-    return evaluation.Pool(points, labels, is_query, in_gallery, groups, cameras)
+    return evaluation.Pool(points, labels, is_query=is_query, in_gallery=in_gallery, groups=groups, cameras=cameras)
 
 
 @settings(max_examples=50, deadline=None)
@@ -98,7 +98,7 @@ def test_codes_of_many_images_equal_brute_force(name, n_queries, monkeypatch):
     labels = np.arange(150) // 5
     points = points_of(30, 12)[labels] + .6 * points_of(150, 12, seed=1)
     points[7] = points[3]
-    pool = evaluation.Pool(torch.from_numpy(points), labels, np.arange(150) % 4 == 0 if n_queries else None)
+    pool = evaluation.Pool(torch.from_numpy(points), labels, is_query=np.arange(150) % 4 == 0 if n_queries else None)
     row = measured(name, pool, 20)
     assert {metric: row[metric] for metric in METRICS} == pytest.approx(brute_force(name, pool), abs=1e-12)
     again = brute_force(name, pool, 20)
@@ -181,9 +181,9 @@ def test_bytes_and_the_components_beside_each_prefix():
 
 
 @pytest.mark.parametrize('names, sentence', [
-    (['13'], '--codes 13: the embeddings have 12 dimensions; give at most 12 dimensions'),
-    (['pq5'], '--codes pq5: the embeddings have 12 dimensions; give a divisor of 12 after pq'),
-    (['pq4'], '--codes pq4: product quantisation is fitted to 256 training images or more, and there are 50'),
+    (['13'], 'codes 13: the embeddings have 12 dimensions; give at most 12 dimensions'),
+    (['pq5'], 'codes pq5: the embeddings have 12 dimensions; give a divisor of 12 after pq'),
+    (['pq4'], 'codes pq4: product quantisation is fitted to 256 training images or more, and there are 50'),
 ])
 def test_codes_that_embeddings_cannot_have_are_refused(names, sentence):
     with pytest.raises(UserError, match=sentence):
@@ -196,7 +196,7 @@ def test_the_table_of_a_run(quick, run, tmp_path, capsys, monkeypatch):
     folder, drawn, write = folder_of(tmp_path), [], plotting.save
     monkeypatch.setattr(plotting, 'save', lambda figure, file: drawn.append(figure) or write(figure, file))
     capsys.readouterr()
-    assert run('--evaluate', folder, '--codes', '16', '4', 'int8', 'binary', '--codes_rescore', '5') == 0
+    assert after_training(folder, 'codes', '16', '4', 'int8', 'binary', '--rescore', '5') == 0
     out = capsys.readouterr().out
     with open(folder / 'codes_test.csv', newline='') as file:
         rows = {row['code']: row for row in csv.DictReader(file)}
@@ -212,18 +212,18 @@ def test_the_table_of_a_run(quick, run, tmp_path, capsys, monkeypatch):
         assert run('--evaluate', folder / 'checkpoint_last.pt', *flags) == 0
         printed = printed_metrics(capsys.readouterr().out)
         assert [printed[f'test_{metric}'] for metric in METRICS] == [rows[name][metric] for metric in METRICS]
-    assert run('--evaluate', folder, '--codes', '8', 'binary', '--codes_rescore', '0') == 0
+    assert after_training(folder, 'codes', '8', 'binary', '--rescore', '0') == 0
     assert 're-scored' not in capsys.readouterr().out
-    for names, sentence in ((['int4'], '--codes int4: unknown; give a number of dimensions, int8, binary, or pq and'),
-                            (['32'], '--codes 32: the embeddings have 16 dimensions; give at most 16 dimensions')):
-        assert run('--evaluate', folder, '--codes', *names) == 2
+    for names, sentence in ((['int4'], 'codes int4: unknown; give a number of dimensions, int8, binary, or pq and'),
+                            (['32'], 'codes 32: the embeddings have 16 dimensions; give at most 16 dimensions')):
+        assert after_training(folder, 'codes', *names) == 2
         assert sentence in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, 'faiss', None)
-    assert run('--evaluate', folder, '--codes', 'pq4') == 2
-    assert '--codes pq4: product quantisation needs faiss: pip install faiss-cpu' in capsys.readouterr().err
+    assert after_training(folder, 'codes', 'pq4') == 2
+    assert 'codes pq4: product quantisation needs faiss: pip install faiss-cpu' in capsys.readouterr().err
 
 
 def test_a_loss_with_a_distance_of_its_own_is_refused(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '0', '--loss', 'hyperbolic', '--batch_mining', 'none') == 0
-    assert run('--evaluate', folder_of(tmp_path), '--codes', '8') == 2
-    assert '--codes: --loss hyperbolic ranks by a distance of its own' in capsys.readouterr().err
+    assert after_training(folder_of(tmp_path), 'codes', '8') == 2
+    assert 'codes: --loss hyperbolic ranks by a distance of its own' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""--check_overlap: planted copies are found, listed, drawn and recorded; the pairs against loops."""
+"""Overlap of splits: planted copies are found, listed, drawn and recorded; the pairs against loops."""
 import csv
 import shutil
 
@@ -7,9 +7,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from evaluation import overlap
 from records import run_folder
-from tests.helpers import assert_same_end, folder_of
+from retrieval import overlap
+from tests.helpers import after_training, assert_same_end, folder_of
 
 
 def rows(file):
@@ -36,7 +36,7 @@ def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tm
     folder = folder_of(tmp_path)
     before = yaml.safe_load((folder / 'splits.yaml').read_text())
     capsys.readouterr()
-    assert run('--check_overlap', folder, '--overlap_threshold', '0.98') == 0
+    assert after_training(folder, 'overlap', '--threshold', '0.98') == 0
     found = rows(folder / 'overlap.csv')
     assert [(row['path_1'], row['path_2']) for row in found[:2]] == [
         (str(planted / 'images' / name), str(planted / 'images' / 'class_11' / copy))
@@ -58,30 +58,30 @@ def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tm
     assert 'overlap' in run_folder.read_checked(folder / 'splits.yaml')
 
 
-def test_a_data_set_by_an_untrained_network(quick, run, planted, tmp_path, capsys):
-    flags = [*quick, '--check_overlap', 'folder', '--overlap_threshold', '1']
-    assert run(*flags, '--source_path', planted) == 0
+def test_a_data_set_by_an_untrained_network(quick, planted, tmp_path, capsys):
+    flags = ['folder', 'overlap', '--threshold', '1', *quick[2:]]
+    assert after_training(*flags, '--source_path', planted) == 0
     folder = tmp_path / 'runs' / 'folder' / 'overlap'
     assert [row['path_2'] for row in rows(folder / 'overlap.csv')][0].endswith('copy.png')
-    assert run(*flags, '--use_tv_split') == 0              # of the images without the copies
+    assert after_training(*flags, '--use_tv_split') == 0   # of the images without the copies
     assert not list(folder.glob('overlap.*')) and capsys.readouterr().out.count(' and ') == 4
     assert sorted(path.name for path in (tmp_path / 'runs' / 'folder').iterdir()) == ['overlap']
 
 
-@pytest.mark.parametrize('flags, message', [
-    (['nowhere'], 'nowhere: not a run folder'),
-    (['folder', '--resume', 'nowhere'], 'give one of them'),
-    (['folder', '--split_scheme', 'half', '--test_size', '1'], 'there is nothing to compare'),
-    (['folder', '--overlap_threshold', '1.5'], '--overlap_threshold: expected a number of at least 0 and at most 1')])
-def test_refusals(quick, run, flags, message, capsys):
-    arguments = quick if flags[0] == 'folder' else []
-    assert run(*arguments, '--check_overlap', *flags) == 2 and message in capsys.readouterr().err
+@pytest.mark.parametrize('place, flags, message', [
+    ('nowhere', [], 'nowhere: not a run folder'),
+    ('folder', ['--resume', 'nowhere'], '--resume has no effect'),
+    ('folder', ['--split_scheme', 'half', '--test_size', '0'], 'there is nothing to compare'),
+    ('folder', ['--threshold', '1.5'], '--threshold: expected a number of at least 0 and at most 1')])
+def test_refusals(quick, place, flags, message, capsys):
+    more = quick[2:] if place == 'folder' else []
+    assert after_training(place, 'overlap', *more, *flags) == 2 and message in capsys.readouterr().err
 
 
 def test_other_data_than_those_of_the_run(quick, run, planted, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics') == 0
-    assert run('--check_overlap', folder_of(tmp_path), '--source_path', planted) == 2
-    assert 'are not those of this run' in capsys.readouterr().err
+    assert after_training(folder_of(tmp_path), 'overlap', '--source_path', planted) == 2
+    assert 'the data have other classes or numbers of images' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('chunk, most', [(1 << 22, 10 ** 5), (60, 10 ** 5), (60, 20)])

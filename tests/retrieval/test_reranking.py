@@ -1,4 +1,4 @@
-"""--rerank against the definitions of the papers, written as loops; in a run and in --evaluate."""
+"""Re-ranking against the definitions of the papers, written as loops, and the table of a run."""
 import functools
 import math
 
@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import parameters
-from evaluation import metrics, reranking
+from evaluation import metrics
 from evaluation.ranking.neighbours import Search
-from tests.helpers import folder_of, rows_of
-from utilities.errors import UserError
+from retrieval import reranking
+from tests.helpers import after_training, folder_of, printed_metrics
 
 NAMES = ['e_recall@1', 'r_precision', 'map_at_r', 'mAP']
 
@@ -198,41 +197,41 @@ def test_auto_takes_the_size_of_the_training_classes_and_at_most_the_papers_numb
     class Train(list):
         n_classes = 10
 
+    defaults = {'kreciprocal_k1': 'auto', 'kreciprocal_k2': 'auto', 'kreciprocal_lambda': 0.3, 'alphaqe_n': 'auto',
+                'alphaqe_alpha': 3.0}
+
     def used(size, **flags):
         train = Train(range(size)) if size else None
-        known = reranking.settings(opt(rerank=['alphaqe', 'kreciprocal'], **flags), train)
+        known = reranking.settings(opt(methods=['alphaqe', 'kreciprocal'], **defaults | flags), train)
         return known['kreciprocal']['k1'], known['kreciprocal']['k2'], known['alphaqe']['n']
 
     assert used(53) == (4, 1, 4) and used(10) == (1, 1, 1)                # 5.3 images per class
     assert used(400) == (20, 6, 39) and used(900) == (20, 6, 50) and used(None) == (20, 6, 50)
-    assert used(53, rerank_kreciprocal_k1=20, rerank_alphaqe_n=9) == (20, 6, 9)
-    assert reranking.settings(opt(rerank=['alphaqe']), None) == {'alphaqe': {'n': 50, 'alpha': 3.0}}
+    assert used(53, kreciprocal_k1=20, alphaqe_n=9) == (20, 6, 9)
+    assert reranking.settings(opt(methods=['alphaqe'], **defaults), None) == {'alphaqe': {'n': 50, 'alpha': 3.0}}
 
 
-def test_reranked_metrics_have_columns_of_their_own_and_a_table(quick, run, tmp_path, capsys):
-    some = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi']
-    assert run(*quick, *some, '--rerank', 'kreciprocal', 'alphaqe') == 0
-    assert run(*quick, *some, '--group', 'plain') == 0
-    rows, plain = rows_of(folder_of(tmp_path)), rows_of(folder_of(tmp_path, 'plain_s1'))
-    new = rows[0].keys() - plain[0].keys()
-    assert new == {f'{method}_test_{name}' for method in reranking.METHODS
-                   for name in ('e_recall@1', 'map_at_r', 'seconds', 'megabytes')}
-    assert [{name: row[name] for name in plain[0]} for row in rows] == plain              # the rest is the same
-    assert [all(row[name] for name in new) for row in rows] == [True, False, True]        # untrained, and the last
-    capsys.readouterr()
-    assert run('--evaluate', folder_of(tmp_path)) == 0
+def test_the_table_of_a_run(quick, run, tmp_path, capsys):
+    assert run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi') == 0
+    folder, lines = folder_of(tmp_path), {}
+    plain = printed_metrics_of(folder, capsys)
+    assert after_training(folder, 'rerank') == 0
     out = capsys.readouterr().out
     assert 're-ranking by kreciprocal (k1 5, k2 2, weight 0.3) and alphaqe (n 5, alpha 3.0)' in out
-    line, = (line.split() for line in out.splitlines() if line.startswith('test_map_at_r'))
-    values = [rows[-1][f'{method}test_map_at_r'] for method in ('', 'kreciprocal_', 'alphaqe_')]
-    assert line[1:] == [f'{float(value):.4f}' for value in values]
+    for line in out.splitlines():
+        lines[line.split()[0]] = line.split()[1:]
+    assert lines['plain'] == ['kreciprocal', 'alphaqe'] and lines['test_map_at_r'][0] == f'{plain:.4f}'
+    assert {name for name in lines if name.startswith('test_')} == {
+        'test_e_recall@1', 'test_map_at_r', 'test_seconds', 'test_megabytes'}
+    assert all(len(lines[name]) == 3 for name in lines if name.startswith('test_'))
+    for flags, message in ((['--evaluation_metrics', 'nmi'], 'add one, such as map_'), (['beta'], 'choose from'),
+                           (['--alphaqe_n', 'all'], 'expected a whole number'),
+                           (['--loss', 'hyperbolic'], 'ranks by a distance of its own')):
+        assert after_training(folder, 'rerank', *flags) == 2
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('flags, message', [
-    (['--rerank', 'kreciprocal', '--evaluation_metrics', 'nmi', '--storage_metrics', 'nmi'], 'add one, such as map_'),
-    (['--rerank', 'alphaqe', '--loss', 'hyperbolic'], 'ranks by a distance of its own'),
-    (['--rerank', 'alphaqe', '--rerank_alphaqe_n', 'all'], 'expected a whole number'),
-    (['--rerank', 'beta'], "choose from")])
-def test_what_cannot_be_reranked_gets_a_sentence(flags, message):
-    with pytest.raises(UserError, match=message):
-        parameters.parse(['--dataset', 'glyphs', *flags])
+def printed_metrics_of(folder, capsys):
+    capsys.readouterr()
+    assert after_training(folder) == 0
+    return float(printed_metrics(capsys.readouterr().out)['test_map_at_r'])
