@@ -141,7 +141,7 @@ def step_of_eight(rank, bs, monkeypatch):
                 patch.setattr(dist, name, noting(name, getattr(dist, name)))
             patch.setattr(torch, 'empty_like', torch.zeros_like)                     # what nobody sends is zero
             patch.setattr(processes, 'run_on_rank_zero', lambda work, *arguments: work(*arguments))
-            _, built, loader = build(f'--bs {bs} --samples_per_class 1 --loss proxyanchor --batch_mining none')
+            _, built, loader = build(f'--data_sampler image_random --bs {bs} --loss proxyanchor --batch_mining none')
             built.model.start_epoch(warming_up=False)
             images, labels, indices = next(iter(loader.epoch(1)))
             return *built.step(images, labels, indices, 1, 1), calls
