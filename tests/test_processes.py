@@ -103,7 +103,7 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
         plan += [(n, [whole[0], 'embeddings', tmp_path / f'{n}.npz'], after),
                  (n, [whole[0], 'pictures', tmp_path / f'drawn{n}'], after)]
     codes, out, error = runs(tmp_path, *plan)
-    assert codes == [[0] * n for n, _ in plan], error
+    assert codes == [[0] * n for n, *_ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
     printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 8]]
