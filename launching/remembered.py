@@ -31,7 +31,7 @@ def of_script(file, only=()):
 
 
 def place_of(file):
-    folder = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'metric_learning' / 'plans'
+    folder = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'deep_metric_learning' / 'plans'
     return folder / f'{hashlib.sha256(os.path.abspath(file).encode()).hexdigest()[:32]}.json'
 
 
