@@ -69,7 +69,7 @@ class KReciprocal(Search):
         row, column, overlap = pick(overlap, overlap > 0)
         # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
         distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
-        return self.without_left_out(torch.from_numpy(-distances), rows)
+        return self.mask_excluded(torch.from_numpy(-distances), rows)
 
     def margins(self, rows, scores):
         """0: float32 decides."""
@@ -210,7 +210,7 @@ def work(opt):
     splits = splits_to_evaluate(opt, built.data)
     methods = settings(opt, built.data.evaluation.get('train'))
     embedded = embed_splits(opt, built.model, built.data, splits)
-    print(processes.of_main(report, opt, embedded, splits, methods, names))
+    print(processes.run_on_rank_zero(report, opt, embedded, splits, methods, names))
 
 
 def report(opt, embedded, splits, methods, names):
