@@ -211,6 +211,10 @@ def finish(opt, built, embedded, split, records, state):
 def work(arguments):
     """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
     opt = parameters.parse(arguments)
+    if opt.reproduce_results:
+        from tuning import powerful_benchmarker
+        found = powerful_benchmarker.command(opt.reproduce_results, opt.reproduce_results_partly)
+        opt = parameters.parse([*found, *arguments])
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if opt.export:
