@@ -1,6 +1,5 @@
 """Records of runs, from run folders or W&B -> tables (LaTeX, Markdown, CSV) and figures. --help is the manual."""
 import sys
-from pathlib import Path
 
 from utilities import command_line
 from utilities.errors import exit_code
@@ -47,10 +46,6 @@ def build():
            help='write a CSV file with a line per run: its metrics at the selected epoch, command, commit and versions')
     output('--all_epochs', action='store_true',
            help='with --rows: also a line for each other epoch, with the --metrics to six digits')
-    output('--study', metavar='FILE',
-           help='write the page of the study (studies/) instead of a table, from --runs; figures stand beside it')
-    output('--folds', metavar='FILE',
-           help='with --study: the results of studies/Study_Searches.sh, as Evaluate_Ensemble.py --rows writes them')
     output('--compare', nargs=2, metavar=('OLD', 'NEW'),
            help='print what changed between two files of --rows, and which changes exceed the differences between '
                 'seeds')
@@ -68,20 +63,8 @@ def planned(script):
     return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan.runs_of_script(script)]
 
 
-def listed_by_study():
-    """{section: the arguments of main.py in each of its runs} of studies/Study_Runs.sh."""
-    from launching import script
-    from studies import study
-    file = Path(__file__).with_name('studies') / 'Study_Runs.sh'
-    return {section: script.commands(file, {'SECTIONS': section}) for section in study.SECTIONS}
-
-
 def work(arguments):
     opt = build().parse_args(arguments)
-    if opt.study:
-        from studies import page
-        page.report(opt, listed_by_study())
-        return
     from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())
 

@@ -77,7 +77,7 @@ def build():
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,
                        help='fraction of the exact ten nearest images that an approximate search must find; 1 means '
                             'exact search')
-    add_threshold(index, 'what main.py --open_set calibrated')
+    add_threshold(index, 'what Evaluate_Network.py RUN open_set calibrated')
     for command in (query, serve):
         add_threshold(command, "the index's")
     index.add_argument('--codes', choices=['float32', 'int8'], default='float32',

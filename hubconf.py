@@ -84,9 +84,9 @@ def network(run_or_export, device='cpu', trust=False):
     A trained network, without a package of this code base in the calling process.
 
     Args:
-        run_or_export: an .onnx file of main.py --export; or a run folder or checkpoint, which another process exports
-                       to a temporary file first, with the packages of requirements.txt; or a .pt2 file of main.py
-                       --export.
+        run_or_export: an exported .onnx file; or a run folder, a checkpoint or an exported folder of safetensors, which
+                       another process exports to a temporary file first, with the packages of requirements.txt; or an
+                       exported .pt2 file.
         device:        where it computes; .onnx: `cpu` only, with the package onnxruntime.
         trust:         whether a .pt2 file may be loaded. torch.export unpickles what is in it, without restriction, so
                        that whoever wrote the file can run any code here: True only for files of your own.
@@ -110,7 +110,7 @@ def network(run_or_export, device='cpu', trust=False):
         return _exported(path, device)
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / 'network.pt2'
-        done = subprocess.run([sys.executable, str(_ROOT / 'main.py'), '--export', str(path), str(file)],
+        done = subprocess.run([sys.executable, str(_ROOT / 'Evaluate_Network.py'), str(path), 'export', str(file)],
                               capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f'{path}: it cannot be exported: {done.stderr.strip()}')

@@ -17,7 +17,7 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from datasets import DATASETS, waits
+from datasets import waits
 from records import columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
@@ -65,7 +65,7 @@ def begin(opt, arguments):
     for sentence in parameters.too_short(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
-    folder = processes.of_main(find_folder, opt, settings, arguments, built.data)
+    folder = Path(processes.of_main(find_folder, opt, settings, arguments, built.data))
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
     return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
 
@@ -94,6 +94,9 @@ def continued(opt, arguments):
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume and records the resumption; returns the next epoch."""
+    if moved := parameters.metrics_of_old(opt.resume):
+        print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
+              f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
     if first != processes.of_main(note_resumption, opt, state, arguments, first, data):
         raise RunFailed(f'The processes of the run do not see the same {state.last}: the run folder must be in a file '
@@ -200,7 +203,6 @@ def finish(opt, built, embedded, split, records, state):
     saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
         evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
-    evaluation.open_set.save(opt, built.model, built.data, embedded, state.folder)
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)
@@ -209,7 +211,7 @@ def finish(opt, built, embedded, split, records, state):
 
 
 def work(arguments):
-    """Carries out a command line: a run, or the evaluation or export of a network that is trained already."""
+    """Carries out a command line: a run, or the evaluation of a network that is trained already."""
     opt = parameters.parse(arguments)
     if opt.reproduce_results:
         from tuning import powerful_benchmarker
@@ -217,26 +219,10 @@ def work(arguments):
         opt = parameters.parse([*found, *arguments])
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
-    if opt.export:
-        from retrieval import export  # imports torchvision, as slow as torch itself
-        return export.write(opt, *opt.export)
     if len(opt.gpu) > 1 and not processes.connected():
         return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
     if opt.evaluate:
-        if opt.on:
-            from retrieval import other_data
-            return other_data.report(opt)
-        (evaluation.codes.show if opt.codes else evaluation.show)(opt, parts.restore(opt, opt.evaluate))
-    elif opt.embed:
-        built = parts.restore(opt, opt.embed[0])
-        evaluation.write_embeddings(opt, built.model, built.data, opt.embed[1])
-    elif opt.draw:
-        built = parts.restore(opt, opt.draw[0])
-        evaluation.draw(opt, built.model, built.data, built.criterion, opt.draw[1])
-    elif opt.check_overlap:
-        folder = None if opt.check_overlap in DATASETS else opt.check_overlap
-        built = parts.restore(opt, folder) if folder else parts.prepare(opt)
-        evaluation.check_overlap(opt, built.model, built.data, folder)
+        evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:
         run(opt, sys.argv[1:])
 

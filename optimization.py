@@ -1,7 +1,6 @@
 """The optimizers of a run, their learning rates as a function of flags and step, the moving average of the weights."""
 import copy
 import math
-from types import SimpleNamespace
 
 import torch
 
@@ -42,7 +41,6 @@ def build(opt, name, groups, momentum):
                  'sgd': lambda: torch.optim.SGD(groups, momentum=momentum, **fused),
                  'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=momentum)}[name]()
     optimizer.register_load_state_dict_pre_hook(as_built)
-    update_rows_of_sparse(optimizer)
     return optimizer
 
 
@@ -99,69 +97,13 @@ def as_built(optimizer, state):
                                      for saved, fused in zip(state['param_groups'], own, strict=True)]}
 
 
-def update_rows_of_sparse(optimizer):
-    """
-    Makes the optimizer update only the rows that a sparse gradient has, and the moments of these rows. During a step,
-    the rows replace the parameter, and their moments replace its state.
-    """
-    replaced = []
-
-    def take_rows(*_):
-        for group in optimizer.param_groups:
-            for place, whole in enumerate(group['params']):
-                if whole.grad is None or not whole.grad.is_sparse:
-                    continue
-                rows, gradient = rows_of(whole.grad)
-                part = torch.nn.Parameter(whole.detach().index_select(0, rows))
-                part.grad, group['params'][place] = gradient, part
-                if whole in optimizer.state:
-                    optimizer.state[part] = {name: value.index_select(0, rows) if are_moments(value, whole) else value
-                                             for name, value in optimizer.state[whole].items()}
-                replaced.append((group['params'], place, whole, part, rows))
-
-    @torch.no_grad()
-    def put_rows(*_):
-        while replaced:
-            params, place, whole, part, rows = replaced.pop()
-            params[place], state = whole, optimizer.state[whole]
-            whole.index_copy_(0, rows, part)
-            for name, value in optimizer.state.pop(part, {}).items():       # SGD without momentum has no state
-                if not are_moments(value, part):
-                    state[name] = value
-                    continue
-                if name not in state:
-                    state[name] = torch.zeros_like(whole)
-                state[name].index_copy_(0, rows, value)
-
-    optimizer.register_step_pre_hook(take_rows)
-    optimizer.register_step_post_hook(put_rows)
-
-
-def rows_of(gradient):
-    """The indices of the rows that a sparse gradient [C, ...] has, [S] ascending, and their values [S, ...]."""
-    rows, values = gradient._indices()[0], gradient._values()
-    if (rows[1:] > rows[:-1]).all():     # it is coalesced; autograd loses the mark that says so, and coalesce() is slow
-        return rows, values
-    gradient = gradient.coalesce()
-    return gradient.indices()[0], gradient.values()
-
-
 def parameters_of(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group['params']]
 
 
 def gradients_of(parameters):
-    """The gradients, or the values of sparse gradients, of the parameters that have one; to be changed in place."""
-    found = []
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            rows, values = rows_of(parameter.grad)
-            parameter.grad = torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True,
-                                                     check_invariants=False)
-            found.append(values)
-        elif parameter.grad is not None:
-            found.append(parameter.grad)
-    return found
+    """The gradients of the parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def unscale(scaler, optimizers, norm):
@@ -180,17 +122,12 @@ def unscale(scaler, optimizers, norm):
     return norm, optimizers
 
 
-def clip(opt, gradients, norm):
-    """--clip_grad and --clip_grad_value, in place. norm: the norm of the gradients."""
-    gradients = [SimpleNamespace(grad=gradient) for gradient in gradients]       # as the parameters that torch expects
+def clip(opt, parameters, norm):
+    """--clip_grad and --clip_grad_value of the gradients, in place. norm: the norm of the gradients."""
     if opt.clip_grad:
-        torch.nn.utils.clip_grads_with_norm_(gradients, opt.clip_grad, norm)
+        torch.nn.utils.clip_grads_with_norm_(parameters, opt.clip_grad, norm)
     if opt.clip_grad_value:
-        torch.nn.utils.clip_grad_value_(gradients, opt.clip_grad_value)
-
-
-def are_moments(value, parameter):
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        torch.nn.utils.clip_grad_value_(parameters, opt.clip_grad_value)
 
 
 class Schedule:

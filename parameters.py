@@ -16,13 +16,13 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, ranks, required_inputs, takes_miner, with_inner
+from criteria import CRITERIA, required_inputs, takes_miner, with_inner
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
-from records import checkpoint, reading, run_folder
-from utilities import combination, command_line, pml, torch_losses
+from records import checkpoint, published, reading, run_folder
+from utilities import combination, command_line, method_flags, pml, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -50,10 +50,18 @@ main.py --help resumable      the flags that --resume may change; machine: flags
 main.py --help all            every flag
 
 docs/flags.md says more."""
+# {flag of earlier versions: the value with which their runs still resume}
+REMOVED = {'class_sample_rate': 1.0}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
 OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
+# flags of earlier versions -> the command of Evaluate_Network.py that has them
+MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
+         'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
+         'open_set_fpir': 'open_set',
+         **dict.fromkeys(('rerank', 'rerank_kreciprocal_k1', 'rerank_kreciprocal_k2', 'rerank_kreciprocal_lambda',
+                          'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
 OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
@@ -103,8 +111,45 @@ def not_in_training(opt):
     return False
 
 
+def add_methods(add, switch, kind, registry):
+    """
+    Adds the flags that the files of a registry declare. A flag has an effect where a method is used that declares it or
+    USES it. kind: what the flags begin with.
+    """
+    flags, users = {}, {}
+    for name, module in registry.items():
+        own = method_flags.declared(module, f'{kind}_{name}_')
+        flags |= own
+        for flag in [*own, *getattr(module, 'USES', ())]:
+            users.setdefault(flag, []).append(name)
+    for flag, values in flags.items():
+        add_method_flag(add, switch, flag, values, of=users[flag])
+
+
+def add_method_flag(add, switch, flag, values, **known):
+    """Adds a flag that a method's file declares, with its effect as a function of opt, and what never happens."""
+    known = {'effect': None, **known}
+    if 'effect' in values:
+        known['effect'] = lambda opt: all(holds(opt, *condition) for condition in values['effect'].items())
+    if 'begins_after' in values:
+        known['never'] = values['begins_after'], lambda opt, n_steps: getattr(opt, flag) >= n_steps
+    if 'begins_at' in values:
+        known['never'] = values['begins_at'], lambda opt, n_steps: getattr(opt, flag) > n_steps
+    command_line.add_declared(add, switch, flag, values, **known)
+
+
+def holds(opt, flag, wanted):
+    """Whether a flag is set or not, as `wanted` says, True or False; or exceeds a number, {'above': number}."""
+    value = CONDITIONS[flag](opt) if flag in CONDITIONS else getattr(opt, flag)
+    return value > wanted['above'] if isinstance(wanted, dict) else bool(value) == wanted
+
+
+# conditions of FLAGS that are no flags
+CONDITIONS = {'a miner': miners_of, 'a loss with a teacher': lambda opt: 'teacher_batch' in required_inputs(opt)}
+
+
 def run_parameters(parser):
-    add, switch = new_group(parser, 'what to do', 'by default: train; or evaluate, embed, draw, export, check')
+    add, switch = new_group(parser, 'what to do', 'by default: train; or evaluate a trained network')
     add('--config', nargs='+', metavar='FILE', default=[], mode=True, common=True,
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
@@ -121,16 +166,6 @@ def run_parameters(parser):
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
-    add('--on', nargs='+', metavar='DATA_SET', default=[], mode=True,
-        help='with --evaluate: other data sets, as cub200 or folder:PATH, each alone and in a common gallery')
-    add('--embed', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'OUT.npz'), mode=True,
-        help='do not train; write the embeddings of a trained network, their norms, labels and paths to a file')
-    add('--draw', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FOLDER'), mode=True,
-        help='do not train; save the --pictures of a trained network in a folder')
-    add('--export', nargs=2, metavar=('RUN_FOLDER_OR_CHECKPOINT', 'FILE'), mode=True,
-        help='do not train; write a trained network to a .pt2 or .onnx file for other programs')
-    add('--check_overlap', metavar='RUN_FOLDER_OR_DATA_SET', mode=True,
-        help='do not train; list near-duplicates across splits in overlap.csv')
     add('--seed', type=COUNT, default=1, untrained=True, common=True, help='seed of all random numbers of the run')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
     switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
@@ -227,11 +262,6 @@ def point_in_time(text):
         return time_split.moment(text).text
     except ValueError:
         raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
-def auto_or(kind):
-    """An argparse type: auto, or what `kind` takes."""
-    return lambda text: text if text == 'auto' else kind(text)
-
-
 def frozen_part(text):
     """An argparse type: none, backbone, stem or a number of blocks, as text."""
     if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
@@ -541,8 +571,6 @@ def loss_parameters(parser):
         help='language guidance: direction of the KL divergence')
     add('--language_model', obsolete=True, metavar='NAME',
         help='without effect, since --language_vectors has the vectors of the text model; for scripts of Roth et al.')
-    add('--class_sample_rate', type=number(float, 0, 1, above=True), default=1.0,
-        help='fraction of the classes whose class weights a step uses (partial softmax); 1 means all')
     add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
     add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
@@ -551,253 +579,7 @@ def loss_parameters(parser):
         help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
     add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
         help='learning rate of the classifier of torch:NAME; a negative value means --lr')
-    add('--loss_contrastive_pos_margin', type=REAL, default=0.0, help='distance below which positive pairs add no loss')
-    add('--loss_contrastive_neg_margin', type=REAL, default=1.0, help='distance above which negative pairs add no loss')
-    switch('--loss_contrastive_active_only', help='average over the pairs with a non-zero loss only (Musgrave et al.)')
-    add('--loss_triplet_margin', type=REAL, default=0.2,
-        help='margin, in units of distance to the power --loss_triplet_power')
-    add('--loss_triplet_power', type=POSITIVE, default=2.0,
-        help='exponent of the distances: 2 for squared, 1 for plain distances as in Musgrave et al.')
-    switch('--loss_triplet_active_only', help='average over the margin-violating triplets only')
-    add('--loss_margin_margin', type=REAL, default=0.2, help='margin on either side of beta, in units of distance')
-    add('--loss_margin_beta', type=REAL, default=1.2,
-        help='initial value of beta, the distance that separates positive from negative pairs')
-    add('--loss_margin_beta_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True, help='learning rate of beta')
-    add('--loss_margin_nu', type=REAL, default=0.0,
-        help='weight of the regularisation that keeps beta small; 0 means none')
-    switch('--loss_margin_beta_constant', help='do not train beta')
-    switch('--loss_margin_beta_shared', help='use one beta for all classes instead of one per class')
-    add('--loss_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_proxynca_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
-    add('--loss_npair_negatives',
-        choices={'all': 'all samples of other classes',
-                 'pairs': 'the positives of other pairs, one pair per class'}, default='all',
-        help='negatives of an anchor')
-    add('--loss_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_angular_alpha', type=REAL, default=45.0, help='upper bound of the angle at the negative, in degrees')
-    add('--loss_angular_npair_ang_weight', type=REAL, default=2.0,
-        help='weight of the angular loss, which is added to the N-pair loss')
-    add('--loss_angular_npair_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
-        help='sharpness of the loss on positive pairs (alpha in the paper)')
-    add('--loss_multisimilarity_neg_weight', type=POSITIVE, default=40.0,
-        help='sharpness of the loss on negative pairs (beta in the paper)')
-    add('--loss_multisimilarity_margin', type=REAL, default=0.1,
-        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
-    add('--loss_multisimilarity_thresh', type=REAL, default=0.5,
-        help='cosine similarity that separates positive from negative pairs')
-    add('--loss_lifted_neg_margin', type=REAL, default=1.0, help='distance that negatives should have at least')
-    add('--loss_lifted_l2', type=NOT_NEGATIVE, default=0.005, help='weight of the mean norm of the embeddings')
-    add('--loss_liftedstructure_neg_margin', type=REAL, default=1.0,
-        help='distance that negatives should have at least')
-    add('--loss_liftedstructure_l2', type=NOT_NEGATIVE, default=0.0,
-        help='weight of the mean norm of the embeddings; 0 means none')
-    add('--loss_quadruplet_margin_alpha_1', type=REAL, default=0.2,
-        help='margin between the distances of the positive and of the negative pair of a triplet')
-    add('--loss_quadruplet_margin_alpha_2', type=REAL, default=0.2,
-        help='margin between the distances of the positive pair and of two samples of two other classes')
-    add('--loss_softtriplet_n_centroids', type=POSITIVE_INT, default=2, help='number of centres per class')
-    add('--loss_softtriplet_margin_delta', type=REAL, default=0.01,
-        help='margin, subtracted from the similarity to the own class')
-    add('--loss_softtriplet_gamma', type=POSITIVE, default=0.1,
-        help='temperature of the soft assignment to the centres of a class')
-    add('--loss_softtriplet_lambda', type=REAL, default=8.0, help='factor of the similarities')
-    add('--loss_softtriplet_reg_weight', type=NOT_NEGATIVE, default=0.2,
-        help='weight of the regulariser that pulls the centres of a class together')
-    add('--loss_softtriplet_lrmulti', type=NOT_NEGATIVE, default=1.0, resumable=True,
-        help='learning rate of the centres, as a multiple of --lr')
-    add('--loss_softmax_lr', type=NOT_NEGATIVE, default=0.00001, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_softmax_temperature', type=POSITIVE, default=0.05,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_histogram_nbins', type=number(int, 2), default=65,
-        help='number of histogram nodes for cosine similarities from -1 to 1')
-    add('--loss_snr_margin', type=REAL, default=0.2,
-        help='margin, as a ratio of noise variance to signal variance')
-    add('--loss_snr_reg_lambda', type=NOT_NEGATIVE, default=0.005,
-        help='weight of the term that pulls the mean of each embedding to zero')
-    add('--loss_arcface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_arcface_angular_margin', type=REAL, default=0.5,
-        help='margin, added to the angle to the own class, in radians')
-    add('--loss_arcface_feature_scale', type=REAL, default=16.0, help='factor of the cosine similarities')
-    add('--loss_proxyanchor_margin', type=REAL, default=0.1, help='margin, in cosine similarity')
-    add('--loss_proxyanchor_alpha', type=POSITIVE, default=32.0,
-        help='sharpness of the loss on positive and negative pairs')
-    add('--loss_proxyanchor_lrmulti', type=NOT_NEGATIVE, default=100.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_ntxent_temperature', type=POSITIVE, default=0.07,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_cosface_margin', type=REAL, default=0.35,
-        help='margin, subtracted from the cosine similarity to the own class')
-    add('--loss_cosface_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
-    add('--loss_cosface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the class weights')
-    add('--loss_fastap_nbins', type=POSITIVE_INT, default=10,
-        help='number of histogram bins for squared distances from 0 to 4')
-    add('--loss_snr_contrastive_pos_margin', type=REAL, default=0.0,
-        help='ratio of variances below which positive pairs add no loss')
-    add('--loss_snr_contrastive_neg_margin', type=REAL, default=1.0,
-        help='ratio of variances above which negative pairs add no loss')
-    add('--loss_snr_contrastive_reg_lambda', type=NOT_NEGATIVE, default=0.0,
-        help='weight of the term that pulls the mean of each embedding to zero; 0 means none')
-    add('--loss_dr_triplet_margin', type=REAL, default=0.278, help='margin, in units of distance')
-    add('--loss_dr_triplet_gamma', type=NOT_NEGATIVE, default=0.492,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_dr_proxynca_gamma', type=NOT_NEGATIVE, default=0.3,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_dr_proxynca_scale', type=NOT_NEGATIVE, default=0.0,
-        help='norm of embeddings and proxies, with squared distances; 0: no scaling, plain distances, as published')
-    add('--loss_dr_proxynca_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_dr_multisimilarity_pos_weight', type=POSITIVE, default=2.0,
-        help='sharpness of the loss on positive pairs (alpha in the paper)')
-    add('--loss_dr_multisimilarity_neg_weight', type=POSITIVE, default=50.0,
-        help='sharpness of the loss on negative pairs (beta in the paper)')
-    add('--loss_dr_multisimilarity_margin', type=REAL, default=0.1,
-        help='margin of the pair mining, in cosine similarity; 2 or more means no mining')
-    add('--loss_dr_multisimilarity_thresh', type=REAL, default=0.6,
-        help='cosine similarity that separates positive from negative pairs')
-    add('--loss_dr_multisimilarity_gamma', type=NOT_NEGATIVE, default=0.28,
-        help='weight of direction regularisation; 0 means none')
-    add('--loss_proxynca_pp_scale', type=POSITIVE, default=3.0, help='norm that embeddings and proxies are scaled to')
-    add('--loss_proxynca_pp_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_circle_margin', type=REAL, default=0.4, help='relaxation margin, in cosine similarity')
-    add('--loss_circle_gamma', type=POSITIVE, default=80.0, help='factor of the weighted similarities')
-    add('--loss_supcon_temperature', type=POSITIVE, default=0.1,
-        help='temperature; cosine similarities are divided by it')
-    add('--loss_subcenter_arcface_n_centers', type=POSITIVE_INT, default=3, help='number of centres per class')
-    add('--loss_subcenter_arcface_angular_margin', type=REAL, default=0.5,
-        help='margin, added to the angle to the own class, in radians')
-    add('--loss_subcenter_arcface_feature_scale', type=POSITIVE, default=64.0, help='factor of the cosine similarities')
-    add('--loss_subcenter_arcface_lr', type=NOT_NEGATIVE, default=0.0005, resumable=True,
-        help='learning rate of the centres')
-    add('--loss_smoothap_temperature', type=POSITIVE, default=0.01,
-        help='temperature of the sigmoids that compare cosine similarities')
-    add('--loss_recallatk_k', nargs='+', type=POSITIVE_INT, default=[1, 2, 4, 8, 16],
-        help='values of k; values above the batch size are replaced by it')
-    add('--loss_recallatk_k_temperature', type=POSITIVE, default=1.0,
-        help='temperature of the sigmoids that compare ranks with k')
-    add('--loss_recallatk_rank_temperature', type=POSITIVE, default=0.01,
-        help='temperature of the sigmoids that compare cosine similarities')
-    switch('--loss_recallatk_simix', help='add virtual samples, random mixtures of two samples of a class (SiMix)')
-    add('--loss_roadmap_tau', type=POSITIVE, default=0.01,
-        help='temperature of the smooth step function that compares cosine similarities')
-    add('--loss_roadmap_rho', type=NOT_NEGATIVE, default=100.0,
-        help='slope of the step function beyond --loss_roadmap_delta')
-    add('--loss_roadmap_delta', type=NOT_NEGATIVE, default=0.05,
-        help='difference of cosine similarities beyond which the step function is linear')
-    add('--loss_roadmap_offset', type=REAL, default=-1.0,
-        help='value of the step function just beyond --loss_roadmap_delta; a negative value makes it continuous')
-    add('--loss_roadmap_lambda', type=FRACTION, default=0.5,
-        help='weight of the calibration loss; the ranking loss has 1 minus this weight')
-    add('--loss_roadmap_pos_margin', type=REAL, default=0.9,
-        help='calibration loss: cosine similarity that positives should have at least')
-    add('--loss_roadmap_neg_margin', type=REAL, default=0.6,
-        help='calibration loss: cosine similarity that negatives should have at most')
-    add('--loss_hyperbolic_c', type=NOT_NEGATIVE, default=0.1,
-        help='curvature of the hyperbolic space; 0 means the sphere, with cosine similarities')
-    add('--loss_hyperbolic_temperature', type=POSITIVE, default=0.2, help='temperature; distances are divided by it')
-    add('--loss_hyperbolic_clip_r', type=NOT_NEGATIVE, default=2.3,
-        help='norm to which longer embeddings are clipped; 0 means no clipping')
-    add('--loss_linear_classifier_lr', type=NOT_NEGATIVE, default=0.00001, resumable=True,
-        help='learning rate of the class weights and biases')
-    add('--loss_tcm_margin_pos', type=REAL, default=0.9,
-        help='margin of positive pairs; pairs with a cosine similarity up to it add to the loss')
-    add('--loss_tcm_margin_neg', type=REAL, default=0.5,
-        help='margin of negative pairs; pairs with at least this cosine similarity add to the loss')
-    add('--loss_tcm_weight_pos', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the positive pairs')
-    add('--loss_tcm_weight_neg', type=NOT_NEGATIVE, default=1.0, help='weight of the term of the negative pairs')
-    add('--loss_s2sd_source', default='multisimilarity', help='name of the loss of the embeddings, as for --loss')
-    add('--loss_s2sd_target', default='multisimilarity',
-        help='name of the loss of the larger embeddings, as for --loss')
-    add('--loss_s2sd_T', type=POSITIVE, default=1.0,
-        help='temperature of the distillation; cosine similarities are divided by it')
-    add('--loss_s2sd_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the larger embeddings')
-    switch('--loss_s2sd_pool_aggr',
-           help='compute the larger embeddings from mean plus maximum of the feature maps instead of pooled features')
-    add('--loss_s2sd_target_dims', nargs='+', type=POSITIVE_INT, default=[512, 1024, 1536, 2048],
-        help='dimensions of the larger embeddings')
-    switch('--loss_s2sd_feat_distill', help='distil from the features too, in addition to the larger embeddings')
-    add('--loss_s2sd_feat_w', type=NOT_NEGATIVE, default=50.0, help='weight of the distillation from the features')
-    add('--loss_s2sd_feat_distill_delay', type=COUNT, default=1000,
-        effect=lambda opt: opt.loss_s2sd_feat_distill,
-        never=('the features are never distilled', lambda opt, n_steps: opt.loss_s2sd_feat_distill_delay >= n_steps),
-        help='number of batches before the distillation from the features begins')
-    add('--loss_oproxy_mode',
-        choices={'anchor': 'the samples of the batch, as in proxyanchor', 'nca': 'the proxies, as in proxynca_pp'},
-        default='anchor', help='terms of the sums inside the logarithms')
-    add('--loss_oproxy_pos_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
-        help='scale of the cosine similarities of positive pairs; also for nir')
-    add('--loss_oproxy_neg_alpha', type=POSITIVE, default=32.0, of=['oproxy', 'nir'],
-        help='scale of the cosine similarities of negative pairs; also for nir')
-    add('--loss_oproxy_pos_delta', type=REAL, default=0.1, of=['oproxy', 'nir'],
-        help='cosine similarity that positives should have at least; also for nir')
-    add('--loss_oproxy_neg_delta', type=REAL, default=-0.1, of=['oproxy', 'nir'],
-        help='cosine similarity that negatives should have at most; also for nir')
-    add('--loss_oproxy_lrmulti', type=NOT_NEGATIVE, default=2000.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_nir_w_align', type=NOT_NEGATIVE, default=0.01,
-        help='weight of the proxy loss; the weight of the non-isotropy regularisation is 1')
-    add('--loss_nir_proxy_lrmulti', type=NOT_NEGATIVE, default=4000.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_nir_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the normalising flow, as a multiple of --lr')
-    add('--loss_nir_noise', type=NOT_NEGATIVE, default=0.0,
-        help='scale of the uniform noise that is added to the embeddings before the flow; 0 means no noise')
-    add('--loss_nir_nf_cond_mode', default='dense',
-        choices={'dense': 'all', 'dense_embed': 'all, after one MLP',
-                 'dense_embed_multi': 'all, each after its own MLP',
-                 'dense_embed_multi_stacked': 'all, each after the MLPs of all blocks up to it', 'start': 'the first',
-                 'mid': 'the middle', 'end': 'the last'}, help='blocks of the flow that get the proxy as a condition')
-    add('--loss_nir_nf_fc_depth', type=number(int, 2), default=8, help='number of linear layers in an MLP of the flow')
-    add('--loss_nir_nf_fc_width', type=POSITIVE_INT, default=128, help='width of the MLPs of the flow')
-    add('--loss_nir_nf_cblocks', type=POSITIVE_INT, default=5, help='number of blocks of the flow')
-    add('--loss_nir_nf_clamp_alpha', type=POSITIVE, default=2.0,
-        help='limit of the absolute logarithm of the scales in the flow')
-    add('--loss_nir_nf_fc_init',
-        choices={'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}, default='none',
-        help='initial weights of the MLPs')
-    for name, default in (('logmatch', 1.0), ('pos_alpha', 1.0), ('neg_alpha', 1.0), ('margin', 0.1), ('delta', 0.2),
-                          ('pair_perc', 1.0), ('nf_fc_dropout', 0.0)):
-        add(f'--loss_nir_{name}', type=REAL, default=default, obsolete=True,
-            help='without effect; kept for compatibility with the public code')
-    add('--loss_hier_n_proxies', type=POSITIVE_INT, default=512, help='number of hierarchical proxies')
-    add('--loss_hier_k', type=POSITIVE_INT, default=20,
-        help='number of nearest neighbours; mutual nearest neighbours count as related; should be less than --bs')
-    add('--loss_hier_margin', type=REAL, default=0.1, help='margin, a hyperbolic distance')
-    add('--loss_hier_temperature', type=POSITIVE, default=0.1,
-        help='temperature of the softmax that selects the nearest common ancestor; distances are divided by it')
-    add('--loss_hier_c', type=POSITIVE, default=0.1, help='curvature of the hyperbolic space')
-    add('--loss_hier_clip_r', type=NOT_NEGATIVE, default=2.3,
-        help='norm to which longer embeddings and proxies are clipped; 0 means no clipping')
-    add('--loss_hier_n_triplets', type=POSITIVE_INT, default=50,
-        help='number of triplets that are sampled for each anchor')
-    add('--loss_hier_lrmulti', type=NOT_NEGATIVE, default=50.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_pfml_n_proxies', type=POSITIVE_INT, default=15, help='number of proxies per class')
-    add('--loss_pfml_alpha', type=NOT_NEGATIVE, default=4.0,
-        help='exponent of the potentials, which are proportional to 1 / distance^alpha')
-    add('--loss_pfml_delta', type=POSITIVE, default=0.2,
-        help='Euclidean distance below which positives do not attract, and above which negatives do not repel')
-    add('--loss_pfml_lrmulti', type=NOT_NEGATIVE, default=100.0, resumable=True,
-        help='learning rate of the proxies, as a multiple of --lr')
-    add('--loss_happier_alpha', type=NOT_NEGATIVE, default=1.0, help='exponent of the relevance of a level')
-    add('--loss_happier_tau', type=POSITIVE, default=0.01,
-        help='temperature of the smooth step function that compares cosine similarities')
-    add('--loss_happier_rho', type=NOT_NEGATIVE, default=100.0,
-        help='slope of the step function beyond --loss_happier_delta')
-    add('--loss_happier_delta', type=NOT_NEGATIVE, default=0.05,
-        help='difference of cosine similarities beyond which the step function is linear')
-    add('--loss_happier_offset', type=REAL, default=-1.0,
-        help='value of the step function just beyond --loss_happier_delta; a negative value makes it continuous')
-    add('--loss_happier_lambda', type=FRACTION, default=0.1,
-        help='weight of the clustering loss; the ranking loss has 1 minus this weight')
-    add('--loss_happier_temperature', type=POSITIVE, default=0.05, help='temperature of the clustering loss')
-    add('--loss_happier_lr', type=NOT_NEGATIVE, default=0.00002, resumable=True,
-        help='learning rate of the class weights')
+    add_methods(add, switch, 'loss', CRITERIA)
 
 
 def evaluation_parameters(parser):
@@ -821,33 +603,9 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
-    add('--open_set', metavar='SHARE', type=number(float, 0, 1),
-        help='share of the test classes that stay out of the gallery: metrics of unknown queries, and thresholds')
-    add('--open_set_fpir', metavar='FPIR', type=number(float, 0, 0.5, above=True), effect=lambda opt: opt.open_set,
-        help='fraction of unknown queries that the threshold of --open_set accepts on validation classes; by default '
-             '0.1')
-    add('--codes', nargs='+', metavar='CODE', default=[], untrained=False, effect=not_in_training,
-        help='with --evaluate: compare short codes: numbers of dimensions, int8, binary, pqM for M bytes')
-    add('--codes_rescore', metavar='N', type=COUNT, default=100, untrained=False, effect=not_in_training,
-        help='--codes: also rank the N nearest images by the embeddings themselves; 0 means no re-scoring')
-    add('--overlap_threshold', type=FRACTION, default=0.8, untrained=False, effect=not_in_training,
-        help='for --check_overlap: smallest cosine similarity, of centred features, that counts as a near-duplicate')
-    add('--rerank', nargs='+', choices={'kreciprocal': 'k-reciprocal encoding', 'alphaqe': 'alpha query expansion'},
-        default=[], metavar='METHOD', help='also compute the metrics after re-ranking, untrained and at the end')
-    reranks = {method: lambda opt, method=method: method in opt.rerank for method in ('kreciprocal', 'alphaqe')}
-    add('--rerank_kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
-        help='number of neighbours; auto: images per training class minus 1, at most 20')
-    add('--rerank_kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['kreciprocal'],
-        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
-    add('--rerank_kreciprocal_lambda', type=FRACTION, default=0.3, effect=reranks['kreciprocal'],
-        help='weight of the original distance; 1 minus it weights the Jaccard distance')
-    add('--rerank_alphaqe_n', type=auto_or(POSITIVE_INT), default='auto', effect=reranks['alphaqe'],
-        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
-    add('--rerank_alphaqe_alpha', type=NOT_NEGATIVE, default=3.0, effect=reranks['alphaqe'],
-        help='exponent of the similarity with which a neighbour is weighted')
     switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
     switch('--eval_ema', effect=not_in_training,
-           help='with --evaluate, --embed, --draw and --export: use the moving average of the weights (--ema)')
+           help='after training: evaluate the moving average of the weights (--ema)')
     switch('--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
     add('--pca', metavar='D', type=COUNT, default=0,
         help='number of principal components of the embeddings to evaluate; 0 means the embeddings themselves')
@@ -898,7 +656,9 @@ def measurement_parameters(parser):
 
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
-                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
+                    description='Trains an embedding network on some classes and evaluates it on unseen ones.',
+                    gone={name: f'moved: python Evaluate_Network.py RUN {command} ...'
+                          for name, command in MOVED.items()})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
@@ -925,26 +685,19 @@ def parse(arguments, defaults=None, parser=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
-    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate,
-    --embed, --draw, --export, --check_overlap), the --config files and the command line; later sources override
-    earlier ones. `given` in the namespace lists the flags of the command line and the --config files. Raises UserError
-    for whatever the user must change.
+    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
+    the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
+    flags of the command line and the --config files. Raises UserError for whatever the user must change.
 
     parser: what build() gives, for callers that parse many command lines.
     """
     parser = parser or build()
     modes = parser.parse_args(arguments)
-    folders = [modes.resume, modes.reproduce, modes.evaluate, modes.check_overlap,
-               *(pair[0] for pair in (modes.embed, modes.draw, modes.export) if pair)]
-    folders = [folder for folder in folders if folder]
+    folders = [folder for folder in (modes.resume, modes.reproduce, modes.evaluate) if folder]
     if len(folders) > 1:
-        raise UserError('--resume, --reproduce, --evaluate, --embed, --draw, --export and --check_overlap: give one '
-                        'of them')
+        raise UserError('--resume, --reproduce and --evaluate: give one of them')
     if modes.auto_resume and folders and not modes.resume:
-        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce, --evaluate, --embed, '
-                        '--draw, --export and --check_overlap')
-    if modes.check_overlap in DATASETS:
-        folders = []
+        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
         settings |= known(parser, flags_of(folder), folder, flags_with('mode'))
@@ -955,12 +708,10 @@ def parse(arguments, defaults=None, parser=None):
     for name in flags_with('arguments_of').keys() & before.keys():
         value = merged(parser, before, typed)[name]
         setattr(opt, name, [value] if isinstance(value, dict) else value or [])
-    if opt.check_overlap in DATASETS:
-        opt.dataset = opt.check_overlap
     opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
     if opt.unsupervised and 'samples_per_class' not in opt.given:
         opt.samples_per_class = 1
-    if not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+    if not opt.evaluate:
         opt.storage_metrics = evaluation.storage_metrics(opt)
     if opt.resume:
         check_resume(parser, settings, opt)
@@ -994,8 +745,25 @@ def shown(value):
 
 
 def flags_of(place):
-    """The settings of a run folder, or of the run that wrote a checkpoint file."""
-    return checkpoint.load(place)['settings'] if Path(place).is_file() else run_folder.read(place)['flags']
+    """
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
+    flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
+    """
+    if Path(place).is_file() or published.is_folder(place):
+        settings = checkpoint.load(checkpoint.find(place))['settings']
+    else:
+        settings = run_folder.read(place)['flags']
+    for name, default in REMOVED.items():
+        if settings.get(name, default) != default:
+            raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
+                            'has; use the version that made it (git_commit in its config.yaml)')
+    return {name: value for name, value in settings.items() if name not in {*REMOVED, *MOVED}}
+
+
+def metrics_of_old(folder):
+    """The MOVED flags that gave a run of an earlier version metrics in each epoch, as texts."""
+    flags = run_folder.read(folder)['flags']
+    return [f'--{name} {shown(flags[name])}' for name in ('open_set', 'rerank') if flags.get(name)]
 
 
 def find_run(opt):
@@ -1048,7 +816,7 @@ def check_splits(parser, opt, unused=()):
     if opt.test_from is not None and 'test_size' in opt.given and opt.test_size != 0.5 and splits_by_time(opt):
         raise UserError(f'--test_from {opt.test_from} and --test_size {opt.test_size}: both say where the test split '
                         'begins; leave one of them out')
-    if opt.test_size == 1 and not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap):
+    if opt.test_size == 1 and not opt.evaluate:
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:
         if opt.use_tv_split:
@@ -1066,21 +834,12 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
-    evaluation.codes.check(opt)
     check_cascade(opt)
     check_matryoshka(opt)
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.splits_step and not opt.splits:
         raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
-    if opt.on and not opt.evaluate:
-        raise UserError(f'--on {" ".join(opt.on)} goes with --evaluate RUN_FOLDER, whose network it evaluates')
-    if opt.rerank and not any(evaluation.parse(name)[1].needs == 'ranks' for name in opt.evaluation_metrics):
-        raise UserError(f'--rerank {" ".join(opt.rerank)} changes metrics of ranks only, and --evaluation_metrics has '
-                        'none; add one, such as map_at_r')
-    if opt.rerank and ranks(opt) and not (opt.eval_features or opt.pca):
-        raise UserError(f'--rerank {" ".join(opt.rerank)}: --loss {opt.loss} ranks by a distance of its own, and '
-                        're-ranking is defined by Euclidean distances and cosines only')
     if opt.tv_split_perc == 1 and opt.use_tv_split:
         raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
     for flag in ('crop_scale', 'crop_ratio'):
@@ -1168,9 +927,6 @@ def check_matryoshka(opt):
                          ('daml', 'synthetic negatives have features of the whole embedding')):
         if getattr(opt, flag):
             raise UserError(f'--matryoshka does not work with --{flag}: {reason}; leave one of them out')
-    if opt.class_sample_rate < 1:
-        raise UserError(f'--matryoshka does not work with --class_sample_rate {opt.class_sample_rate}: the gradient of '
-                        'shared class weights is not sparse; leave one of them out')
 
 
 def without_effect(opt):

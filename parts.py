@@ -180,8 +180,7 @@ def fit_embedding(opt, parts):
 def backbone_of(opt):
     """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    of_run = opt.check_overlap and opt.check_overlap not in datasets.DATASETS
-    if opt.evaluate or opt.embed or opt.draw or opt.export or of_run or has_checkpoint(opt):
+    if opt.evaluate or has_checkpoint(opt):
         opt.weights, opt.not_pretrained = None, True
     return architectures.select_backbone(opt)
 

@@ -90,7 +90,7 @@ class TrainingStep:
         with the norm before clipping. With --amp float16, a step is skipped if a gradient is not finite.
         """
         norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
-        optimization.clip(self.opt, gradients_of(self.of_network + self.of_criterion), norm)
+        optimization.clip(self.opt, self.of_network + self.of_criterion, norm)
         for optimizer in optimizers:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()

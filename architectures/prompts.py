@@ -40,7 +40,7 @@ def insert(opt, backbone):
 def with_prompts(n_prefix, n_replaced, block, inputs):
     """The tokens [B, T, C] -> the first n_prefix, the block's prompts, and the others without the first n_replaced."""
     tokens, *more = inputs
-    size = tokens.shape[0]                                         # len(tokens) would be a constant in an --export
+    size = tokens.shape[0]                                         # len(tokens) would be a constant in an export
     prompts = block.prompts.to(tokens.dtype).expand(size, -1, -1)
     return torch.cat([tokens[:, :n_prefix], prompts, tokens[:, n_prefix + n_replaced:]], dim=1), *more
 

@@ -114,3 +114,15 @@ def backbone(opt, name):
                     head=tuple(f'{name}.' for name in ([head] if isinstance(head, str) else head)), download=download,
                     converted=converted, maps=maps, n_prefix=getattr(network, 'num_prefix_tokens', None) or 0,
                     takes_prompts=isinstance(network, timm.models.VisionTransformer | timm.models.Eva))
+
+
+def save(opt, network, folder):
+    """Writes weights and config.json of the backbone of an EmbeddingNetwork to `folder`, as timm loads them."""
+    size = network.input_size
+    library().models.save_for_hf(network.backbone, folder, safe_serialization=True, data_config={
+        'input_size': (3, size, size), 'interpolation': opt.interpolation,
+        'mean': tuple(network.mean.flatten().tolist()), 'std': tuple(network.std.flatten().tolist())})
+    config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+    for name in ('tag', 'license'):                           # those of timm's weights, which these are no more
+        config['pretrained_cfg'].pop(name, None)
+    (folder / 'config.json').write_text(json.dumps(config), encoding='utf-8')

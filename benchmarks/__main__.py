@@ -23,7 +23,8 @@ from utilities import errors
 LIMIT = 240                                               # seconds of wall-clock time for one benchmark
 FOLDER = Path(benchmarks.__file__).parent
 NAMES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)
-         if module.name != '__main__' and 'def short()' in (FOLDER / f'{module.name}.py').read_text(encoding='utf-8')]
+         if not module.ispkg and module.name != '__main__'
+         and 'def short()' in (FOLDER / f'{module.name}.py').read_text(encoding='utf-8')]
 
 
 def print_rows(name):

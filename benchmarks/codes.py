@@ -1,5 +1,5 @@
 """
-Processor time and memory of `main.py --evaluate RUN --codes`, with the codes alone and with re-scoring, on synthetic
+Processor time and memory of `Evaluate_Network.py RUN codes`, with the codes alone and with re-scoring, on synthetic
 embeddings: a mean of five images per class, recall at 1 about 0.53. Product quantisation and the principal components
 are fitted to other embeddings, a third as many.
 
@@ -10,7 +10,7 @@ import argparse
 import evaluation
 from benchmarks.embeddings import embeddings
 from benchmarks.measure import measure
-from evaluation import codes
+from retrieval import codes
 
 PER_CLASS, LARGEST, RECALL = 5, 12, 0.53
 
@@ -20,7 +20,8 @@ def main(arguments):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--images', type=int, default=60_000, help='number of images')
     parser.add_argument('--dim', type=int, default=128, help='dimensions of the embeddings')
-    parser.add_argument('--codes', nargs='+', default=['128', '32', 'int8', 'binary', 'pq16'], help='as in main.py')
+    parser.add_argument('--codes', nargs='+', default=['128', '32', 'int8', 'binary', 'pq16'],
+                        help='as in Evaluate_Network.py RUN codes')
     options = parser.parse_args(arguments)
     points, labels, _ = embeddings(options.images, options.images // PER_CLASS, LARGEST, 0, options.dim, RECALL)
     train, *_ = embeddings(options.images // 3, options.images // 3 // PER_CLASS, LARGEST, 1, options.dim, RECALL)

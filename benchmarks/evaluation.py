@@ -192,8 +192,8 @@ def recent_table(options):
         fewer = queries & (queries.cumsum() <= QUERIES)
         for metrics in RECENT:
             in_levels = evaluation.parse(metrics[0])[1].needs == 'levels'
-            pool = evaluation.Pool(points, labels, fewer if in_levels else is_query,
-                                   everyone if is_query is None else ~is_query, levels=levels)
+            pool = evaluation.Pool(points, labels, is_query=fewer if in_levels else is_query,
+                                   in_gallery=everyone if is_query is None else ~is_query, levels=levels)
             began = time.perf_counter()
             seconds, peak = measure(lambda: evaluation.compute(metrics, points, labels, pool=pool))    # noqa: B023
             scale = queries.sum() / fewer.sum() if in_levels else 1

@@ -31,7 +31,7 @@ def rank(n, dim, n_queries=0):
     if n_queries:
         is_query, in_gallery = np.random.default_rng(0).permutation(n) < n_queries, np.ones(n, bool)
     print('ranking', file=sys.stderr, flush=True)
-    pool, values = evaluation.Pool(points, labels, is_query, in_gallery), {}
+    pool, values = evaluation.Pool(points, labels, is_query=is_query, in_gallery=in_gallery), {}
     began = time.perf_counter()
     processor, added = measure(lambda: values.update(evaluation.compute(METRICS, points, labels, pool=pool)))
     wall = time.perf_counter() - began

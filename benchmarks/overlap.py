@@ -1,7 +1,7 @@
 """
-How well main.py --check_overlap finds altered copies: copies of test photos, altered in five ways, are planted among
-the training photos, and precision and recall of the pairs are printed for several thresholds of the similarity. It
-takes the flags of main.py that select data and network.
+How well Evaluate_Network.py RUN overlap finds altered copies: copies of test photos, altered in five ways, are planted
+among the training photos, and precision and recall of the pairs are printed for several thresholds of the similarity.
+It takes the flags of main.py that select data and network.
 
 OMP_NUM_THREADS=1 python -m benchmarks.overlap --dataset folder --source_path PHOTOS --arch ...
 """
@@ -17,7 +17,7 @@ import evaluation
 import parameters
 import parts
 from datasets.base import ImageSet, ImageTable, read_image
-from evaluation import overlap
+from retrieval import overlap
 
 N_COPIES = 250
 THRESHOLDS = 0.7, 0.75, 0.8, 0.85, 0.9, 0.95

@@ -11,6 +11,7 @@ import argparse
 import csv
 import multiprocessing
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-import main
+import parts  # noqa: F401  (imports what main.py does, so that its forks need not)
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
@@ -51,7 +52,7 @@ WRAPPED = {
     'micro_of_miner': '--loss margin --batch_mining distance --micro_bs 8',
     'micro_of_sum': '--loss triplet+softmax --batch_mining semihard --micro_bs 8',
     'views': '--loss ntxent --views 2 --samples_per_class 2',
-    'unsupervised': '--loss ntxent --unsupervised --views 2 --data_sampler image_random',
+    'unsupervised': '--loss ntxent --unsupervised --views 2 --samples_per_class 1 --data_sampler image_random',
     'label_noise': '--loss multisimilarity --label_noise 0.3',
     'pads': '--loss margin --batch_mining parametric --miner_parametric_adapt --miner_parametric_update_every 2',
     'optimizers': '--loss proxynca --optim adamw --loss_optim sgd --clip_grad 1 --scheduler cosine',
@@ -102,10 +103,8 @@ def execute(log, arguments):
 def call_main(log, arguments):
     with open(log, 'a') as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-        sys.argv = ['main.py']
-        code = main.main(arguments)
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code)
+    sys.argv = [str(Path(__file__).resolve().parents[1] / 'main.py'), *arguments]
+    runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 def rows_of(folder):

@@ -149,10 +149,6 @@ def of_run(opt, batchminer, language=None):
         if getattr(opt, flag) and not any(isinstance(module, wrapper)
                                           for criterion in criteria for module in criterion.modules()):
             raise UserError(f'--{flag} does not work with --loss {opt.loss}, but with {where}')
-    if opt.class_sample_rate < 1 and not any(hasattr(CRITERIA.get(part.loss), 'SAMPLES_CLASSES')
-                                             for part in with_inner(flags)):
-        names = [name for name, module in CRITERIA.items() if hasattr(module, 'SAMPLES_CLASSES')]
-        raise UserError(f'--class_sample_rate does not work with --loss {opt.loss}, but with {", ".join(names)}')
     if len(criteria) == 1 and not opt.loss_weights:
         criterion, = criteria
     else:

@@ -15,6 +15,7 @@ ALLOWED_MINING_OPS = ['npair']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
+FLAGS = {'alpha': {}, 'npair_ang_weight': {}, 'npair_l2': {'at_least': 0}}
 
 
 def log_terms(logits, pairs, target):
@@ -53,7 +54,7 @@ def angular_loss(batch, positives, negatives, alpha=45.0, npair_ang_weight=2.0, 
         positives:        [B, B] bool, one positive per anchor (row); the rows of other samples are empty.
         negatives:        [B, B] bool, the negatives of each anchor.
         alpha:            upper bound of the angle at the negative, in degrees.
-        npair_ang_weight: weight of the angular part.
+        npair_ang_weight: weight of the angular loss, which is added to the N-pair loss.
         npair_l2:         weight of the mean norm of the embeddings.
 
     Returns: scalar, the mean over anchors of the N-pair term plus the weighted angular term, plus npair_l2 times the

@@ -12,6 +12,7 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
 MARGIN_UNIT = 'cosine'
+FLAGS = {'margin': {}, 'gamma': {'above': 0}}
 
 
 def logsumexp(exponents):
@@ -26,9 +27,9 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
         margin: m, a cosine: positives should have a cosine above 1 − m, negatives a cosine below m.
-        gamma:  γ, scale.
-        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
-                the index [B] of each sample among them; by default the batch.
+        gamma:  γ, factor of the weighted similarities.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
+                index [B] of each sample among them; by default the batch.
 
     Returns: scalar, the mean of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p e^{−γ α_p (s_p − 1 + m)}) over the anchors with
     positives and negatives, with α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero

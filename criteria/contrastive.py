@@ -15,6 +15,7 @@ ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` 
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
 OF_PAIRS = True                 # uses the pairs of masks, not the triplets that they make
 MARGIN_UNIT = 'distance'
+FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 
 
 def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False, log=None):
@@ -23,9 +24,9 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
         distances:   distances of pairs, a tensor of any shape.
         positives:   bool of the same shape, the positive pairs.
         negatives:   bool of the same shape, the negative pairs; a pair that is neither is left out.
-        pos_margin:  m⁺, a distance: positive pairs that are nearer have no loss.
-        neg_margin:  m⁻, a distance: negative pairs that are farther have no loss.
-        active_only: average over the pairs that have a loss, instead of over all pairs.
+        pos_margin:  m⁺, the distance below which positive pairs add no loss.
+        neg_margin:  m⁻, the distance above which negative pairs add no loss.
+        active_only: average over the pairs with a non-zero loss only (Musgrave et al.), instead of over all pairs.
         log:         a dict that receives `violating_positives` and `violating_negatives`, the numbers of pairs that
                      violate their margin.
 

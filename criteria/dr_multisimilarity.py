@@ -14,6 +14,13 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'pos_weight': {'above': 0},
+    'neg_weight': {'above': 0},
+    'margin': {},
+    'thresh': {},
+    'gamma': {'at_least': 0},
+}
 
 
 def mine_pairs(similarities, positives, negatives, margin=0.1):
@@ -63,10 +70,10 @@ def dr_multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=50.0, marg
         labels:     [B] int64.
         pos_weight: α, the sharpness of the pull on positive pairs.
         neg_weight: β, the sharpness of the push on negative pairs.
-        margin:     ε of the mining, a cosine; 2 or more: no mining.
-        thresh:     λ, the cosine that separates positives from negatives.
-        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), which is subtracted from the similarity of a negative n; h
-                    is the hardest positive of the anchor i.
+        margin:     ε of the pair mining, a cosine; 2 or more means no mining.
+        thresh:     λ, the cosine that separates positive from negative pairs.
+        gamma:      γ, weight of cos(x_n − x_i, x_h − x_i), subtracted from the similarity of a negative; h: the hardest
+                    positive.
 
     Returns: scalar, the mean over all B anchors; an anchor without a positive or a negative adds 0.
 

@@ -13,6 +13,12 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'gamma': {'at_least': 0},
+    'scale': {'at_least': 0},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 
 
 def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
@@ -21,9 +27,9 @@ def dr_proxynca_loss(batch, labels, proxies, gamma=0.3, scale=0.0):
         batch:   [B, D] embeddings.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class.
-        gamma:   γ, weight of C_n = cos(w_n − x, w_own − x), which is added to the distance of each negative proxy w_n.
-        scale:   0: d = ‖x − w‖, nothing is normalised; k > 0: d = ‖k x − k w‖², embeddings and proxies are normalised;
-                 with gamma 0, this is the loss `proxynca`.
+        gamma:   γ, weight of cos(w_n − x, w_own − x), added to the distance of a negative proxy w_n; 0: none.
+        scale:   k, norm of embeddings and proxies, with squared distances; 0 means no scaling and plain distances, as
+                 published.
 
     Returns: scalar, the mean of d_own + log Σ_n e^{−d_n − γ C_n}; a differentiable zero for one class.
 

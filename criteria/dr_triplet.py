@@ -14,6 +14,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'distance'
+FLAGS = {'margin': {}, 'gamma': {'at_least': 0}}
 
 
 def squared_distances(batch):
@@ -59,8 +60,8 @@ def dr_triplet_loss(batch, triplets, margin=0.278, gamma=0.492):
     Args:
         batch:    [B, D] embeddings, used as they are.
         triplets: [T, 3] int64 indices (anchor, positive, negative).
-        margin:   in units of distance.
-        gamma:    γ, weight of the cosine of the angle at the anchor between the positive and the negative.
+        margin:   margin, a distance.
+        gamma:    γ, weight of the cosine of the angle at the anchor between positive and negative; 0 means none.
 
     Returns: scalar, the mean of [ d_ap − d_an + margin − γ cos(x_n − x_a, x_p − x_a) ]₊; a differentiable zero without
     triplets.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+FLAGS = {'nbins': {'argument': 'n_bins', 'at_least': 1}}
 
 
 def fastap_loss(batch, labels, n_bins=10):
@@ -18,7 +19,7 @@ def fastap_loss(batch, labels, n_bins=10):
     Args:
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
-        n_bins: L; the nodes of the histograms are the squared distances 0, 4/L, ..., 4.
+        n_bins: L, the number of histogram bins for squared distances from 0 to 4; the nodes are 0, 4/L, ..., 4.
 
     Returns: scalar, the mean of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r over the anchors with a positive, where h⁺ is the
     histogram of the positives, and H⁺ and H are the cumulative histograms of the positives and of all other samples; a

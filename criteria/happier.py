@@ -19,6 +19,16 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 REQUIRES_SUPERCLASSES = True     # reads opt.superclasses, the super-classes of each training class
+FLAGS = {
+    'alpha': {'at_least': 0},
+    'tau': {'above': 0},
+    'rho': {'at_least': 0},
+    'delta': {'at_least': 0},
+    'offset': {},
+    'lambda': {'argument': 'weight', 'at_least': 0, 'at_most': 1},
+    'temperature': {'above': 0},
+    'lr': {'default': 2e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+}
 
 
 class SumOverRows(torch.autograd.Function):
@@ -99,11 +109,11 @@ def happier_loss(batch, labels, weights, superclasses, alpha=1.0, tau=0.01, rho=
         superclasses: [C, L − 1] int64, the super-class of each class at each of the other levels.
         alpha:        α, the exponent of the relevance of a level.
         tau:          temperature of the sigmoid in H(t), the smooth step function of the difference t of two cosines.
-        rho:          slope of H for t > delta.
-        delta:        difference of cosines above which H is linear.
-        offset:       value of H where the linear part starts; if negative, the value that makes H continuous.
+        rho:          slope of the step function H beyond delta.
+        delta:        difference of cosines beyond which the step function H is linear.
+        offset:       value of the step function H just beyond delta; a negative value makes it continuous.
         weight:       λ, weight of the clustering loss; the hierarchical average precision has the weight 1 − λ.
-        temperature:  divides the cosines in the clustering loss.
+        temperature:  temperature of the clustering loss; its cosines are divided by it.
 
     Returns: scalar, (1 − λ) times the mean of 1 − H-AP plus λ times the cross entropy of the classes.
 

@@ -20,6 +20,17 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'hyperbolic distance'
+FLAGS = {
+    'n_proxies': {'default': 512, 'at_least': 1, 'help': 'number of hierarchical proxies'},
+    'k': {'at_least': 1},
+    'margin': {},
+    'temperature': {'above': 0},
+    'c': {'above': 0},
+    'clip_r': {'at_least': 0},
+    'n_triplets': {'at_least': 1},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 CHUNK = 2 ** 17         # number of elements of a tensor of triplets x proxies that fits into the cache
 
 
@@ -150,12 +161,12 @@ def hier_loss(batch, labels, proxies, k=20, margin=0.1, temperature=0.1, c=0.1, 
         batch:       [B, D] embeddings, not normalised.
         labels:      [B] int64.
         proxies:     [P, D], the possible common ancestors.
-        k:           number of nearest neighbours that relate points; see sample_triplets.
+        k:           number of nearest neighbours; mutual ones count as related; should be less than the batch size.
         margin:      m, a hyperbolic distance.
-        temperature: τ, which divides the distances in the choice of the ancestors.
-        c:           the ball has curvature −c.
-        clip_r:      norm to which longer embeddings and proxies are scaled before they are mapped to the ball; 0: no
-                     limit.
+        temperature: τ, temperature in the choice of the nearest common ancestor; distances are divided by it.
+        c:           curvature of the hyperbolic space; the ball has curvature −c.
+        clip_r:      norm to which longer embeddings and proxies are clipped before they are mapped to the ball; 0 means
+                     no limit.
         n_triplets:  number of triplets that are sampled for each anchor.
 
     Returns: scalar, the mean of ancestor_violations over sampled triplets of the batch plus the mean over sampled

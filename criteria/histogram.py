@@ -12,6 +12,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+FLAGS = {'nbins': {'argument': 'n_nodes', 'at_least': 2}}
 
 
 def histogram_loss(batch, labels, n_nodes=65):
@@ -19,7 +20,7 @@ def histogram_loss(batch, labels, n_nodes=65):
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64.
-        n_nodes: R, the number of nodes of the histograms, from −1 to 1.
+        n_nodes: R, the number of nodes of the histograms, for cosines from −1 to 1.
 
     Returns: scalar, Σ_r h⁻_r Σ_{q≤r} h⁺_q, the probability that a random negative pair is more similar than a random
     positive pair; a differentiable zero where there is no positive or no negative pair.

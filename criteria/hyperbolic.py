@@ -14,6 +14,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+FLAGS = {'c': {'at_least': 0}, 'temperature': {'above': 0}, 'clip_r': {'at_least': 0}}
 
 
 def to_ball(batch, c=0.1, clip_r=2.3):
@@ -72,9 +73,10 @@ def hyperbolic_loss(batch, labels, c=0.1, temperature=0.2, clip_r=2.3):
     Args:
         batch:       [B, D] embeddings, not normalised.
         labels:      [B] int64.
-        c:           the ball has curvature −c; 0: the sphere, with cosines (the authors then use temperature 0.1).
-        temperature: τ.
-        clip_r:      norm to which longer embeddings are scaled before they are mapped to the ball; 0: no limit.
+        c:           curvature of the hyperbolic space; 0 means the sphere, with cosines (there, the authors use
+                     temperature 0.1).
+        temperature: τ, temperature; distances are divided by it.
+        clip_r:      norm to which longer embeddings are clipped before they are mapped to the ball; 0 means no limit.
 
     The samples of each class have the slots 0, 1, ... in the order of the batch. For every ordered pair of different
     slots (a, b), every class that has both gives one term: the cross entropy of −D(z_a, z_b) / τ against the rivals of

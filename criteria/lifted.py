@@ -13,6 +13,7 @@ REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
 MARGIN_UNIT = 'distance'
+FLAGS = {'neg_margin': {}, 'l2': {'at_least': 0}}
 
 
 def squared_distances(batch):
@@ -41,7 +42,7 @@ def lifted_loss(batch, positives, negatives, neg_margin=1.0, l2=0.005):
         batch:      [B, D] embeddings, not normalised.
         positives:  [B, B] bool, the positives of each anchor (row).
         negatives:  [B, B] bool, the negatives of each anchor.
-        neg_margin: the distance that negatives should at least have.
+        neg_margin: distance that negatives should have at least.
         l2:         weight of the mean norm of the embeddings.
 
     Returns: scalar, the mean of [ log Σ_p e^{d_ap} + log Σ_n e^{neg_margin − d_an} ]₊ over the anchors with positives

@@ -7,6 +7,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'distance'
+FLAGS = {'neg_margin': {}, 'l2': {'at_least': 0}}
 
 
 def squared_distances(batch):
@@ -28,8 +29,8 @@ def liftedstructure_loss(batch, labels, neg_margin=1.0, l2=0.0):
     Args:
         batch:      [B, D] embeddings, not normalised.
         labels:     [B] int64.
-        neg_margin: the distance that negatives should at least have.
-        l2:         weight of the mean norm of the embeddings.
+        neg_margin: distance that negatives should have at least.
+        l2:         weight of the mean norm of the embeddings; 0 means none.
 
     Returns: scalar, half the mean of [J_ij]₊² over the positive pairs, plus l2 times the mean norm, where
     J_ij = d_ij + log(Σ_{k∈N(i)} e^{m − d_ik} + Σ_{k∈N(j)} e^{m − d_jk}) and m is neg_margin; a pair without negatives

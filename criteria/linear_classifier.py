@@ -12,6 +12,9 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'lr': {'default': 1e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights and biases'},
+}
 
 
 def linear_classifier_loss(batch, labels, weights, biases):

@@ -14,6 +14,14 @@ REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = True
 ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
 MARGIN_UNIT = 'distance'
+FLAGS = {
+    'margin': {},
+    'beta': {'default': 1.2, 'help': 'initial value of beta, the distance that separates positive from negative pairs'},
+    'beta_lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of beta'},
+    'nu': {},
+    'beta_constant': {'default': False, 'help': 'do not train beta'},
+    'beta_shared': {'default': False, 'help': 'use one beta for all classes instead of one per class'},
+}
 
 
 def squared_distances(batch):
@@ -51,9 +59,8 @@ def margin_loss(batch, triplets, beta, margin=0.2, nu=0.0, log=None):
                   negatives of each anchor (row), for every triplet that they make.
         beta:     β, a distance: scalar, or [T], one per triplet (its anchor's); with masks scalar or [B], one per
                   sample.
-        margin:   in units of distance, half the width of the band around β: positives should be nearer than β − margin,
-                  negatives farther than β + margin.
-        nu:       weight of the sum of the betas, which keeps them from growing.
+        margin:   distance from β to either end of the band around it, which no pair should enter.
+        nu:       weight of the sum of the betas, which keeps them from growing; 0 means none.
         log:      a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
                   that violate the margin, `violating_positives` and `violating_negatives`, the numbers of triplets
                   whose positive or negative does; with masks it receives nothing.

@@ -15,6 +15,12 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'pos_weight': {'above': 0},
+    'neg_weight': {'above': 0},
+    'margin': {},
+    'thresh': {},
+}
 
 
 def mine_pairs(similarities, positives, negatives, margin=0.1):
@@ -52,10 +58,10 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
         labels:     [B] int64.
         pos_weight: α, the sharpness of the pull on positive pairs.
         neg_weight: β, the sharpness of the push on negative pairs.
-        margin:     ε of the mining, a cosine; 2 or more: no mining.
-        thresh:     λ, the cosine that separates positives from negatives.
-        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
-                    the index [B] of each sample among them; by default the batch.
+        margin:     ε of the pair mining, a cosine; 2 or more means no mining.
+        thresh:     λ, the cosine that separates positive from negative pairs.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
+                    index [B] of each sample among them; by default the batch.
         log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and how many of them are
                     positive and negative, `violating_positives` and `violating_negatives`.
 

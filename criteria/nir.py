@@ -19,6 +19,33 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'cosine'          # unit of --loss_nir_margin, which has no effect
+FLAGS = {
+    'w_align': {'at_least': 0},
+    'proxy_lrmulti': {'default': 4000.0, 'at_least': 0, 'resumable': True,
+                      'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the normalising flow, as a multiple of --lr'},
+    'noise': {'at_least': 0},
+    'nf_cond_mode': {'argument': 'cond_mode', 'choices': {
+        'dense': 'all', 'dense_embed': 'all, after one MLP', 'dense_embed_multi': 'all, each after its own MLP',
+        'dense_embed_multi_stacked': 'all, each after the MLPs of all blocks up to it', 'start': 'the first',
+        'mid': 'the middle', 'end': 'the last'}},
+    'nf_fc_depth': {'argument': 'depth', 'at_least': 2},
+    'nf_fc_width': {'argument': 'width', 'at_least': 1},
+    'nf_cblocks': {'argument': 'n_blocks', 'at_least': 1},
+    'nf_clamp_alpha': {'argument': 'clamp', 'above': 0},
+    'nf_fc_init': {'argument': 'init', 'choices': {
+        'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}},
+    # of the public code
+    'logmatch': {'default': 1.0, 'obsolete': True},
+    'pos_alpha': {'default': 1.0, 'obsolete': True},
+    'neg_alpha': {'default': 1.0, 'obsolete': True},
+    'margin': {'default': 0.1, 'obsolete': True},
+    'delta': {'default': 0.2, 'obsolete': True},
+    'pair_perc': {'default': 1.0, 'obsolete': True},
+    'nf_fc_dropout': {'default': 0.0, 'obsolete': True},
+}
+USES = ['loss_oproxy_pos_alpha', 'loss_oproxy_neg_alpha', 'loss_oproxy_pos_delta', 'loss_oproxy_neg_delta']
 
 LARGEST = 20.0                  # negative log-likelihood above which the tangent replaces its exponential
 
@@ -55,11 +82,14 @@ class Flow(torch.nn.Module):
     log-determinants of the Jacobian, [B]. Each block permutes the coordinates, splits them into two halves, and scales
     and shifts each half by functions of the other half and of the block's condition.
 
-    cond_mode: which blocks get the condition. dense: all; dense_embed: all, after one MLP; dense_embed_multi: all,
-               each after its own MLP; dense_embed_multi_stacked: all, each after the MLPs of all blocks up to it;
-               start, mid, end: only the first, the middle or the last block.
-    init:      initial weights of the MLPs. none: torch's default; xavier: Xavier initialisation with biases 0, except
-               in the first layer of each MLP.
+    Args:
+        dim:       D.
+        n_blocks:  number of blocks of the flow.
+        width:     width of the MLPs of the flow.
+        depth:     number of linear layers in an MLP of the flow.
+        clamp:     limit of the absolute logarithm of the scales in the flow.
+        cond_mode: blocks of the flow that get the proxy as a condition.
+        init:      initial weights of the MLPs; with xavier, their biases are 0.
     """
 
     def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0, cond_mode='dense', init='none'):
@@ -117,9 +147,9 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
         flow:    (points [B, D], conditions [B, D]) -> latent points [B, D], log-determinants of the Jacobian [B].
-        w_align: ω, weight of the proxy loss.
-        noise:   scale of the uniform noise in [0, 1) that is added to the embeddings before the flow; if it is not 0,
-                 the sums are normalised.
+        w_align: ω, weight of the proxy loss; the weight of the non-isotropy regularisation is 1.
+        noise:   scale of uniform noise that is added to the embeddings before the flow; 0: none, else the sums are
+                 normalised.
         pos_alpha, neg_alpha, pos_delta, neg_delta: parameters of the proxy loss; see proxy_alignment.
 
     Returns: scalar, the mean of e^n over the samples plus ω times the proxy loss. n = ‖z‖² / 2 − log |det J|, where z

@@ -13,6 +13,11 @@ ALLOWED_MINING_OPS = ['npair']
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True
+FLAGS = {
+    'negatives': {'default': 'all', 'help': 'negatives of an anchor', 'choices': {
+        'all': 'all samples of other classes', 'pairs': 'the positives of other pairs, one pair per class'}},
+    'l2': {'at_least': 0},
+}
 
 
 def npair_loss(batch, positives, negatives, l2=0.005):

@@ -13,6 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
+FLAGS = {'temperature': {'above': 0}}
 
 
 def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labels=None, own=None):
@@ -20,9 +21,9 @@ def ntxent_loss(batch, labels, temperature=0.07, references=None, reference_labe
     Args:
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
-        temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
-                     the index [B] of each sample among them; by default the batch.
+        temperature: temperature; the cosines are divided by it.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
+                     index [B] of each sample among them; by default the batch.
 
     Returns: scalar, the mean of −log(e^{s_ij} / (e^{s_ij} + Σ_n e^{s_in})) over the ordered positive pairs (i, j),
     where n are the negatives of i; a differentiable zero without a positive pair.

@@ -12,6 +12,16 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'mode': {'choices': {'anchor': 'the samples of the batch, as in proxyanchor',
+                         'nca': 'the proxies, as in proxynca_pp'}},
+    'pos_alpha': {'above': 0},
+    'neg_alpha': {'above': 0},
+    'pos_delta': {},
+    'neg_delta': {},
+    'lrmulti': {'default': 2000.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 
 
 def log_one_plus_sum_exp(exponents, mask):
@@ -39,9 +49,11 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
         batch:     [B, D] embeddings, normalised here.
         labels:    [B] int64 below C.
         proxies:   [C, D], one per class, normalised here.
-        mode:      anchor: sums over samples, see proxy_alignment; nca: sums over proxies.
-        pos_alpha, neg_alpha: α⁺, α⁻, the scales of the cosines of positives and negatives.
-        pos_delta, neg_delta: δ⁺, δ⁻, the lowest cosine that positives should have, and the highest of negatives.
+        mode:      terms of the sums inside the logarithms; anchor: samples, see proxy_alignment; nca: proxies.
+        pos_alpha: α⁺, scale of the cosines of positive pairs.
+        neg_alpha: α⁻, scale of the cosines of negative pairs.
+        pos_delta: δ⁺, cosine that positives should have at least.
+        neg_delta: δ⁻, cosine that negatives should have at most.
 
     Returns: scalar; in mode nca, the mean over the samples of
     log(1 + m e^{−α⁺ (s_own − δ⁺)}) + log(1 + Σ e^{α⁻ (s − δ⁻)}), where m samples of the batch have the same class, and

@@ -18,6 +18,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'n_proxies': {'default': 15, 'at_least': 1, 'help': 'number of proxies per class'},
+    'alpha': {'at_least': 0},
+    'delta': {'above': 0},
+    'lrmulti': {'default': 100.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 
 NEAREST = 1e-3                  # distance below which the potential is constant: float32 cannot tell it from 0
 
@@ -77,9 +84,8 @@ def pfml_loss(batch, labels, proxies, alpha=4.0, delta=0.2):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, M, D], M per class, normalised here.
-        alpha:   α, the exponent with which the potentials fall off.
-        delta:   δ, the Euclidean distance below which points of a class do not attract each other, and above which
-                 points of different classes do not repel each other.
+        alpha:   α, exponent of the potentials, which are proportional to 1 / distance^α.
+        delta:   δ, Euclidean distance below which positives do not attract, and above which negatives do not repel.
 
     Returns: scalar, the potential energy of the samples and the proxies of all classes; see potential_energy. Distances
     below 0.001 count as 0.001.

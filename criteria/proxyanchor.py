@@ -13,6 +13,12 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'margin': {},
+    'alpha': {'above': 0},
+    'lrmulti': {'default': 100.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 
 
 def log_one_plus_sum_exp(exponents, mask):
@@ -28,8 +34,8 @@ def proxyanchor_loss(batch, labels, proxies, margin=0.1, alpha=32.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        margin:  δ, a cosine.
-        alpha:   α, the sharpness of pull and push.
+        margin:  δ, margin, a cosine.
+        alpha:   α, sharpness of the loss on positive and negative pairs.
 
     Returns: scalar, the mean of log(1 + Σ_own e^{−α (s − δ)}) over the classes in the batch plus the mean of
     log(1 + Σ_other e^{α (s + δ)}) over all classes. Σ_own is over the samples of the class, Σ_other over the rest.

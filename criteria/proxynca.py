@@ -12,6 +12,11 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+    'scale': {'above': 0},
+}
 
 
 def proxynca_loss(batch, labels, proxies, scale=3.0):
@@ -20,7 +25,7 @@ def proxynca_loss(batch, labels, proxies, scale=3.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        scale:   k, the norm of embeddings and proxies: the distances are δ = ‖k x − k w‖².
+        scale:   k, the norm to which embeddings and proxies are scaled; the distances are δ = ‖k x − k w‖².
 
     Returns: scalar, the mean of δ_own + log Σ_other e^{−δ_other}, which can be negative; a differentiable zero for one
     class.

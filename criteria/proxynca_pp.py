@@ -14,6 +14,11 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+FLAGS = {
+    'scale': {'above': 0},
+    'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the proxies, as a multiple of --lr'},
+}
 
 
 def proxynca_pp_loss(batch, labels, proxies, scale=3.0):
@@ -22,7 +27,7 @@ def proxynca_pp_loss(batch, labels, proxies, scale=3.0):
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
-        scale:   k, the norm of embeddings and proxies: the distances are δ = ‖k x − k w‖².
+        scale:   k, the norm to which embeddings and proxies are scaled; the distances are δ = ‖k x − k w‖².
 
     Returns: scalar, the mean cross entropy of the logits −δ.
 

@@ -13,6 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'distance'
+FLAGS = {'margin_alpha_1': {}, 'margin_alpha_2': {}}
 
 
 def squared_distances(batch):
@@ -64,8 +65,9 @@ def quadruplet_loss(batch, triplets, fourths, margin_alpha_1=0.2, margin_alpha_2
         batch:          [B, D] embeddings, used as they are.
         triplets:       [T, 3] int64 indices (anchor, positive, negative).
         fourths:        [T] int64 indices, for each triplet a sample f of a third class; −1: none.
-        margin_alpha_1: α₁, in units of distance, between d_ap and d_an.
-        margin_alpha_2: α₂, in units of distance, between d_ap and d_nf.
+        margin_alpha_1: α₁, margin between the distances of the positive and of the negative pair of a triplet.
+        margin_alpha_2: α₂, margin between the distances of the positive pair and of the negative and a sample of a
+                        third class.
 
     Returns: scalar, the mean of [ d_ap − d_an + α₁ ]₊ plus the mean of [ d_ap − d_nf + α₂ ]₊ over the triplets that
     have a fourth sample; a differentiable zero without triplets.

@@ -12,6 +12,12 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+FLAGS = {
+    'k': {'at_least': 1},
+    'k_temperature': {'above': 0},
+    'rank_temperature': {'above': 0},
+    'simix': {},
+}
 
 
 class SumOverRows(torch.autograd.Function):
@@ -52,10 +58,11 @@ def recallatk_loss(batch, labels, k=(1, 2, 4, 8, 16), k_temperature=1.0, rank_te
     Args:
         batch:            [B, D] embeddings, normalised here.
         labels:           [B] int64.
-        k:                the numbers of retrieved samples, a sequence or a tensor; numbers above B become B.
-        k_temperature:    temperature of the sigmoid that compares a rank with k.
+        k:                numbers of retrieved samples; numbers above the batch size are replaced by it.
+        k_temperature:    temperature of the sigmoids that compare ranks with k.
         rank_temperature: temperature of the sigmoids that compare cosines.
-        simix:            whether random points between the samples of a class are added to queries and gallery.
+        simix:            add virtual samples, random mixtures of two samples of a class (SiMix), to queries and
+                          gallery.
 
     Returns: scalar, the mean of 1 − R over the queries with a positive. R is the mean over k of
     min(k, Σ_p σ((k − r_p) / k_temperature)) / min(k, |P|), where r_p is the soft rank of the positive p among all

@@ -15,6 +15,15 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'tau': {'above': 0},
+    'rho': {'at_least': 0},
+    'delta': {'at_least': 0},
+    'offset': {},
+    'lambda': {'argument': 'weight', 'at_least': 0, 'at_most': 1},
+    'pos_margin': {},
+    'neg_margin': {},
+}
 
 
 class SumOverRows(torch.autograd.Function):
@@ -102,12 +111,12 @@ def roadmap_loss(batch, labels, tau=0.01, rho=100.0, delta=0.05, offset=-1.0, we
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
         tau:        temperature of the sigmoid in H(t), the smooth step function of the difference t of two cosines.
-        rho:        slope of H for t > delta.
-        delta:      difference of cosines from which on H is linear.
-        offset:     value of H where the linear part starts; negative: the value that makes H continuous.
-        weight:     λ, weight of the calibration; SupAP has the weight 1 − λ.
-        pos_margin: the lowest cosine that positives should have.
-        neg_margin: the highest cosine that negatives should have.
+        rho:        slope of the step function H beyond delta.
+        delta:      difference of cosines beyond which the step function H is linear.
+        offset:     value of the step function H just beyond delta; a negative value makes it continuous.
+        weight:     λ, weight of the calibration loss; the ranking loss, SupAP, has the weight 1 − λ.
+        pos_margin: calibration loss: cosine that positives should have at least.
+        neg_margin: calibration loss: cosine that negatives should have at most.
 
     Returns: scalar, (1 − λ) SupAP + λ calibration.
 

@@ -19,6 +19,20 @@ REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 REQUIRES_CRITERIA = ('loss_s2sd_source', 'loss_s2sd_target')    # Criterion(opt, build) builds the losses of these flags
 REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # needed with this flag
+FLAGS = {
+    'source': {'default': 'multisimilarity', 'help': 'name of the loss of the embeddings, as for --loss'},
+    'target': {'default': 'multisimilarity', 'help': 'name of the loss of the larger embeddings, as for --loss'},
+    'T': {'argument': 'temperature', 'above': 0},
+    'w': {'argument': 'weight', 'at_least': 0},
+    'pool_aggr': {'default': False, 'help': 'compute the larger embeddings from mean plus maximum of the feature maps '
+                                            'instead of pooled features'},
+    'target_dims': {'default': [512, 1024, 1536, 2048], 'at_least': 1, 'help': 'dimensions of the larger embeddings'},
+    'feat_distill': {'default': False, 'help': 'distil from the features too, in addition to the larger embeddings'},
+    'feat_w': {'default': 50.0, 'at_least': 0, 'help': 'weight of the distillation from the features'},
+    'feat_distill_delay': {'default': 1000, 'at_least': 0, 'effect': {'loss_s2sd_feat_distill': True},
+                           'begins_after': 'the features are never distilled',
+                           'help': 'number of batches before the distillation from the features begins'},
+}
 
 
 def distillation(cosines, targets, temperature=1.0):
@@ -35,7 +49,7 @@ def s2sd_loss(batch, features, heads, source, targets, temperature=1.0, weight=5
         heads:          m functions from the features to larger embeddings [B, D_b], normalised here.
         source:         the loss of the embeddings, a function from [B, D] to a scalar.
         targets:        the losses of the larger embeddings, m functions from [B, D_b] to a scalar.
-        temperature:    T, which divides the cosines.
+        temperature:    T, temperature of the distillation; the cosines are divided by it.
         weight:         w, weight of the distillation from the larger embeddings.
         feature_weight: w_f, weight of the distillation from the features; 0 means no such distillation.
 

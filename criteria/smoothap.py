@@ -12,6 +12,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
+FLAGS = {'temperature': {'above': 0}}
 
 
 class SumOverRows(torch.autograd.Function):
@@ -57,7 +58,7 @@ def smoothap_loss(batch, labels, temperature=0.01):
     Args:
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
-        temperature: τ of the sigmoids σ(t / τ) that replace the comparisons of cosines.
+        temperature: τ, temperature of the sigmoids σ(t / τ) that replace the comparisons of cosines.
 
     Returns: scalar, the mean of 1 − AP over queries with a positive; as in the authors' code, the query itself counts
     among the retrieved samples and among the positives. A differentiable zero where no query has a positive.

@@ -12,6 +12,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'variance ratio'
+FLAGS = {'margin': {}, 'reg_lambda': {'at_least': 0}}
 
 
 def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
@@ -19,8 +20,8 @@ def snr_loss(batch, triplets, margin=0.2, reg_lambda=0.005):
     Args:
         batch:      [B, D] embeddings, used as they are.
         triplets:   [T, 3] int64 indices (anchor, positive, negative).
-        margin:     in units of the variance ratio.
-        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
+        margin:     margin, a ratio of noise variance to signal variance.
+        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding to zero.
 
     Returns: scalar, the mean of [ S_ap − S_an + margin ]₊ over the triplets that violate the margin, plus the
     regulariser, where S_ij = var(x_i − x_j) / var(x_i).

@@ -12,6 +12,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'variance ratio'
+FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'reg_lambda': {'at_least': 0}}
 
 
 def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lambda=0.0):
@@ -19,9 +20,9 @@ def snr_contrastive_loss(batch, labels, pos_margin=0.0, neg_margin=1.0, reg_lamb
     Args:
         batch:      [B, D] embeddings, used as they are.
         labels:     [B] int64.
-        pos_margin: m⁺, in units of the variance ratio S: positive pairs with a smaller ratio have no loss.
-        neg_margin: m⁻, in units of the variance ratio S: negative pairs with a larger ratio have no loss.
-        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding's components to zero.
+        pos_margin: m⁺, the ratio of variances S below which positive pairs add no loss.
+        neg_margin: m⁻, the ratio of variances S above which negative pairs add no loss.
+        reg_lambda: weight of the mean of |Σ_k x_ik|, which pulls the mean of each embedding to zero; 0 means none.
 
     Returns: scalar, the mean non-zero [ S − m⁺ ]₊ of the ordered positive pairs, plus the mean non-zero [ m⁻ − S ]₊ of
     the ordered negative pairs, plus the regulariser, where S_ij = var(x_i − x_j) / var(x_i).

@@ -16,38 +16,10 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-SAMPLES_CLASSES = True          # works with --class_sample_rate
-
-
-class SampledRows(torch.autograd.Function):
-    """Rows [S, ...] of weights [C, ...]. The gradient of the weights is a sparse tensor of these rows."""
-
-    @staticmethod
-    def forward(ctx, weights, rows):
-        ctx.save_for_backward(rows)
-        ctx.shape = weights.shape
-        return weights.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        rows, = ctx.saved_tensors
-        return torch.sparse_coo_tensor(rows[None], gradient, ctx.shape, is_coalesced=True, check_invariants=False), None
-
-
-def sample_classes(weights, labels, rate=1.0):
-    """
-    Partial softmax (An et al., 2020, https://arxiv.org/abs/2010.05222): the weights of the classes in the batch and of
-    further classes, sampled uniformly, up to the fraction `rate` of the C classes; and the labels [B] as indices of
-    these weights. With rate 1, the weights [C, ...] and labels themselves.
-    """
-    if rate == 1:
-        return weights, labels
-    n_sampled = int(rate * len(weights))
-    if n_sampled < len(labels):
-        n_sampled = max(n_sampled, len(labels.unique()))
-    priority = torch.rand(len(weights), device=labels.device).index_fill(0, labels, 2)
-    rows = priority.topk(n_sampled, sorted=False).indices.sort().values
-    return SampledRows.apply(weights, rows), torch.searchsorted(rows, labels)
+FLAGS = {
+    'lr': {'default': 1e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'temperature': {'above': 0},
+}
 
 
 def softmax_loss(batch, labels, weights, temperature=0.05):
@@ -56,7 +28,7 @@ def softmax_loss(batch, labels, weights, temperature=0.05):
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64 below C.
         weights:     [C, D], the class weights, normalised here.
-        temperature: the cosines are divided by it.
+        temperature: temperature; the cosines are divided by it.
 
     Returns: scalar, the mean cross entropy.
 
@@ -71,16 +43,14 @@ def softmax_loss(batch, labels, weights, temperature=0.05):
 
 
 class Criterion(torch.nn.Module):
-    """opt: loss_softmax_temperature, loss_softmax_lr, class_sample_rate, n_classes, embed_dim."""
+    """opt: loss_softmax_temperature, loss_softmax_lr, n_classes, embed_dim."""
 
     def __init__(self, opt):
         super().__init__()
-        self.rate = opt.class_sample_rate
         self.temperature, self.lr = opt.loss_softmax_temperature, opt.loss_softmax_lr
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        weights, labels = sample_classes(self.weights, labels, self.rate)
-        return softmax_loss(batch, labels, weights, self.temperature)
+        return softmax_loss(batch, labels, self.weights, self.temperature)

@@ -13,6 +13,15 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'n_centroids': {'default': 2, 'at_least': 1, 'help': 'number of centres per class'},
+    'margin_delta': {},
+    'gamma': {'above': 0},
+    'lambda': {'argument': 'scale'},
+    'reg_weight': {'at_least': 0},
+    'lrmulti': {'default': 1.0, 'at_least': 0, 'resumable': True,
+                'help': 'learning rate of the centres, as a multiple of --lr'},
+}
 
 
 def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, scale=8.0, reg_weight=0.2):
@@ -21,10 +30,10 @@ def softtriplet_loss(batch, labels, centroids, margin_delta=0.01, gamma=0.1, sca
         batch:        [B, D] embeddings, normalised here.
         labels:       [B] int64 below C.
         centroids:    [C, K, D], K per class, normalised here.
-        margin_delta: δ, a cosine, subtracted from the similarity between a sample and its own class.
+        margin_delta: δ, a cosine, subtracted from the similarity to the own class.
         gamma:        γ, temperature of the soft assignment to the centres of a class.
-        scale:        λ, multiplies the similarities.
-        reg_weight:   τ, weight of the mean distance between the centres of a class.
+        scale:        λ, factor of the similarities.
+        reg_weight:   τ, weight of the regulariser that pulls the centres of a class together.
 
     Returns: scalar, the mean cross entropy plus the weighted mean distance.
 

@@ -17,39 +17,13 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-SAMPLES_CLASSES = True          # works with --class_sample_rate
 MARGIN_UNIT = 'radian'
-
-
-class SampledRows(torch.autograd.Function):
-    """Rows [S, ...] of weights [C, ...]. The gradient of the weights is a sparse tensor of these rows."""
-
-    @staticmethod
-    def forward(ctx, weights, rows):
-        ctx.save_for_backward(rows)
-        ctx.shape = weights.shape
-        return weights.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        rows, = ctx.saved_tensors
-        return torch.sparse_coo_tensor(rows[None], gradient, ctx.shape, is_coalesced=True, check_invariants=False), None
-
-
-def sample_classes(weights, labels, rate=1.0):
-    """
-    Partial softmax (An et al., 2020, https://arxiv.org/abs/2010.05222): the weights of the classes in the batch and of
-    further classes, sampled uniformly, up to the fraction `rate` of the C classes; and the labels [B] as indices of
-    these weights. With rate 1, the weights [C, ...] and labels themselves.
-    """
-    if rate == 1:
-        return weights, labels
-    n_sampled = int(rate * len(weights))
-    if n_sampled < len(labels):
-        n_sampled = max(n_sampled, len(labels.unique()))
-    priority = torch.rand(len(weights), device=labels.device).index_fill(0, labels, 2)
-    rows = priority.topk(n_sampled, sorted=False).indices.sort().values
-    return SampledRows.apply(weights, rows), torch.searchsorted(rows, labels)
+FLAGS = {
+    'n_centers': {'default': 3, 'at_least': 1, 'help': 'number of centres per class'},
+    'angular_margin': {},
+    'feature_scale': {'above': 0},
+    'lr': {'default': 0.0005, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the centres'},
+}
 
 
 def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_scale=64.0):
@@ -59,7 +33,7 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
         labels:         [B] int64 below C.
         centers:        [C, K, D], K per class, normalised here; only the nearest centre of a class counts.
         angular_margin: m, in radians, added to the angle θ between a sample and its own class.
-        feature_scale:  s, multiplies the cosines.
+        feature_scale:  s, factor of the cosines.
 
     Returns: scalar, the mean cross entropy; where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
 
@@ -82,14 +56,10 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
 
 
 class Criterion(torch.nn.Module):
-    """
-    opt: loss_subcenter_arcface_n_centers, _angular_margin, _feature_scale, _lr, class_sample_rate, n_classes,
-    embed_dim.
-    """
+    """opt: loss_subcenter_arcface_n_centers, _angular_margin, _feature_scale, _lr, n_classes, embed_dim."""
 
     def __init__(self, opt):
         super().__init__()
-        self.rate = opt.class_sample_rate
         self.angular_margin = opt.loss_subcenter_arcface_angular_margin
         self.feature_scale, self.lr = opt.loss_subcenter_arcface_feature_scale, opt.loss_subcenter_arcface_lr
         limit = opt.embed_dim ** -0.5
@@ -98,5 +68,4 @@ class Criterion(torch.nn.Module):
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        centers, labels = sample_classes(self.centers, labels, self.rate)
-        return subcenter_arcface_loss(batch, labels, centers, self.angular_margin, self.feature_scale)
+        return subcenter_arcface_loss(batch, labels, self.centers, self.angular_margin, self.feature_scale)

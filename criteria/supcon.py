@@ -13,6 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
+FLAGS = {'temperature': {'above': 0}}
 
 
 def supcon_loss(batch, labels, temperature=0.1, references=None, reference_labels=None, own=None):
@@ -20,9 +21,9 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
     Args:
         batch:       [B, D] embeddings, normalised here.
         labels:      [B] int64.
-        temperature: the cosines are divided by it.
-        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and
-                     the index [B] of each sample among them; by default the batch.
+        temperature: temperature; the cosines are divided by it.
+        references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
+                     index [B] of each sample among them; by default the batch.
 
     Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
     except i, and p are the positives of i; a differentiable zero without such an anchor.

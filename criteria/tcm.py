@@ -14,6 +14,12 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = False
 MARGIN_UNIT = 'cosine'
+FLAGS = {
+    'margin_pos': {},
+    'margin_neg': {},
+    'weight_pos': {'at_least': 0},
+    'weight_neg': {'at_least': 0},
+}
 
 
 def tcm_loss(batch, labels, margin_pos=0.9, margin_neg=0.5, weight_pos=1.0, weight_neg=1.0):
@@ -21,8 +27,8 @@ def tcm_loss(batch, labels, margin_pos=0.9, margin_neg=0.5, weight_pos=1.0, weig
     Args:
         batch:      [B, D] embeddings, normalised here.
         labels:     [B] int64.
-        margin_pos: m⁺; a positive pair with a cosine s ≤ m⁺ is hard.
-        margin_neg: m⁻; a negative pair with a cosine s ≥ m⁻ is hard.
+        margin_pos: m⁺, margin of positive pairs; those with a cosine up to it are hard and add to the loss.
+        margin_neg: m⁻, margin of negative pairs; those with at least this cosine are hard and add to the loss.
         weight_pos: λ⁺, weight of the term of the positive pairs.
         weight_neg: λ⁻, weight of the term of the negative pairs.
 

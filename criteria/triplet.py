@@ -15,6 +15,7 @@ REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
 MARGIN_UNIT = 'distance^power'  # power: --loss_triplet_power
+FLAGS = {'margin': {}, 'power': {'above': 0}, 'active_only': {}}
 
 
 def squared_distances(batch):
@@ -33,7 +34,7 @@ def to_power(squared, apart, power):
     return squared.where(apart, 1).pow(power / 2).where(apart, 0)
 
 
-def triplet_violations(batch, triplets, margin=0.2, power=2):
+def triplet_violations(batch, triplets, margin=0.2, power=2.0):
     """[ d_ap^power − d_an^power + margin ]₊ of each triplet: [T]. Arguments as in triplet_loss."""
     anchors, positives, negatives = triplets.T
     if len(triplets) > 4 * len(batch):
@@ -46,7 +47,7 @@ def triplet_violations(batch, triplets, margin=0.2, power=2):
     return F.relu(d_ap - d_an + margin)
 
 
-def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
+def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2.0):
     """
     triplet_violations of every triplet that the masks [B, B] make, without listing the triplets: [P, B], with a row for
     each of the P positive pairs (a, p) and a column for each sample n, 0 where (a, n) is no negative pair; and the
@@ -60,15 +61,16 @@ def violations_of_pairs(batch, positives, negatives, margin=0.2, power=2):
     return F.relu(gaps), n_triplets.sum()
 
 
-def triplet_loss(batch, triplets, margin=0.2, power=2, active_only=False, log=None):
+def triplet_loss(batch, triplets, margin=0.2, power=2.0, active_only=False, log=None):
     """
     Args:
         batch:       [B, D] embeddings, used as they are.
         triplets:    [T, 3] int64 indices (anchor, positive, negative); or two bool masks [B, B], the positives and the
                      negatives of each anchor (row), for every triplet that they make.
-        margin:      in units of distance^power.
-        power:       2: squared distances (FaceNet, Roth et al.); 1: plain distances (Musgrave et al.).
-        active_only: average over the triplets that violate the margin, instead of over all triplets.
+        margin:      margin, in units of the distance to the power `power`.
+        power:       exponent of the distances: 2 for squared distances (FaceNet), 1 for plain distances (Musgrave et
+                     al.).
+        active_only: average over the margin-violating triplets only, instead of over all triplets.
         log:         a dict that receives `tuples`, the number of triplets, and `active_tuples`, the number of triplets
                      that violate the margin.
 

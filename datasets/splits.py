@@ -146,7 +146,7 @@ def split(opt, table):
     table -> {'train': [image index], 'val': [...] if there is a validation split, 'test': [...]}.
 
     Raises UserError if a split would be empty. With --test_size 0 there is no test split; where nothing is trained
-    (--evaluate, --embed, --draw, --check_overlap), there are only the splits that have images.
+    (--evaluate), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
     moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
@@ -165,7 +165,7 @@ def split(opt, table):
     needed = {'train', 'test', *splits}
     if chosen in SIZED and opt.test_size == 0:
         needed.remove('test')
-    if (opt.evaluate or opt.embed or opt.draw or opt.check_overlap) and any(splits.values()):
+    if opt.evaluate and any(splits.values()):
         needed.clear()
     for name in needed:
         if not splits.get(name):

@@ -22,16 +22,13 @@ import parameters  # noqa: E402
 from batch_mining import BATCHMINERS  # noqa: E402
 from criteria import CRITERIA  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
-from launching import script  # noqa: E402
-from reports import final_rows  # noqa: E402
-from studies import page as study_page  # noqa: E402
-from studies import study  # noqa: E402
+from studies import methods  # noqa: E402
+from studies.pages import markdown_table  # noqa: E402
 from utilities import command_line  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
-BENCHMARKS = {'losses': 'benchmarks_losses', 'miners': 'benchmarks_batches', 'samplers': 'benchmarks_batches'}
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
@@ -65,9 +62,9 @@ class Reads:
 
 @cache
 def benchmark(kind):
-    """[lines] of each table of the benchmarks."""
-    blocks = (ROOT / 'docs' / f'{BENCHMARKS[kind]}.md').read_text().split('\n\n')
-    return [block.splitlines() for block in blocks if block.startswith('|')]
+    """[lines] of each table of the benchmarks of a kind."""
+    text = (ROOT / 'benchmarks' / 'README.md').read_text().partition(f'\n## {kind.capitalize()}\n')[2]
+    return [block.splitlines() for block in text.partition('\n## ')[0].split('\n\n') if block.startswith('|')]
 
 
 @cache
@@ -197,7 +194,7 @@ def defaults():
 def flags_table(kind, name):
     flags = flags_of(kind, name)
     rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
-    return study_page.markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
+    return markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
         'It has no flags.']
 
 
@@ -233,7 +230,7 @@ def measured(kind, name):
         rows = [row for row in table[2:] if name in re.split(r'[+ ]|, ', row.split('|')[1].strip().replace('`', ''))]
         if rows:
             lines += ['', *table[:2], *rows]
-    return [f'From [the benchmarks](../../{BENCHMARKS[kind]}.md), which explain the columns.', *lines] if lines else [
+    return ['From `benchmarks/README.md`, which explains the columns.', *lines] if lines else [
         'Not measured.']
 
 
@@ -241,7 +238,7 @@ def recipes(kind, name):
     """A row for each file of configs/papers/ that uses the method."""
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in papers()
             if name in str(settings.get(KINDS[kind][2], '')).split('+')]
-    return study_page.markdown_table(['paper and data', 'command'], rows) if rows else [
+    return markdown_table(['paper and data', 'command'], rows) if rows else [
         'No file of `configs/papers/` uses it.']
 
 
@@ -255,19 +252,10 @@ def papers():
 
 
 @cache
-def found():
-    """The study of studies/rows/study.csv."""
-    folder = ROOT / 'studies'
-    return study.gather(final_rows.read(folder / 'rows' / 'study.csv'), {
-        section: script.commands(folder / 'Study_Runs.sh', {'SECTIONS': section}) for section in study.SECTIONS})
-
-
-@cache
 def shown_results():
     """[(words of the command, lines)] of each method of the study."""
-    return [(method.command.split(), [f'### {method.name}, {study.named(method.data)}', '',
-                                      *study_page.of_method(method)])
-            for method in found().methods.values() if method.runs]
+    return [(method.command.split(), [f'### {method.name}, {method.title}', '', *method.lines()])
+            for method in methods.read().values()]
 
 
 def results(kind, name):
@@ -277,8 +265,8 @@ def results(kind, name):
         chosen = [words[index + 1] for index, word in enumerate(words[:-1]) if word == f'--{KINDS[kind][2]}']
         if chosen and name in chosen[-1].split('+'):
             lines += shown
-    return ['Means over seeds, ± half of the 95 % interval. [results.md](../../results.md) explains the protocol, '
-            '[the rows of the study](../../study_rows.md) compare all methods.', '', *lines] if lines else [
+    return ['Means over seeds, ± half of the 95 % interval. [results.md](../../results.md) explains the protocol, and '
+            'compares all methods.', '', *lines] if lines else [
         'The study does not train it.']
 
 
@@ -306,8 +294,7 @@ def page(kind, name):
 
 def pages():
     """{path in the site: Markdown} of all generated pages."""
-    made = {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
-    return made | {'study_rows.md': '\n'.join(study_page.rows_of(found(), 'results'))}
+    return {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
 
 
 def on_files(files, config):

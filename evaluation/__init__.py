@@ -1,8 +1,7 @@
 """Evaluates one network: which images (protocol.py), the metrics of their embeddings (metrics.py), and pictures."""
-from evaluation import codes, curves, geometry, open_set, projector, ranking
+from evaluation import curves, geometry, projector, ranking
 from evaluation.embedding import embed, independent_of_batch
 from evaluation.metrics import METRICS, Pool, compute, parse
-from evaluation.overlap import check as check_overlap
 from evaluation.pictures import PICTURES, distances_by_split, draw
 from evaluation.protocol import (
     as_evaluated,
@@ -20,7 +19,7 @@ from evaluation.protocol import (
 )
 from evaluation.titles import table
 
-__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'check_overlap', 'codes',
-           'compute', 'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'of_level', 'open_set', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
+__all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute',
+           'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
+           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

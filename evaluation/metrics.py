@@ -2,7 +2,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ class Pool:
     """
     embeddings: torch.Tensor
     labels: np.ndarray
+    _: KW_ONLY
     is_query: np.ndarray | None = None
     in_gallery: np.ndarray | None = None
     groups: np.ndarray | None = None
@@ -163,7 +164,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
     """
     embeddings = finite(embeddings.float())
     if pool is None:
-        pool = Pool(embeddings, labels, is_query, levels=levels, norms=norms)
+        pool = Pool(embeddings, labels, is_query=is_query, levels=levels, norms=norms)
     else:
         others = pool.embeddings
         pool = replace(pool, embeddings=embeddings if others is embeddings else finite(others.float()))

@@ -24,18 +24,18 @@ def check(opt):
 
 def draw(opt, model, data, criterion, folder):
     """
-    Saves --pictures of the split protocol.split_of_pictures() in `folder`, as PNG and SVG (--draw). Raises UserError if
-    `folder` cannot be made, or no picture is asked for.
+    Saves --pictures of the split protocol.split_of_pictures() in `folder`, as PNG and SVG. Raises UserError if `folder`
+    cannot be made, or no picture is asked for.
     """
     if not set(opt.pictures) & {*PICTURES}:
-        raise UserError(f'--draw {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
+        raise UserError(f'pictures {folder}: there is nothing to draw with --pictures {opt.pictures[0]}, which may be '
                         f'the setting of the run; name some of {", ".join(PICTURES)}')
     if processes.is_main() and not Path(folder).parent.is_dir():
-        raise UserError(f'--draw {folder}: there is no folder {Path(folder).parent}')
-    processes.of_main(require_writable_folder, folder, '--draw')
+        raise UserError(f'pictures {folder}: there is no folder {Path(folder).parent}')
+    processes.of_main(require_writable_folder, folder, 'pictures')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
-    files = processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))
+    files = [Path(file) for file in processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))]
     for file in files:
         print(file)
     drawn = {file.stem for file in files}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evaluation import geometry, open_set, reranking, titles
+from evaluation import geometry, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, compute, parse
 from evaluation.ranking.neighbours import rows_of
@@ -42,34 +42,21 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
     metrics = opt.evaluation_metrics
     if epoch is not None and epoch % opt.cluster_every and epoch != opt.n_epochs:
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
-    splits, rerankings = splits_to_evaluate(opt, data), {}
-    if opt.rerank and epoch in (None, 0, opt.n_epochs):
-        plain = {reranking.PLAIN: {}} if epoch is None else {}
-        rerankings = plain | reranking.settings(opt, data.evaluation.get('train'))
+    splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits, criterion)
-    row = processes.of_main(metrics_of, opt, embedded, splits, metrics, rerankings)
-    return row | (processes.of_main(open_set.metrics, opt, data, embedded) if opt.open_set else {}), embedded
+    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
 
 
 def show(opt, built):
-    """
-    --evaluate: prints the metrics of the Parts `built`, and with --rerank the metrics after each re-ranking; saves the
-    thresholds of the run, if --open_set is given.
-    """
-    if 'open_set' in opt.given:
-        processes.of_main(require_writable, open_set.file_of(opt.evaluate), '--open_set: the file')
-    row, embedded = evaluate(opt, built.model, built.data, built.criterion)
+    """--evaluate: prints the metrics of the Parts `built`."""
+    row, _ = evaluate(opt, built.model, built.data, built.criterion)
     print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
-    if opt.rerank:
-        print(f'\n{reranking.table(row, reranking.settings(opt, built.data.evaluation.get("train")))}')
-    if 'open_set' in opt.given:
-        processes.of_main(open_set.save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
-def metrics_of(opt, embedded, splits, metrics, rerankings=None):
+def metrics_of(opt, embedded, splits, metrics):
     """
-    The `metrics` of `splits` as evaluate() returns them, also after `rerankings`, {method: its parameters}. embedded:
-    {split: Embedded}, with the training split.
+    The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split where
+    --eval_reference needs it.
     """
     row = {}
     if same := [split for split in splits if are_same(embedded[split].embeddings)]:
@@ -84,10 +71,6 @@ def metrics_of(opt, embedded, splits, metrics, rerankings=None):
                              ranking=part.ranking, pool=pool,
                              backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
-            for method, parameters in (rerankings or {}).items():
-                values = reranking.compute_with(opt, method, parameters, metrics, pool)
-                row |= {columns.of_reranking(method, Column(split, name, level).name): value
-                        for name, value in values.items()}
     return row
 
 
@@ -112,7 +95,7 @@ def validate(opt, model, data, metrics):
 
 def write_embeddings(opt, model, data, file):
     """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError if it cannot be written."""
-    processes.of_main(require_writable, file, '--embed')
+    processes.of_main(require_writable, file, 'embeddings')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
     processes.of_main(write, {split: embedded[split] for split in splits}, file)
@@ -121,10 +104,9 @@ def write_embeddings(opt, model, data, file):
 
 def embed_splits(opt, model, data, splits, criterion=None):
     """
-    {split: Embedded} of `splits`, of those that --open_set needs, and of the training split if it is in the gallery or
-    --pca is fitted on it.
+    {split: Embedded} of `splits`, and of the training split if it is in the gallery or --pca is fitted on it.
     """
-    wanted = {*splits, *open_set.splits(opt), *(['train'] if opt.eval_reference != 'self' or opt.pca else [])}
+    wanted = {*splits, *(['train'] if opt.eval_reference != 'self' or opt.pca else [])}
     needed = [split for split in data.evaluation if split in wanted]
     embedded = {split: embed(opt, model, data.evaluation[split], split, opt.eval_features, opt.eval_autocast)
                 for split in needed}
@@ -201,8 +183,8 @@ def pool_of(opt, embedded, split, level):
     groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
     cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
-    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query, in_gallery, groups, cameras,
-                superclasses_of([part.images for part in parts]), norms)
+    return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query=is_query, in_gallery=in_gallery,
+                groups=groups, cameras=cameras, levels=superclasses_of([part.images for part in parts]), norms=norms)
 
 
 def superclasses_of(parts):
@@ -238,8 +220,7 @@ def check_metrics(opt):
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
-    is_training = not (opt.evaluate or opt.embed or opt.draw or opt.export or opt.check_overlap)
-    for name in opt.storage_metrics:
+    for name in opt.storage_metrics if not opt.evaluate else ():
         metric, level = of_level(name)
         if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
@@ -247,9 +228,9 @@ def check_metrics(opt):
         if not parse(metric)[1].select:
             raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
                             'clustering metric')
-        if is_training and level not in opt.eval_level:
+        if level not in opt.eval_level:
             raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated; add it to --eval_level')
-        if is_training and parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
+        if parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
             raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
                             'metric, or add class to --eval_level')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
@@ -267,10 +248,7 @@ def check_data(opt, data):
     if (opt.eval_reference != 'self' or opt.pca) and 'train' not in data.evaluation:
         flag = f'--pca {opt.pca}' if opt.eval_reference == 'self' else f'--eval_reference {opt.eval_reference}'
         raise UserError(f'{flag} needs the training split, and --dataset {opt.dataset} has none here: leave it out')
-    if not opt.check_overlap:
-        note_skipped(opt, data)
-    if opt.open_set and not (opt.embed or opt.draw or opt.check_overlap):
-        open_set.check(opt, data)
+    note_skipped(opt, data)
     if opt.eval_reference == 'self':
         return
     evaluated = [data.evaluation[split] for split in splits_to_evaluate(opt, data) if split != 'train']

@@ -94,7 +94,7 @@ def table(row):
     """
     The metrics of evaluate() as text: a line per metric, a column per split, with all digits.
 
-    row: {column: float, or the array of rho_spectrum@0, of which only the length and the largest value are printed}.
+    row: {column: float, or the values of rho_spectrum@0, of which only the length and the largest value are printed}.
 
     >>> print(table({'train_nmi': 0.5, 'test_nmi': 0.25, 'test_parent_nmi': 0.75}))
     metric      train  test
@@ -105,7 +105,7 @@ def table(row):
     splits = [split for split in columns.SPLITS if any(column.split == split for column, _ in found)]
     lines = {'metric': dict(zip(splits, splits, strict=True))}
     for column, value in found:
-        text = repr(value) if isinstance(value, float) else f'{len(value)} values, the largest {value.max():.6f}'
+        text = repr(value) if isinstance(value, float) else f'{len(value)} values, the largest {max(value):.6f}'
         lines.setdefault(column.at_split, {})[column.split] = text
     cells = [[name, *(texts.get(split, '') for split in splits)] for name, texts in lines.items()]
     return aligned(cells, n_left=len(cells[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from records import columns
+from records import columns, published
 from records.run_folder import LAST
 from utilities.errors import UserError
 from utilities.files import atomic, kind_of
@@ -83,10 +83,13 @@ class Checkpoint:
 
 def load(path):
     """
-    A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled.
+    A checkpoint file of this program, on the CPU; nothing but tensors and plain values is unpickled. For the weights in
+    a folder for others, what records.published reads there.
 
     Raises UserError if it is not one, or damaged: torch saves zip archives, whose members have CRC-32 checksums.
     """
+    if Path(path).suffix == '.safetensors':
+        return published.read(Path(path).parent)
     require_whole(path)
     try:
         states = torch.load(path, map_location='cpu', weights_only=True)
@@ -163,9 +166,13 @@ def checksum(state):
 
 
 def find(place):
-    """A run folder or a checkpoint file -> the checkpoint file; for a folder, its last checkpoint."""
+    """
+    A run folder or a checkpoint file -> the checkpoint file; for a folder, its last checkpoint. A folder that was
+    exported -> the weights in it.
+    """
     path = Path(place)
-    path = path / LAST if path.is_dir() else path
+    if path.is_dir():
+        path = path / (published.BACKBONE if published.is_folder(path) else LAST)
     if not path.is_file():
         raise UserError(f'{place}: there is no checkpoint {path}')
     return path

@@ -3,8 +3,8 @@ The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<lev
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
 `sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
 `ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), `kreciprocal_<split>_<metric>` and
-`alphaqe_<split>_<metric>` the metric after a re-ranking (--rerank), and `step_<name>` the mean of `train/<name>` over
-the training steps (--tuple_statistics).
+`alphaqe_<split>_<metric>` the metric after a re-ranking (retrieval/reranking.py; in runs of earlier versions), and
+`step_<name>` the mean of `train/<name>` over the training steps (--tuple_statistics).
 """
 import re
 from typing import NamedTuple

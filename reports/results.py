@@ -27,8 +27,6 @@ def report(opt, planned=()):
     for flag, folder in (('--figures', opt.figures), ('--cache', opt.project and opt.cache)):
         if folder:
             require_writable_folder(folder, flag)
-    if opt.folds:
-        raise UserError('--folds goes with --study')
     if opt.compare:
         if ignored := [f'--{name}' for name in (*tables.FORMATS, 'rows', 'figures') if getattr(opt, name)]:
             raise UserError(f'--compare prints a table and writes no file; leave out {", ".join(ignored)}')

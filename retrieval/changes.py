@@ -9,9 +9,9 @@ import numpy as np
 from tqdm import tqdm
 
 from datasets import decoding
-from evaluation.codes import to_int8
 from records import lock
 from retrieval import loading, search, store, unknown
+from retrieval.codes import to_int8
 from retrieval.index import Index
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary, require_writable, write_text

@@ -1,15 +1,23 @@
-"""main.py --export: a trained network in one file for other programs, from uint8 images to embeddings."""
+"""
+Evaluate_Network.py RUN export: a trained network for other programs: a file that computes embeddings, or a folder of
+weights.
+"""
+import contextlib
 import importlib.util
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 
 import torch
 
-from architectures import low_rank
-from retrieval import loading
+import architectures
+from architectures import low_rank, timm_models
+from records import checkpoint, published
+from retrieval import loading, model_card
 from utilities.errors import UserError, choose
-from utilities.files import atomic, require_writable
+from utilities.files import atomic, require_writable, require_writable_folder, writing
 
 
 class Exported(torch.nn.Module):
@@ -39,32 +47,89 @@ def save_onnx(program, file, description):
     converted.save(file)
 
 
+def flags(parser):
+    parser.add_argument('file', nargs='?', metavar='FILE', help='a file that ends in .pt2 or .onnx')
+    parser.add_argument('--hub', metavar='FOLDER',
+                        help='in place of FILE: a new folder with safetensors, config.json and a model card')
+
+
+def work(opt):
+    if bool(opt.file) == bool(opt.hub):
+        raise UserError('export: give either a FILE that ends in .pt2 or .onnx, or --hub FOLDER')
+    write(opt, opt.evaluate, opt.hub or opt.file, hub=bool(opt.hub))
+
+
 FORMATS = {'.pt2': save_pt2, '.onnx': save_onnx}
 
 
-def write(opt, run, file):
+def write(opt, source, target, hub=False):
     """
-    Writes the trained network of `run` to `file`, atomically, with the adapters of --lora_rank merged into the weights;
-    with --eval_ema, the moving average of the weights. A JSON text in the file, description.json, describes the input.
+    Writes the trained network of `source`, a run folder or checkpoint, for other programs, atomically, with the
+    adapters of --lora_rank merged into the weights; with --eval_ema, the moving average of the weights.
+
+    target: a .pt2 or .onnx file with the whole computation; a JSON text in it, description.json, describes the input.
+            With hub, a folder with weights and a model card (write_folder).
 
     Raises UserError for an unknown file name extension, a missing package or folder, and --pca.
     """
-    require_writable(file, '--export')
-    save = choose(FORMATS, Path(file).suffix, f'--export {file}: file name extension')
+    check = require_new_folder if hub else require_writable
+    check(target, 'export --hub' if hub else 'export')
+    save = None if hub else choose(FORMATS, Path(target).suffix, f'export {target}: file name extension')
     missing = [name for name in ('onnx', 'onnxscript') if save is save_onnx and not importlib.util.find_spec(name)]
     if missing:
-        raise UserError(f'--export {file}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
+        raise UserError(f'export {target}: .onnx needs {" and ".join(missing)}: pip install onnx onnxscript')
     if opt.pca:
-        raise UserError(f'--export {file}: the components of --pca {opt.pca} are fitted on the training images and '
+        raise UserError(f'export {target}: the components of --pca {opt.pca} are fitted on the training images and '
                         'cannot be exported; give --pca 0')
     opt.device = 'cpu'
-    network, transform = loading.restore(opt, run)
+    network, transform = loading.restore(opt, source)
     low_rank.merge(network.to(memory_format=torch.contiguous_format))    # other layouts are not saved well
     size, steps = network.input_size, [str(step) for step in transform.pipeline.transforms]
     description = {'input': f'uint8 RGB [B, 3, {size}, {size}]', 'before': steps, 'network': network.id}
-    example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-    with torch.no_grad():
-        program = torch.export.export(Exported(network), (example,), dynamic_shapes=({0: torch.export.Dim('batch')},))
-    with atomic(file) as temporary:
-        save(program, temporary, json.dumps(description))
-    print(f'{file}: {description["input"]} -> float32 embeddings, after {", ".join(steps)}')
+    if hub:
+        write_folder(opt, network, source, Path(target), description)
+    else:
+        example = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+        batch = {0: torch.export.Dim('batch')}
+        with torch.no_grad():
+            program = torch.export.export(Exported(network), (example,), dynamic_shapes=(batch,))
+        with atomic(target) as temporary:
+            save(program, temporary, json.dumps(description))
+    print(f'{target}: {description["input"]} -> float32 embeddings, after {", ".join(steps)}')
+
+
+def require_new_folder(folder, flag):
+    """Raises UserError where `folder` cannot be made, or has files already."""
+    require_writable_folder(folder, flag)
+    if Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise UserError(f'{flag} {folder}: this folder has files already; give a new one')
+
+
+def write_folder(opt, network, source, folder, description):
+    """
+    Writes a folder that can be pushed to Hugging Face as it is: model.safetensors, the backbone with the names of its
+    library; embedding.safetensors, all other weights; config.json; and README.md, the model card. timm loads the
+    backbone from it (--arch timm:local-dir:FOLDER), and this program the whole network, wherever it takes a run folder.
+    """
+    flags = {name: getattr(opt, name) for name in published.FLAGS}
+    module, name = architectures.find(opt.arch)
+    temporary = folder.with_name(f'.{folder.name}.{os.getpid()}.tmp')
+    try:
+        with writing(folder):
+            temporary.mkdir(parents=True)
+            if module is timm_models:
+                flags['arch'] = opt.arch.replace(name, timm_models.name_in_timm(opt, name))    # not a place of its own
+                if not opt.prompts:                          # timm's networks have none
+                    timm_models.save(opt, network.model, temporary)
+            states = checkpoint.load(checkpoint.find(source))
+            published.write(temporary, network.model.state_dict(), flags, states['epoch'], description)
+            text = model_card.text(opt, flags, source, states, description, network)
+            (temporary / 'README.md').write_text(text, encoding='utf-8')
+            # what cannot be loaded again is not left behind
+            with contextlib.redirect_stdout(io.StringIO()):
+                loading.load(temporary, 'cpu')
+            if folder.is_dir():
+                folder.rmdir()
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evaluation.codes import Int8
 from retrieval import search, store, unknown
+from retrieval.codes import Int8
 from retrieval.loading import load
 from utilities.errors import UserError
 
@@ -25,7 +25,7 @@ class Index:
     paths:      list of N absolute paths.
     embeddings: [N, D] float32 array, mapped into memory.
     open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
-    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, an evaluation.codes.Int8, whose rows
+    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, an retrieval.codes.Int8, whose rows
                 are decoded by indexing, and numpy.asarray() of which decodes all.
     stored:     what the file of the embeddings holds: embeddings, or codes [N, D + 4] uint8.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.

@@ -1,5 +1,6 @@
 """
---evaluate RUN --on DATA_SET ...: a trained network on other data sets, each alone and in the union of their galleries.
+Evaluate_Network.py RUN other_data DATA_SET ...: a trained network on other data sets, each alone and in the union of
+their galleries.
 
 The union is the protocol of UnED, one gallery for all domains: Ypsilantis et al., ICCV 2023,
 https://arxiv.org/abs/2309.01858.
@@ -21,18 +22,23 @@ from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 
 METRICS = ['e_recall@1', 'map_at_r']                         # where the command line gives no --evaluation_metrics
-NOT_WITH = ('rerank', 'pca', 'eval_reference', 'eval_level', 'eval_features', 'splits_to_eval')
+WITHOUT = ('pca', 'eval_reference', 'eval_level', 'eval_features', 'splits_to_eval', 'bootstrap')
 SPLITTING = {'split_scheme': None, 'splits': None, 'splits_step': None, 'test_size': 0.5, 'test_start': 0.5, 'fold': 0,
              'use_tv_split': False}                          # of data sets that the run was not trained on
 
 
-def report(opt):
-    """Evaluates the network of --evaluate on the data sets of --on, and prints a table for each metric."""
+def flags(parser):
+    parser.add_argument('data_sets', nargs='+', metavar='DATA_SET',
+                        help='names of data sets, as cub200, or folder:PATH; the data of the run are one of them')
+
+
+def work(opt):
+    """Evaluates the network on the data sets, and prints a table for each metric."""
     check(opt)
     opt.device = device.select(opt)
     trunk, kind = trunk_of(opt), 'random' if opt.not_pretrained and not opt.weights else 'frozen'
     trained = parts.restore_network(opt, opt.evaluate)               # after the trunk: it drops the pretrained weights
-    sets = {name: test_split(opt, name, trained.input_size) for name in opt.on}
+    sets = {name: test_split(opt, name, trained.input_size) for name in opt.data_sets}
     found = {}
     for name, model in ((f'{kind} trunk', trunk), ('trained', trained)):
         is_trunk = model is trunk
@@ -46,22 +52,18 @@ def report(opt):
 
 
 def check(opt):
-    """Raises UserError for flags that --on does not take, and for data sets that do not exist or are named twice."""
-    for flag in NOT_WITH:
-        if flag in opt.given:
-            raise UserError(f'--{flag} does not go with --on, which evaluates the embeddings of test splits by class; '
-                            'leave one of them out')
+    """Raises UserError for a loss with a distance of its own, and for data sets that cannot be evaluated."""
     if criteria.ranks(opt):
-        raise UserError(f'--on: --loss {opt.loss} ranks by a distance of its own, which --on does not know')
-    for name in opt.on:
-        choose(datasets.DATASETS, name.partition(':')[0], '--on')
+        raise UserError(f'other_data: --loss {opt.loss} ranks by a distance of its own, which it does not know')
+    for name in opt.data_sets:
+        choose(datasets.DATASETS, name.partition(':')[0], 'other_data')
         if ':' in name and not name.startswith('folder:'):
-            raise UserError(f'--on {name}: only folder takes a path; the others are found in --source_path')
-        if opt.on.count(name) > 1:
-            raise UserError(f'--on {name}: named twice; its images would be their own neighbours')
+            raise UserError(f'other_data {name}: only folder takes a path; the others are found in --source_path')
+        if opt.data_sets.count(name) > 1:
+            raise UserError(f'other_data {name}: named twice; its images would be their own neighbours')
     for name in metrics_of(opt):
         if evaluation.parse(name)[1].needs != 'ranks':
-            raise UserError(f'--evaluation_metrics {name}: --on computes metrics of ranks only, such as e_recall@1')
+            raise UserError(f'--evaluation_metrics {name}: other_data has metrics of ranks only, such as e_recall@1')
 
 
 def metrics_of(opt):
@@ -83,7 +85,8 @@ def test_split(opt, name, input_size):
                 setattr(own, flag, value)
     images = datasets.select(own, input_size).evaluation.get('test')
     if images is None:
-        raise UserError(f'--on {name}: it has no test split here; --split_scheme half --test_size 1 tests all classes')
+        raise UserError(f'other_data {name}: it has no test split here; --split_scheme half --test_size 1 tests all '
+                        'classes')
     return images
 
 
@@ -105,8 +108,8 @@ def alone_and_together(opt, embedded, images):
     points, found = torch.cat(embedded), []
     for number, (part, own) in enumerate(zip(images, embedded, strict=True)):
         asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
-        union = evaluation.Pool(points, labels, np.concatenate(asked), np.concatenate(gallery))
-        alone = evaluation.Pool(own, part.labels, part.is_query, part.in_gallery)
+        union = evaluation.Pool(points, labels, is_query=np.concatenate(asked), in_gallery=np.concatenate(gallery))
+        alone = evaluation.Pool(own, part.labels, is_query=part.is_query, in_gallery=part.in_gallery)
         values = [evaluation.compute(metrics_of(opt), pool.embeddings, pool.labels, pool=pool,
                                      backend=opt.ranking_backend) for pool in (alone, union)]
         found.append({name: tuple(value[name] for value in values) for name in metrics_of(opt)})

@@ -2,7 +2,7 @@
 The files of an index folder. index.json has its own CRC-32 checksum, in the key crc32, and names the other files, with
 the number of bytes and the checksum of each:
 
-    embeddings   float32 [N, D], one row after the other; or codes, uint8 [N, D + 4] (evaluation.codes.to_int8)
+    embeddings   float32 [N, D], one row after the other; or codes, uint8 [N, D + 4] (retrieval.codes.to_int8)
     photos       N lines of JSON: [path, size of the file in bytes, time of its modification in ns]
     centroids, cells   float32 [C, D] and int32 [N], of an inverted file (search.py), where there is one
 

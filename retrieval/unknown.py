@@ -1,20 +1,32 @@
 """
 Whether a query is unknown, that is, of no class in the gallery: its nearest image is less similar than a threshold. It
-is calibrated by main.py --open_set (evaluation/open_set.py), or set by hand.
+is calibrated by Evaluate_Network.py RUN open_set (open_set.py), or set by hand.
 """
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 
-from evaluation.identification import row_at
-from evaluation.open_set import file_of
 from records import columns
+from records.checkpoint import LAST
 from retrieval import search
+from retrieval.identification import row_at
 from utilities.errors import UserError
 
 ERRORS = ('threshold', 'fpir', 'fnir')
 KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # of a row
+
+
+def folder_of(place):
+    """The folder of a run folder or checkpoint file."""
+    return Path(place) if Path(place).is_dir() else Path(place).parent
+
+
+def file_of(place):
+    """Where the thresholds of a run folder, or of one of its checkpoint files, are written."""
+    stem = '' if Path(place).is_dir() or Path(place).name == LAST else f'{Path(place).stem}_'
+    return folder_of(place) / f'{stem}open_set.json'
 
 
 def of_run(source, network_id):
@@ -31,15 +43,15 @@ def of_run(source, network_id):
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f'{file}: not readable ({error!r}); calibrate again: python main.py --evaluate {source} '
-                        '--open_set 0.5') from None
+        raise UserError(f'{file}: not readable ({error!r}); calibrate again: python Evaluate_Network.py '
+                        f'{source} open_set 0.5') from None
     if reason or not rows:
         return None, f'{file} has no threshold: {reason}'
     if known is None:
         return None, f'{file}: its thresholds are for {content.get("own_similarity")}, and an index has distances'
     if known != network_id:
         return None, (f'{file} was calibrated for other weights or settings of the network; calibrate again: python '
-                      f'main.py --evaluate {source} --open_set {content.get("share")}')
+                      f'Evaluate_Network.py {source} open_set {content.get("share")}')
     return rows, None
 
 
@@ -102,8 +114,8 @@ def identify(network, queries, gallery):
     unknown. Raises UserError if the run has no threshold, or the gallery is empty.
     """
     if not network.open_set:
-        raise UserError(f'{network.source}: it has no threshold for this network; calibrate one: python main.py '
-                        f'--evaluate {network.source} --open_set 0.5')
+        raise UserError(f'{network.source}: it has no threshold for this network; calibrate one: python '
+                        f'Evaluate_Network.py {network.source} open_set 0.5')
     if not len(gallery):
         raise UserError('the gallery has no images')
     queries, gallery = (np.ascontiguousarray(points, np.float32) for points in (queries, gallery))

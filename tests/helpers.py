@@ -14,6 +14,7 @@ import torch
 from torchvision.models import resnet
 
 import datasampler
+import Evaluate_Network
 from records import checkpoint
 
 if sys.platform == 'linux':
@@ -71,6 +72,11 @@ assert main.__file__.startswith(copy)
 from tests.blank import plots
 plots.install()
 """
+
+
+def after_training(*arguments):
+    """Runs Evaluate_Network.py's main with arguments; returns the exit code."""
+    return Evaluate_Network.main([str(argument) for argument in arguments])
 
 
 def rows_of(folder, without=('seconds',)):

@@ -61,7 +61,6 @@ TRAINED = LOSSES | {
     'pml with a miner': '--loss pml:TripletMarginLoss --batch_mining pml:TripletMarginMiner',
     'features and layer': '--loss features_and_layer --batch_mining none',
     'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
-    'sampled classes': '--loss arcface --batch_mining none --class_sample_rate 0.5 --optim adam',
     'cascade': '--loss margin --batch_mining distance --embed_dim 6 --cascade 1 --cascade_fractions 0.5',
     'cascade of pairs': '--loss contrastive+softmax --batch_mining all+none --embed_dim 6 --cascade 1 '
                         '--cascade_fractions 0.4 --xbm_size 25 --xbm_start 3',

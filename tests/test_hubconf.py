@@ -17,8 +17,11 @@ import torch
 
 import batch_mining
 import criteria
+import parameters
+import retrieval
 from docs import method_pages
 from records import checkpoint
+from retrieval import export
 from tests.criteria import cases
 from tests.helpers import folder_of, manual_seed, rows_of
 from training_step import TrainingStep
@@ -252,7 +255,7 @@ def test_the_first_step_of_lightning_is_that_of_a_run(first_step, tmp_path):
     assert [value.item() for value in losses] == [pytest.approx(kept.loss, abs=1e-6)]
 
 
-def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch):
+def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     assert run(*quick, '--n_epochs', '0') == 0
     folder, (images,) = folder_of(tmp_path), torch.randint(0, 256, (1, 3, 3, 16, 16), dtype=torch.uint8)
 
@@ -260,8 +263,8 @@ def test_a_network_of_a_run_and_of_its_exports(quick, run, tmp_path, monkeypatch
         assert command[:2] == [sys.executable, str(ROOT / 'main.py')]
         return SimpleNamespace(returncode=run(*command[2:]), stderr='main.py: error: what main.py says')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
-    found = load('network', folder)
-    import retrieval
+    export.write(parameters.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
+    found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad

@@ -16,7 +16,7 @@ import optimization
 import parts
 from records import checkpoint, run_folder
 from tests.conftest import draw_classes
-from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -282,13 +282,13 @@ def test_evaluate_only_prints_what_was_recorded(quick, run, tmp_path, capsys):
 
 def test_embed_writes_embeddings_labels_and_paths(quick, run, tmp_path):
     assert run(*quick) == 0
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz', allow_pickle=False)
     assert written['embeddings'].shape == (36, 16) and written['embeddings'].dtype == np.float32
     assert written['labels'].tolist() == sorted(written['labels'].tolist()) and set(written['splits']) == {'test'}
     assert written['class_names'][0] == 'class_06' and written['paths'][0].endswith('class_06/0.png')
     np.testing.assert_allclose(np.linalg.norm(written['embeddings'], axis=1), 1, rtol=1e-5)
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'nowhere' / 'out.npz') == 2
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'nowhere' / 'out.npz') == 2
 
 
 def test_the_projector(quick, run, tmp_path):
@@ -487,7 +487,7 @@ def test_new_images_that_nothing_is_trained_on(quick, run, tmp_path, capsys):
     capsys.readouterr()
     assert run('--evaluate', folder, *new) == 0
     assert list(printed_metrics(capsys.readouterr().out)) == ['test_e_recall@1']
-    assert run('--embed', folder, tmp_path / 'out.npz', *new) == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'out.npz', *new) == 0
     assert len(np.load(tmp_path / 'out.npz')['labels']) == 72
     (tmp_path / 'new.csv').write_text('path,label,split\n' + ''.join(
         f'images/class_0{c}/{i}.png,{c},{"query" if i else "gallery"}\n' for c in range(3) for i in range(3)))
@@ -529,9 +529,10 @@ def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsy
     assert run(*quick, '--source_path', lone, '--storage_metrics', 'nmi', '--pictures', 'classes') == 0
     assert not (folder_of(tmp_path) / 'retrieval_test.png').exists()
     assert 'retrieved images' not in capsys.readouterr().out
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures', '--pictures', 'none') == 2
-    assert '--draw' in (error := capsys.readouterr().err) and 'nothing to draw with --pictures none' in error
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'pictures', '--pictures', 'spectrum', 'retrieval') == 0
+    assert after_training(folder_of(tmp_path), 'pictures', tmp_path / 'pictures', '--pictures', 'none') == 2
+    assert 'pictures ' in (error := capsys.readouterr().err) and 'nothing to draw with --pictures none' in error
+    assert after_training(folder_of(tmp_path), 'pictures', tmp_path / 'pictures', '--pictures', 'spectrum',
+                          'retrieval') == 0
     out = capsys.readouterr().out
     assert 'spectrum_test.png' in out and 'Not drawn: retrieval: the test split' in out
 

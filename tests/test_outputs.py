@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import Evaluate_Ensemble
-import main
+import Evaluate_Network
 import Result_Evaluations
 import Retrieve_Images
+from evaluation import pictures, protocol
 from reports import ensemble_evaluation, results
-from retrieval import commands, loading, review
+from retrieval import commands, loading, overlap, review
 from tests.retrieval.conftest import train
 from utilities import errors, files
 from utilities.errors import Unwritable, UserError
@@ -20,10 +21,10 @@ from utilities.errors import Unwritable, UserError
 MACHINE = ['--device', 'cpu', '--kernels', '0']
 # command: (what the test calls, its arguments, the flag in the sentence, what does the work)
 COMMANDS = {
-    'export': (main, '--export {run} {out}.pt2', '--export', (loading, 'restore')),
-    'embed': (main, '--embed {run} {out}.npz', '--embed', (main.evaluation.protocol, 'embed_splits')),
-    'draw': (main, '--draw {run} {out} --pictures distances', '--draw', (main.evaluation.pictures, 'embed_splits')),
-    'overlap': (main, '--check_overlap {run}', '--check_overlap', (main.evaluation.overlap, 'embed')),
+    'export': (Evaluate_Network, '{run} export {out}.pt2', 'export', (loading, 'restore')),
+    'embeddings': (Evaluate_Network, '{run} embeddings {out}.npz', 'embeddings', (protocol, 'embed_splits')),
+    'pictures': (Evaluate_Network, '{run} pictures {out} --pictures distances', 'pictures', (pictures, 'embed_splits')),
+    'overlap': (Evaluate_Network, '{run} overlap', 'overlap', (overlap, 'embed')),
     'latex': (Result_Evaluations, '--runs {runs} --latex {out}.tex', '--latex', (results.runs, 'collect')),
     'rows': (Result_Evaluations, '--runs {runs} --rows {out}.csv', '--rows', (results.runs, 'collect')),
     'figures': (Result_Evaluations, '--runs {runs} --figures {out}', '--figures', (results.runs, 'collect')),
@@ -84,7 +85,7 @@ def test_a_place_that_takes_nothing_is_refused_before_the_work(name, places, tmp
     assert sorted(path for place in (places['runs'], places['index']) for path in place.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['export', 'embed', 'overlap', 'latex', 'figures', 'suspects', 'add'])
+@pytest.mark.parametrize('name', ['export', 'embeddings', 'overlap', 'latex', 'figures', 'suspects', 'add'])
 def test_a_disk_that_fills_up_is_a_sentence_that_names_the_file(name, places, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, 'BLOCK', 1)
     with full_after(60):

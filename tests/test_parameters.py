@@ -254,7 +254,7 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
      '--evaluation_metrics rho_spectrum@0 c_rho_spectrum@0: spectrum.csv holds one spectrum of each split'),
     ('--resume nowhere', 'nowhere: not a run folder: nowhere/config.yaml: No such file'),
     ('--config nowhere.yaml', '--config nowhere.yaml: No such file'),
-    ('--embed only_one', '--embed: expected 2 arguments'),
+    ('--miner_parametric_support_lim 1', '--miner_parametric_support_lim: expected 2 arguments'),
 ])
 def test_what_cannot_be_is_refused_in_one_or_two_lines(command, sentence):
     with pytest.raises(UserError, match=sentence) as caught:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ for n, arguments, before in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
     host = os.fork()
     if not host:
-        store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+        store = processes.local_store()
         os.write(writing, str(store.port).encode())
         signal.pause()
     port, children = os.read(reading, 9).decode(), []
@@ -56,6 +57,16 @@ def disturb(number, hook, train_epoch=main.train_epoch):
     main.train_epoch = disturbed
 def fail():
     raise ZeroDivisionError('of this test')
+def foreign_values():
+    import pickle
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, ('executed',)
+    store, n = processes.store(), processes.store().add('of_main/calls of 0', 0) + 1
+    store.set(f'of_main/{n}/0', pickle.dumps(Attack()))
+    store.set(f'of_main/{n}', '1')
+    while not store.check([processes.ENDED]):
+        pass
 def interrupted_in_a_long_call():
     import hashlib, threading
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -76,15 +87,16 @@ def runs(folder, *plan):
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
     """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
-    flags = [*quick, *FEW, '--n_epochs', '0', '--open_set', '.5']
+    flags, after = [*quick, *FEW, '--n_epochs', '0'], 'from retrieval import actions; main.work = actions.work'
     variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
-                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test', '--open_set', '.5'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
                 ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
     plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
     for n in (1, 3):
-        plan += [(n, ['--embed', whole[0], tmp_path / f'{n}.npz']), (n, ['--draw', whole[0], tmp_path / f'drawn{n}'])]
+        plan += [(n, [whole[0], 'embeddings', tmp_path / f'{n}.npz'], after),
+                 (n, [whole[0], 'pictures', tmp_path / f'drawn{n}'], after)]
     codes, out, error = runs(tmp_path, *plan)
     assert codes == [[0] * n for n, _ in plan], error
     assert_same_end(*whole)
@@ -101,7 +113,7 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
 
 def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick, tmp_path):
     """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
-    of_main = ('sizes = lambda: [len(processes.of_main(bytes, 20 << 20)) for _ in range(4)]\n'
+    of_main = ('sizes = lambda: [len(processes.of_main("a".__mul__, 20 << 20)) for _ in range(4)]\n'
                'def work(arguments):\n'
                '    before = processes.of_main(processes.store().num_keys)\n'
                '    right = sizes() == [20 << 20] * 4\n'
@@ -110,6 +122,14 @@ def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick,
                'main.work = work')
     codes, _, error = runs(tmp_path, (3, quick, of_main))
     assert codes == [[0, 0, 0]], error
+
+
+def test_a_value_that_another_program_has_put_into_the_store_is_refused_and_never_executed(quick, tmp_path):
+    plan = [(2, [*quick, *FEW], AT_EPOCH_2, f'os.chdir({str(tmp_path)!r})\ndisturb(0, foreign_values)')]
+    codes, _, error = runs(tmp_path, *plan)
+    assert codes == [[1, 1]] and not (tmp_path / 'executed').exists()
+    assert error.count('main.py: the run failed: ') == 1 and processes.FOREIGN in error and 'Traceback' not in error
+    assert processes.exit_code_in(b'3 130') == 130 and processes.exit_code_in(b'\x80\x04.') == 1
 
 
 def test_what_the_user_must_change_is_said_once(quick, tmp_path):
@@ -189,12 +209,23 @@ def descendants(pid):
     return set(found[1:])
 
 
-def test_no_process_outlives_the_one_that_started_it(quick, tmp_path):
+def listening(pids):
+    """The local addresses, in hexadecimal as Linux gives them, at which the processes accept connections."""
+    opened = {os.readlink(file) for pid in pids for file in Path(f'/proc/{pid}/fd').iterdir() if file.is_symlink()}
+    lines = [line for name in ('tcp', 'tcp6') for line in Path(f'/proc/net/{name}').read_text().splitlines()[1:]]
+    found = [line.split() for line in lines]
+    return [entry[1].partition(':')[0] for entry in found if entry[3] == '0A' and f'socket:[{entry[9]}]' in opened]
+
+
+def test_no_process_outlives_the_one_that_started_it_or_can_be_reached_from_another_machine(quick, tmp_path):
     process = started(tmp_path / 'printed', MAIN, *quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200',
                       '--kernels', '1')
     wait_for(rows_written(folder_of(tmp_path), 2), 600)
     pids = set()
     wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 6, 600)      # three, and their data workers
+    if Path('/proc/net/tcp').exists():
+        addresses = listening({process.pid, *pids})
+        assert len(addresses) >= 4 and {*addresses} == {'0100007F'}, addresses       # the store and each process's gloo
     process.kill()
     process.wait()
     wait_for(lambda: not any(map(is_running, pids)), 600)
@@ -294,7 +325,7 @@ first = os.fork()
 if first:
     port = os.read(reading, 9).decode()
 else:
-    store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    store = processes.local_store()
     port = str(store.port)
     os.write(writing, port.encode())
 os.environ |= {'RANK': str(int(first > 0)), 'LOCAL_RANK': '0', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',

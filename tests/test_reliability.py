@@ -22,7 +22,7 @@ from benchmarks.faults.files import damage
 from datasets import download
 from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
-from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of
+from tests.helpers import ROOT, after_training, assert_same_end, executed, folder_of, rows_of
 from tests.records.test_backends import assert_holds, wandb_of
 from utilities import errors, files, stopping
 from utilities.errors import UserError
@@ -253,9 +253,9 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
     states['settings']['embed_dim'] = 10 ** 9
     torch.save(states, tmp_path / 'hostile.pt')
     hostile = tmp_path / 'hostile.pt'
-    for arguments in (['--evaluate', hostile], ['--export', hostile, tmp_path / 'a.pt2'],
-                      ['--reproduce', half, '--distill', hostile, '--group', 'taught']):
-        assert run(*arguments) == 2
+    for call, *arguments in ((run, '--evaluate', hostile), (after_training, hostile, 'export', tmp_path / 'a.pt2'),
+                             (run, '--reproduce', half, '--distill', hostile, '--group', 'taught')):
+        assert call(*arguments) == 2
         assert 'its weights do not fit the flags (--embed_dim 1000000000, but they have ' in capsys.readouterr().err
 
 

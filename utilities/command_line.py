@@ -19,9 +19,14 @@ PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'b
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
+    """
+    Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated.
 
-    def __init__(self, **options):
+    gone: {flag of an earlier version: what the line says after its name}.
+    """
+
+    def __init__(self, gone=None, **options):
+        self.gone = gone or {}
         super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
         self.add_argument('-h', '--help', action=Help)
 
@@ -36,8 +41,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
+            message = f'--{flag}{self.why_unknown(flag)}'
         raise UserError(message.removeprefix('argument '))
+
+
+    def why_unknown(self, flag):
+        """What a line says after the name of a flag that this parser does not have."""
+        return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
 
 
 def is_text(value):
@@ -127,6 +137,14 @@ def check_nodes(root):
             nodes += node.value
 
 
+def auto_or(kind):
+    """An argparse type: the word auto, or what `kind` takes."""
+    def parse(text):
+        return text if text == 'auto' else kind(text)
+    parse.__name__ = f'auto|{kind.__name__}'
+    return parse
+
+
 REAL, POSITIVE, NOT_NEGATIVE = number(float), number(float, 0, above=True), number(float, 0)
 WHOLE, POSITIVE_INT, COUNT = number(int), number(int, 1), number(int, 0)
 FRACTION = number(float, 0, 1)
@@ -150,6 +168,26 @@ def new_group(parser, title, description=None, **known):
     """(add, switch) for a new group of flags: flag() and switch(), with these Facts unless a flag sets others."""
     group = parser.add_argument_group(title, description)
     return partial(flag, group, **known), partial(switch, group, **known)
+
+
+def add_declared(add, switch, flag, values, **known):
+    """
+    Adds a flag that the file of a method declares. values: of utilities/method_flags.py, with default and help. known:
+    Facts of the flag.
+    """
+    default, known = values['default'], {name: values[name] for name in FACTS if name in values} | known
+    known['help'] = values['help'].replace('%', '%%')
+    if isinstance(default, bool):
+        return switch(f'--{flag}', default=default, **known)
+    options = {name: values[name] for name in ('choices', 'nargs', 'metavar') if name in values}
+    if isinstance(default, list):
+        options.setdefault('nargs', '+')
+    first = default[0] if isinstance(default, list) and default else default
+    kind = {'int': int, 'float': float}.get(values.get('type'), type(first))
+    if kind in (int, float) and 'choices' not in values:
+        low = values.get('above', values.get('at_least'))
+        options['type'] = number(kind, low, values.get('at_most'), above='above' in values)
+    return add(f'--{flag}', default=default, **options, **known)
 
 
 def add_completion(parser):
@@ -204,7 +242,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), names)}')
+            raise UserError(f'{where}: {name}{parser.why_unknown(str(name))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:

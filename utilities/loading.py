@@ -127,7 +127,7 @@ class TrainingLoader:
         image if the part is empty. If the features of the data set are kept, they replace the images.
         """
         self.n_epochs += 1
-        self.whole = processes.of_main(self.sampled, epoch)
+        self.whole = [[(index, seed) for index, seed in batch] for batch in processes.of_main(self.sampled, epoch)]
         if getattr(self.dataset, 'features', None) is not None:
             return KeptFeatures(self.dataset, [[index for index, _ in batch] for batch in self.whole])
         if processes.count() == 1:

@@ -18,7 +18,7 @@ def exact(gallery, queries, k, device='cpu'):
     """
     [Q, k] int64: the rows of the gallery [N, D] nearest to the queries [Q, D], float32 arrays; by faiss, or by torch on
     a GPU and where faiss is not installed. gallery may also be a tensor on `device`, or codes whose rows are decoded by
-    indexing (evaluation.codes.Int8), which torch searches.
+    indexing (retrieval.codes.Int8), which torch searches.
     """
     faiss = faiss_or_none()
     if faiss and torch.device(device).type == 'cpu' and isinstance(gallery, np.ndarray):

@@ -4,12 +4,17 @@ The processes that compute one run together. torchrun or start() below starts th
 All execute the same program. Only process 0 writes, prints, and does the work that is needed once (of_main). If a
 process ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so
 that none of them waits for it.
+
+Whoever reaches the store can write to it, so that nothing read from it is ever unpickled. On one machine, nothing that
+the processes open can be reached from another one.
 """
 import contextlib
+import json
 import multiprocessing
 import os
-import pickle
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +37,9 @@ LONGEST_PAUSE = 0.05                     # seconds between two checks for a resu
 GRACE = 10                               # seconds that a process has to end by itself after another one has ended
 LAUNCHER = 'RUN_LAUNCHER_PID'            # environment variable: the process whose start() has started this one
 ENDED = 'ended'                          # key in the store: '<rank> <exit code>' of the first process that ended early
+HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
+FOREIGN = ('The store through which the processes of the run communicate holds a value that none of them has written. '
+           'Another program has reached it: start the run where only trusted programs and machines can.')
 CODES = {KeyboardInterrupt: 130, UserError: 2, RunFailed: 1}
 
 
@@ -71,26 +79,35 @@ def store():
 
 def of_main(work, *arguments):
     """
-    Calls work(*arguments) in process 0 and returns its result, a picklable value, in all processes, which wait for it.
-    All processes must call this function equally often. Unlike a collective operation, it has no time limit.
+    Calls work(*arguments) in process 0 and returns its result in all processes, which wait for it. The others get it as
+    JSON: a tuple or an array becomes a list, and a path a text. All processes must call this function equally often.
+    Unlike a collective operation, it has no time limit.
     """
     if not connected():
         return work(*arguments)
     key = f'of_main/{n_calls("of_main")}'
     if is_main():
         result = work(*arguments)
-        content = pickle.dumps(result)
+        content = json.dumps(result, default=as_json).encode()
         pieces = [content[start:start + PIECE] for start in range(0, len(content), PIECE)]
         for number, piece in enumerate(pieces):
             store().set(f'{key}/{number}', piece)
         store().set(key, str(len(pieces)))
         return result
-    keys = [f'{key}/{number}' for number in range(int(awaited(store(), key)))]
-    result = pickle.loads(b''.join(map(store().get, keys)))
+    try:
+        keys = [f'{key}/{number}' for number in range(int(awaited(store(), key)))]
+        result = json.loads(b''.join(map(store().get, keys)))
+    except ValueError:
+        raise RunFailed(FOREIGN) from None
     if store().add(f'{key}/readers', 1) == count() - 1:
         for read in (*keys, key, f'{key}/readers'):
             store().delete_key(read)
     return result
+
+
+def as_json(value):
+    """An array or a number of NumPy or torch as a list or a number, and a path as a text."""
+    return value.tolist() if hasattr(value, 'tolist') else os.fspath(value)
 
 
 def one_first(work):
@@ -170,18 +187,43 @@ def connect():
     if not dist.is_available():
         raise UserError('this PyTorch was built without torch.distributed; start a single process, without torchrun')
     try:
-        base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))
+        base, number, n = rendezvous()
         base.set_timeout(TIMEOUT)
         dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
                                 store=dist.PrefixStore(attempt(base, number, n), base), rank=number, world_size=n)
     except TimeoutError:
         raise RunFailed(f'Not all of the {n} processes of the run have connected within {CONNECTING} hours; the others '
                         'may have printed why.') from None
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise UserError(f'WORLD_SIZE is {os.environ["WORLD_SIZE"]}, but the other variables of torchrun are not set '
                         f'({error}); start the processes by torchrun') from None
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RunFailed(f'The processes of the run cannot be connected: {str(error).splitlines()[0]}') from None
+
+
+def rendezvous():
+    """
+    A store that all processes share, the number of this process, and the number of processes, from the variables of
+    torchrun. If all are on this machine, gloo and NCCL listen on this machine only, and so does a store that process 0
+    hosts; that of torchrun listens everywhere. Raises KeyError or ValueError if a variable is not set.
+    """
+    address, n = os.environ.get('MASTER_ADDR', ''), os.environ['WORLD_SIZE']
+    is_local = os.environ.get('LOCAL_WORLD_SIZE') == n or re.match(r'127\.|localhost$', address)
+    for loopback in {'lo', 'lo0'} & {name for _, name in socket.if_nameindex()} if is_local else ():  # Linux's; macOS's
+        os.environ.setdefault('GLOO_SOCKET_IFNAME', loopback)
+        os.environ.setdefault('NCCL_SOCKET_IFNAME', loopback)
+    if not is_local or os.environ.get('TORCHELASTIC_USE_AGENT_STORE') == str(True):
+        return next(dist.rendezvous('env://', timeout=CONNECTING))
+    number, port = int(os.environ['RANK']), int(os.environ['MASTER_PORT'])
+    hosted = local_store(port) if number == 0 else dist.TCPStore(HERE, port, timeout=CONNECTING)
+    return hosted, number, int(n)
+
+
+def local_store(port=0):
+    """A new store that listens on this machine only, at a free port by default; TCPStore would listen everywhere."""
+    listening = socket.create_server((HERE, port))
+    return dist.TCPStore(HERE, listening.getsockname()[1], is_master=True, wait_for_workers=False,
+                         master_listen_fd=listening.detach())
 
 
 def attempt(base, number, n):
@@ -197,10 +239,10 @@ def attempt(base, number, n):
         base.set(f'{own}/others', b' '.join(others))
         return own
     while True:
-        name = awaited(base, 'attempt', until).decode()               # it may be an earlier attempt's name
+        name = awaited(base, 'attempt', until).decode(errors='replace')     # it may be an earlier attempt's name
         base.set(f'{name}/{number}', own)
-        while base.get('attempt').decode() == name:
-            if base.check([f'{name}/others']) and own in base.get(f'{name}/others').decode():
+        while base.get('attempt').decode(errors='replace') == name:
+            if base.check([f'{name}/others']) and own.encode() in base.get(f'{name}/others'):
                 return name
             check_wait(until)
             time.sleep(LONGEST_PAUSE)
@@ -240,7 +282,7 @@ def ending_together():
             raise
         code = code_of_ended()
         if code is not None:
-            kind = next(kind for kind, its_code in CODES.items() if its_code == code)
+            kind = next((kind for kind, its_code in CODES.items() if its_code == code), RunFailed)
             raise kind('Another process of the run has ended.') from None
         if isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and 'gloo' in str(error):
             raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
@@ -253,18 +295,24 @@ def end(code):
         return None
     mine = f'{rank()} {code}'
     try:
-        first = store().compare_set(ENDED, '', mine).decode()
+        first = store().compare_set(ENDED, '', mine)
     except RuntimeError:                                     # the process that hosts the store has ended
         return None
-    return None if first == mine else int(first.split()[1])
+    return None if first == mine.encode() else exit_code_in(first)
 
 
 def code_of_ended():
     """The exit code of the first process that has ended early; None if there is none."""
     try:
-        return int(store().get(ENDED).split()[1]) if store().check([ENDED]) else None
+        return exit_code_in(store().get(ENDED)) if store().check([ENDED]) else None
     except RuntimeError:
         return None
+
+
+def exit_code_in(entry):
+    """The exit code in the store's entry ENDED; that of a failure, if no process of the run has written it."""
+    written = re.fullmatch(rb'\d+ (\d{1,3})', entry)
+    return int(written[1]) if written else CODES[RunFailed]
 
 
 class Watcher(threading.Thread):
@@ -332,9 +380,9 @@ def start(n, command, environment):
     Returns 0, or the exit code of a process that failed. Raises RunFailed if one was killed, and
     KeyboardInterrupt if a stop is requested.
     """
-    hosted = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    shared = local_store()
     environment = {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
-        'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(hosted.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
+        'MASTER_ADDR': HERE, 'MASTER_PORT': str(shared.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'TORCHELASTIC_RESTART_COUNT': '0', 'GROUP_RANK': '0', 'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n),
         LAUNCHER: str(os.getpid())}
     running = [subprocess.Popen(command, env=environment | {'RANK': str(i), 'LOCAL_RANK': str(i)},

@@ -45,6 +45,7 @@ KINDS = {
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),
     'damaged indexes': (files.damaged_indexes, 100, 1000),
+    'damaged networks': (files.damaged_networks, 1, 20),
 }
 # what a run imports, so that its forks need not
 PACKAGES = ('parts', 'evaluation', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss',

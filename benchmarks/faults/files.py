@@ -2,22 +2,27 @@
 import argparse
 import functools
 import itertools
+import pickle
 import resource
 import shutil
+from pathlib import Path
 
 import numpy as np
 import torch
 
+import parameters
 from benchmarks.faults.runs import outcome, refusal_or_difference, start
-from records import checkpoint
-from retrieval import changes, store
+from records import checkpoint, published
+from retrieval import changes, export, loading, store
 from retrieval.index import Index
 from utilities.errors import UserError
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
 OUTPUTS = {                                    # output: the command that writes it
-    'embeddings': 'main.py --embed {run} {out}.npz', 'export': 'main.py --export {run} {out}.pt2',
-    'pictures': 'main.py --draw {run} {out} --pictures distances', 'overlap': 'main.py --check_overlap {run}',
+    'embeddings': 'Evaluate_Network.py {run} embeddings {out}.npz',
+    'export': 'Evaluate_Network.py {run} export {out}.pt2',
+    'pictures': 'Evaluate_Network.py {run} pictures {out} --pictures distances',
+    'overlap': 'Evaluate_Network.py {run} overlap',
     'table': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv',
     'rows': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --rows {out}.csv',
     'figures': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --figures {out}',
@@ -143,3 +148,37 @@ def damaged_indexes(lab, n):
         except Exception as error:  # this is the fault that is looked for
             yield f'{file.read_bytes()}: {error!r}'
         file.write_bytes(whole)
+
+
+def damaged_networks(lab, n):
+    """A file of an exported network is damaged, or holds a pickle of code: a sentence, or the same network."""
+    whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
+    if not whole.exists():
+        export.write(parameters.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
+    expected = loading.load(whole, 'cpu')[0].id
+    hows = ['bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'code']
+    for (name, how), _ in itertools.product(itertools.product(
+            (published.CONFIG, published.BACKBONE, published.REST), hows), range(n)):
+        folder = lab.copied(whole)
+        if how == 'code':
+            (folder / name).write_bytes(pickle.dumps(Code(ran)))
+        else:
+            damage(folder / name, how, lab.random)
+        try:
+            problem = None if loading.load(folder, 'cpu')[0].id == expected else 'another network'
+        except UserError:
+            problem = None
+        except Exception as error:  # this is the fault that is looked for
+            problem = repr(error)
+        shutil.rmtree(folder)
+        yield f'{name}, {how}: code ran' if ran.exists() else problem and f'{name}, {how}: {problem}'
+
+
+class Code:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)

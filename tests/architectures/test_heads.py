@@ -8,7 +8,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import architectures
 from architectures import conv4, embedding_layer, pooling
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import after_training, assert_same_end, folder_of, rows_of
 from utilities.errors import UserError
 
 
@@ -312,8 +312,8 @@ def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):
     flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1']
     assert run(*flags, '--n_epochs', '0') == 0
     folder = folder_of(tmp_path)
-    assert run('--embed', folder, tmp_path / 'embeddings.npz') == 0
-    assert run('--embed', folder, tmp_path / 'features.npz', '--eval_features') == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz') == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'features.npz', '--eval_features') == 0
     embeddings, features = (np.load(tmp_path / f'{name}.npz') for name in ('embeddings', 'features'))
     train = features['splits'] == 'train'
     x, y = features['embeddings'].astype(float), features['labels']

@@ -151,7 +151,6 @@ def test_losses_of_the_library_share_proxies_and_other_shapes_are_refused(opt):
     ('--matryoshka 32 128 --matryoshka_weights 1', r'--matryoshka_weights 1.0: expected one for each number .* \(2\)'),
     ('--matryoshka 32 128 --daml', '--matryoshka does not work with --daml: synthetic negatives'),
     ('--matryoshka 32 128 --cascade 1 --cascade_fractions 0.5', '--matryoshka does not work with --cascade'),
-    ('--matryoshka 32 128 --class_sample_rate 0.5', '--class_sample_rate 0.5: the gradient of shared class weights is'),
 ])
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):

@@ -12,7 +12,7 @@ from datasets import boxes, decoding, transforms
 from datasets.boxes import Box
 from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
-from tests.helpers import folder_of, manual_seed
+from tests.helpers import after_training, folder_of, manual_seed
 from utilities.errors import UserError
 from utilities.loading import Loader
 
@@ -120,10 +120,10 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     names = {f'{scenes / row[0]}[{",".join(row[2:])}]'
              for row in csv.reader((scenes / 'list.csv').read_text().splitlines()[1:])}
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz') == 0
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     assert set(written['paths'].tolist()) == names and len(np.unique(written['embeddings'], axis=0)) == 16
-    assert run('--check_overlap', folder_of(tmp_path), '--overlap_threshold', '0') == 0
+    assert after_training(folder_of(tmp_path), 'overlap', '--threshold', '0') == 0
     pairs = list(csv.DictReader((folder_of(tmp_path) / 'overlap.csv').read_text().splitlines()))
     assert pairs and {pair['same_file'] for pair in pairs} == {'0'}           # boxes of one file are not copies of it
     assert {pair['path_1'] for pair in pairs} <= names

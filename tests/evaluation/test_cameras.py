@@ -17,7 +17,7 @@ from datasets.base import ImageSet, ImageTable
 from records.columns import LEVELS
 from reports import ensembles
 from tests.evaluation.test_metrics import EXACT, small_tiles
-from tests.helpers import ROOT, folder_of, rows_of
+from tests.helpers import ROOT, after_training, folder_of, rows_of
 
 NAMES = ['e_recall@1', 'e_recall@3', 'mAP', 'map_at_r', 'mAP_trapezoid']
 
@@ -80,7 +80,8 @@ def test_every_backend_equals_the_walk_through_the_ranking(
     points = random.integers(-2, 3, (n, dim)).astype(np.float32)
     labels, cameras = random.integers(0, n_classes, n), random.integers(0, n_cameras, n)
     roles, full = in_roles(points, random)[role]
-    pool = evaluation.Pool(torch.from_numpy(points), labels, *roles, cameras=cameras)
+    pool = evaluation.Pool(torch.from_numpy(points), labels, cameras=cameras,
+                           **dict(zip(('is_query', 'in_gallery'), roles, strict=False)))
     expected, _ = brute_force(points, labels, cameras, *full)
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch, tile, deviations, sample=4)
@@ -95,7 +96,8 @@ def test_a_ranking_by_hand():
     positive. Without the two of its camera, the positives have the ranks 2 and 4."""
     points, cameras = torch.arange(7.)[:, None], np.array([1, 1, 1, 2, 1, 3, 3])
     labels, is_query = np.array([0, 0, 1, 0, 0, 2, 0]), np.arange(7) == 0
-    found = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, is_query, cameras=cameras))
+    found = evaluation.compute(NAMES, points, labels, pool=evaluation.Pool(points, labels, is_query=is_query,
+                                                                                   cameras=cameras))
     assert found == pytest.approx({'e_recall@1': 0, 'e_recall@3': 1, 'mAP': (1 / 2 + 2 / 4) / 2, 'map_at_r': 1 / 4,
                                    'mAP_trapezoid': ((0 + 1 / 2) / 2 + (1 / 3 + 2 / 4) / 2) / 2})
     at_class = evaluation.compute(NAMES, points, labels, is_query)
@@ -181,7 +183,7 @@ def test_a_run_with_cameras(quick, patterns, run, tmp_path, capsys):
     assert yaml.safe_load((folder / 'splits.yaml').read_text())['splits']['test']['n_lone_queries_across'] == 3
     row = rows_of(folder)[-1]
     assert 'test_across_nmi' not in row and 'test_nmi' in row
-    assert run('--embed', folder, tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
     of_path = {str(path): (part, group) for path, _, part, group in rows}
     parts, cameras = (np.array(column) for column in zip(*(of_path[path] for path in written['paths']), strict=True))

@@ -18,7 +18,7 @@ from evaluation.pictures import PICTURES, short
 from records import checkpoint
 from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
-from tests.helpers import ROOT, folder_of, printed_metrics, rows_of
+from tests.helpers import ROOT, after_training, folder_of, printed_metrics, rows_of
 from utilities import plotting
 
 
@@ -41,7 +41,7 @@ def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_p
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', 'metrics', '--group', 'all') == 0
     plots = folder_of(tmp_path, 'all_s1') / 'plots'
     assert {'curves.png', 'loss.png', 'e_recall.png', 'dists@intra.png'} <= {file.name for file in plots.iterdir()}
-    assert run('--draw', plots.parent, tmp_path / 'drawn') == 2
+    assert after_training(plots.parent, 'pictures', tmp_path / 'drawn') == 2
     assert 'nothing to draw with --pictures metrics' in capsys.readouterr().err
 
 
@@ -179,7 +179,7 @@ def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp
     assert run('--evaluate', folder_of(tmp_path)) == 0
     row = rows_of(folder_of(tmp_path))[0]
     assert printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == row['test_e_recall@1']
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'embedded.npz') == 0
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'embedded.npz') == 0
 
 
 def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_path, capsys, monkeypatch):
@@ -191,7 +191,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     capsys.readouterr()
     assert not [*run_folder.rglob('*.svg')]
     for folder in ('again', 'drawn'):
-        assert run('--draw', folder_of(tmp_path), tmp_path / folder) == 0
+        assert after_training(folder_of(tmp_path), 'pictures', tmp_path / folder) == 0
         assert len(capsys.readouterr().out.splitlines()) >= 2 * len(pictures)
     for name in pictures:
         png = (run_folder if name == 'retrieval' else plots) / f'{name}_test.png'
@@ -202,8 +202,8 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
         one, other = (re.sub(r'\bp[0-9a-f]{10}\b', '', (folder / f'{name}_test.svg').read_text())
                       for folder in (tmp_path / 'again', tmp_path / 'drawn'))
         assert one == other, name
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'nowhere' / 'drawn') == 2
-    assert run('--draw', folder_of(tmp_path), tmp_path / 'other', '--splits_to_eval', 'val') == 2
+    assert after_training(folder_of(tmp_path), 'pictures', tmp_path / 'nowhere' / 'drawn') == 2
+    assert after_training(folder_of(tmp_path), 'pictures', tmp_path / 'other', '--splits_to_eval', 'val') == 2
     assert '--splits_to_eval val: there is no such split' in capsys.readouterr().err
 
 
@@ -308,7 +308,7 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     assert run(*quick, '--csv', tmp_path / 'list.csv', '--n_epochs', '1', '--no_train_metrics', '--evaluation_metrics',
                'e_recall@1', *metrics) == 0
     row = rows_of(folder_of(tmp_path))[-1]
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
     written = np.load(tmp_path / 'out.npz')
     classes = np.array([int(name[-2:]) for name in written['class_names']])
     values = evaluation.compute(metrics, torch.from_numpy(written['embeddings']), written['labels'],
@@ -317,7 +317,7 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     flat = evaluation.compute(['h_ap'], torch.from_numpy(written['embeddings']), written['labels'])
     assert flat['h_ap'] != pytest.approx(values['h_ap'], abs=1e-3)
     np.testing.assert_allclose(np.linalg.norm(written['embeddings'], axis=1), 1, rtol=1e-5)
-    assert run('--embed', folder_of(tmp_path), tmp_path / 'features.npz', '--splits_to_eval', 'test',
+    assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'features.npz', '--splits_to_eval', 'test',
                '--eval_features') == 0
     features, weights = np.load(tmp_path / 'features.npz'), checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
     weight, bias = (weights['model'][f'f_embed.{name}'].numpy() for name in ('weight', 'bias'))

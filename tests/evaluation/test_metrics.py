@@ -96,7 +96,7 @@ def test_a_gallery_that_holds_only_some_of_the_queries(case, tile, backend, devi
     is_query[0], in_gallery[-1] = True, True
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch, tile, deviations, sample=4)
-        pool = evaluation.Pool(torch.from_numpy(points), labels, is_query, in_gallery)
+        pool = evaluation.Pool(torch.from_numpy(points), labels, is_query=is_query, in_gallery=in_gallery)
         found = evaluation.compute([metric], torch.from_numpy(points), labels, pool=pool, backend=backend)[metric]
     values = []
     for q in np.flatnonzero(is_query):

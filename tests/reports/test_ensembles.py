@@ -15,7 +15,7 @@ from records import checkpoint, run_folder
 from reports import ensembles
 from reports.significance import t_interval
 from tests.conftest import draw_classes
-from tests.helpers import printed_metrics
+from tests.helpers import after_training, printed_metrics
 
 METRICS = ('precision_at_1', 'r_precision', 'map_at_r')
 LOSSES = {'A': ['--loss', 'multisimilarity'], 'B': ['--loss', 'contrastive', '--batch_mining', 'random']}
@@ -66,7 +66,7 @@ def rows_of(file):
 def embedded(run, split, tmp_path):
     """(embeddings, labels), by path, of the best network by validation, as main.py --embed writes them."""
     file = tmp_path / 'embedded.npz'
-    assert main.main(['--embed', str(run / 'checkpoint_val_map_at_r.pt'), str(file), '--splits_to_eval', *split]) == 0
+    assert after_training(run / 'checkpoint_val_map_at_r.pt', 'embeddings', file, '--splits_to_eval', *split) == 0
     written = np.load(file)
     order = np.argsort(written['paths'])
     return written['embeddings'][order].astype(float), written['class_names'][order]

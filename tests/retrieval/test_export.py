@@ -1,39 +1,31 @@
-"""main.py --export: both formats give what the network gives, without the program that trained it."""
-import functools
+"""Exports: both formats give what the network gives, without the program that trained it."""
+import hashlib
 import importlib.util
 import json
+import pickle
+import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from torchvision.models import mobilenetv2
 
 import architectures
 import datasets
 import evaluation
 import parameters
 import retrieval
+from records import published
 from retrieval import export
-from tests.helpers import folder_of, with_blocks
+from tests.helpers import after_training, folder_of, rows_of
+from utilities.errors import UserError
 from utilities.loading import network_input
 
 SIZE = 64
-NETWORKS = {'conv4': [], 'resnet50_frozen_normalize': ['--pool', 'gem'],
-            'mobilenet_v2_normalize': ['--embed_layers', '32'],
-            'bninception_normalize': ['--embed_norm', 'layer', '--pool', 'avg'],
-            'timm:vit_tiny_patch16_224_normalize': [
+NETWORKS = {'conv4_normalize': ['--pool', 'gem', '--embed_layers', '32', '--embed_norm', 'layer', '--input_bgr', 'true',
+                                '--input_mean', '.4', '.5', '.6'],
+            'timm:test_vit_normalize': [
                 '--lora_rank', '2', '--prompts', '3', '--prompt_depth', '2', '--pool', 'token_patches']}
-
-
-@pytest.fixture
-def shallow(monkeypatch):
-    """Networks of every kind of block that they have, but of few blocks, since each takes time to export."""
-    monkeypatch.setattr(mobilenetv2, 'MobileNetV2', functools.partial(
-        mobilenetv2.MobileNetV2, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]))
-    with_blocks(monkeypatch, [2, 1, 1, 1])
-    if importlib.util.find_spec('timm'):
-        import timm
-        monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=3))
 
 
 def runner(file):
@@ -70,13 +62,12 @@ def checkpoint_of(arch, flags, folder):
 
 @pytest.mark.parametrize('suffix', ['.pt2', '.onnx'])
 @pytest.mark.parametrize('arch', NETWORKS)
-def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, shallow, patterns, tmp_path, run,
-                                                                  capsys):
+def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, patterns, tmp_path, run, capsys):
     for package in {'.onnx': ['onnx', 'onnxscript', 'onnxruntime']}.get(suffix, []) + (
-            ['timm'] if ':' in arch else ['pretrainedmodels'] if 'bn' in arch else []):
+            ['timm'] if ':' in arch else []):
         pytest.importorskip(package)
     checkpoint, file = checkpoint_of(arch, NETWORKS[arch], tmp_path), tmp_path / f'network{suffix}'
-    assert run('--export', checkpoint, file) == 0
+    assert after_training(checkpoint, 'export', file) == 0
     assert f'uint8 RGB [B, 3, {SIZE}, {SIZE}] -> float32 embeddings, after Resize(' in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith('.')] == []
     network, transform = retrieval.load(checkpoint, 'cpu')
@@ -98,8 +89,8 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
     assert run(*quick, '--ema', '0.5') == 0
     folder, found = folder_of(tmp_path), {}
     for flags in [], ['--eval_ema'], ['--eval_features', '--eval_normalize']:
-        assert run('--export', folder, tmp_path / 'network.pt2', *flags) == 0
-        assert run('--embed', folder, tmp_path / 'embeddings.npz', *flags) == 0
+        assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
+        assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', *flags) == 0
         file = np.load(tmp_path / 'embeddings.npz')
         _, transform = retrieval.load(folder)
         images = datasets.ImageSet(datasets.base.ImageTable([*file['paths']], [*file['class_names']]), range(5),
@@ -110,8 +101,88 @@ def test_a_run_is_exported_with_its_last_weights_or_their_average(quick, run, tm
     assert np.abs(found['[]'] - found["['--eval_ema']"]).max() > 1e-3
 
 
+@pytest.mark.parametrize('arch, flags', [
+    ('timm:test_vit_normalize', ['--input_size', '32', '--lora_rank', '2']),
+    ('conv4_normalize', ['--embed_layers', '8', '--pool', 'gem', '--ema', '.5', '--bootstrap', '20'])])
+def test_a_folder_for_others_has_a_card_and_is_read_like_a_run(arch, flags, quick, patterns, run, tmp_path):
+    assert run(*quick, '--arch', arch, '--n_epochs', '1', *flags) == 0
+    source, folder = folder_of(tmp_path), tmp_path / 'v1.0'
+    average = ['--eval_ema'] if '--ema' in flags else []
+    opt = parameters.parse(['--evaluate', str(source), *average])
+    assert after_training(source, 'export', '--hub', folder, *average) == 0
+    assert {path.name for path in folder.iterdir()} == {
+        'model.safetensors', 'embedding.safetensors', 'config.json', 'README.md'}
+    wanted, _ = retrieval.loading.restore(opt, source)
+    found, transform = retrieval.load(folder, 'cpu')
+    images = torch.rand(4, 3, found.input_size, found.input_size)
+    torch.testing.assert_close(found(images), wanted(images), rtol=0, atol=1e-6)
+    assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', '--source_path', patterns) == 0
+    card = (folder / 'README.md').read_text()
+    assert 'python main.py --dataset folder' in card and str(tmp_path) not in card and '\nlicense:\n' in card
+    assert '- test: 36 images of 6 classes' in card and '0 of the 6 test classes are training classes' in card
+    value = rows_of(source)[-1]['ema_test_map_at_r' if average else 'test_map_at_r']
+    assert re.search(rf'\| map_at_r \| {float(value):.4f} \| {"0.* to 0" if average else " "}', card)
+    assert run(*quick, '--arch', f'timm:local-dir:{folder}_normalize', '--weights', folder / 'model.safetensors',
+               '--input_size', '32', '--n_epochs', '0') == (0 if ':' in arch else 2)
+    if ':' in arch:
+        import timm
+        backbone = timm.create_model(f'local-dir:{folder}', pretrained=True, num_classes=0).eval()
+        features = wanted.model(images)[1]
+        torch.testing.assert_close(backbone(found.model.normalised(images)), features, rtol=0, atol=1e-5)
+        of_flag = architectures.select(parameters.parse(
+            ['--arch', f'timm:local-dir:{folder}_normalize', '--input_size', '32', '--device', 'cpu'])).eval()
+        torch.testing.assert_close(of_flag(images)[1], features, rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match='this folder has files already; give a new one'):
+        export.write(opt, source, folder, hub=True)
+
+
+@pytest.mark.parametrize('change, sentence', [
+    ({'flags': {'weights': '/etc/passwd'}}, 'weights: no flags of a network'),
+    ({'flags': {'arch': 'timm:hf-hub:somebody/else'}}, 'expected a network without a place from which to load it'),
+    ({'flags': {'arch': 'resnet18'}}, '--arch resnet18: unknown'),
+    ({'flags': {'embed_dim': 10 ** 9}}, 'its weights do not fit the flags'),
+    ({'flags': {'embed_dim': 'many'}}, '--embed_dim'), ({'flags': {'pool': 'token'}}, '--pool token'),
+    ({'flags': {'input_size': 18}}, 'sha256'),
+    ({'flags': {'embed_bias': False}}, 'its weights do not fit the flags'),
+    ({'epoch': None}, 'it does not describe an embedding network'), ({'flags': 3}, 'it does not describe an embedding'),
+    ({'sha256': {}}, 'it does not describe an embedding network'), (None, 'it does not describe an embedding network'),
+    ('weights', 'these are not the weights that config.json describes'),
+    ('no weights', 'there is no checkpoint'), ('pickle', 'not weights in the format safetensors but a pickle')])
+def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_path):
+    folder = shutil.copytree(hub, tmp_path / 'hub')
+    config, weights = json.loads((folder / 'config.json').read_text()), folder / 'model.safetensors'
+    entry = config['embedding_network']
+    if change == 'weights':
+        content = bytearray(weights.read_bytes())
+        content[-5] ^= 1
+        weights.write_bytes(content)
+    elif change == 'no weights':
+        weights.unlink()
+    elif change == 'pickle':
+        weights.write_bytes(pickle.dumps({'a': 1}))
+        entry['sha256']['model.safetensors'] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    elif change is None:
+        config = [config]
+    else:
+        for name, value in change.items():
+            entry[name] = entry[name] | value if name == 'flags' and isinstance(value, dict) else value
+        entry['sha256'] |= {'flags': published.sha256_of_values(entry['flags'])} if sentence != 'sha256' else {}
+    (folder / 'config.json').write_text(json.dumps(config))
+    with pytest.raises(UserError, match=sentence):
+        retrieval.load(folder, 'cpu')
+
+
+@pytest.fixture(scope='module')
+def hub(tmp_path_factory):
+    """The exported folder of an untrained conv4."""
+    place = tmp_path_factory.mktemp('hub')
+    checkpoint = checkpoint_of('conv4', [], place)
+    export.write(parameters.parse(['--evaluate', str(checkpoint)]), checkpoint, place / 'folder', hub=True)
+    return place / 'folder'
+
+
 def test_the_file_describes_its_input(tmp_path, run):
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / 'network.pt2') == 0
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / 'network.pt2') == 0
     files = {'description.json': ''}
     torch.export.load(tmp_path / 'network.pt2', extra_files=files)
     described = json.loads(files['description.json'])
@@ -124,11 +195,11 @@ def test_the_file_describes_its_input(tmp_path, run):
     ('nowhere/network.pt2', [], 'there is no folder'),
     ('network.pt2', ['--pca', '2'], 'give --pca 0'),
     ('network.onnx', [], '.onnx needs onnx and onnxscript: pip install onnx onnxscript'),
-    ('network.pt2', ['--evaluate', 'a'], 'give one of them'),
+    ('network.pt2', ['--evaluate', 'a'], '--evaluate has no effect'),
 ])
 def test_what_cannot_be_exported(file, flags, sentence, tmp_path, run, capsys, monkeypatch):
     monkeypatch.setattr(export.importlib.util, 'find_spec', lambda name, find=importlib.util.find_spec: (
         None if name in ('onnx', 'onnxscript') else find(name)))
-    assert run('--export', checkpoint_of('conv4', [], tmp_path), tmp_path / file, *flags) == 2
+    assert after_training(checkpoint_of('conv4', [], tmp_path), 'export', tmp_path / file, *flags) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / file).exists()

@@ -13,7 +13,7 @@ from PIL import Image
 import retrieval
 from retrieval import changes, search, store
 from retrieval.index import Index
-from tests.helpers import executed, executing, wait_for
+from tests.helpers import after_training, executed, executing, wait_for
 from tests.test_structure import ROOT
 from utilities import nearest
 from utilities.errors import UserError
@@ -414,6 +414,6 @@ def test_the_page_about_using_a_network(trained, photos, tmp_path, run, monkeypa
     make(tmp_path / 'Grocery_Index', (found['network'], found['transform']), images_of(photos))
     exec(second, found)
     assert len(found['paths'][0]) == 5 and found['rows'][0, 0] == found['distances'][0, 0] == 0
-    assert run('--embed', trained, 'embeddings.npz') == 0
+    assert after_training(trained, 'embeddings', 'embeddings.npz') == 0
     table = page.partition('| key | array |')[2].partition('\n\n')[0]
     assert re.findall(r'^\| `(\w+)` \|', table, re.MULTILINE) == list(np.load('embeddings.npz').keys())

@@ -8,6 +8,7 @@ from PIL import Image
 
 import main
 import retrieval
+from tests.helpers import after_training
 from tests.retrieval.conftest import train
 from utilities.errors import UserError
 
@@ -16,7 +17,7 @@ from utilities.errors import UserError
                                    '--eval_ema'), ('--augmentation', 'characters')], ids=lambda flags: ' '.join(flags))
 def test_embeddings_are_those_of_embed(flags, trained, tmp_path, run):
     folder = train(tmp_path, *flags) if flags else trained
-    assert run('--embed', folder, tmp_path / 'out.npz') == 0
+    assert after_training(folder, 'embeddings', tmp_path / 'out.npz') == 0
     written = np.load(tmp_path / 'out.npz')
     network, transform = retrieval.load(folder, 'cpu')
     assert np.array_equal(retrieval.embed(network, transform, written['paths'].tolist(), bs=6), written['embeddings'])

@@ -1,4 +1,4 @@
-"""--evaluate RUN --on DATA_SET ...: each data set alone, and all of them in one gallery."""
+"""A network on other data sets: each data set alone, and all of them in one gallery."""
 import numpy as np
 import pytest
 import torch
@@ -7,8 +7,7 @@ import parameters
 from datasets.base import ImageSet
 from retrieval import other_data
 from tests.conftest import draw_classes
-from tests.helpers import folder_of
-from utilities.errors import UserError
+from tests.helpers import after_training, folder_of
 
 
 class Images:
@@ -62,8 +61,8 @@ def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', 'map_at_r') == 0
     own = {line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if '_' in line
            and not line.startswith('/')}
-    assert run('--evaluate', folder_of(tmp_path), '--on', 'folder', f'folder:{other}', '--source_path',
-               tmp_path) == 0                                              # where cub200 would be sought
+    assert after_training(folder_of(tmp_path), 'other_data', 'folder', f'folder:{other}', '--source_path',
+                          tmp_path) == 0                                              # where cub200 would be sought
     tables = capsys.readouterr().out.partition('e_recall@1 ')[2]
     first, second = (('e_recall@1 ' + tables).split('\n\n'))
     for table, metric in ((first, 'e_recall@1'), (second, 'map_at_r')):
@@ -74,21 +73,18 @@ def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
         assert float(mine.split()[5]) == pytest.approx(own[metric], abs=1e-4)
         columns = np.array([line.split()[3:] for line in (mine, others)], float)
         np.testing.assert_allclose(np.array(mean.split()[1:], float), columns.mean(axis=0), atol=2e-4)
-    assert run('--evaluate', folder_of(tmp_path), '--on', f'folder:{other}', '--split_scheme', 'half', '--test_size',
-               '1', '--evaluation_metrics', 'e_recall@1') == 0
+    assert after_training(folder_of(tmp_path), 'other_data', f'folder:{other}', '--split_scheme', 'half', '--test_size',
+                          '1', '--evaluation_metrics', 'e_recall@1') == 0
     assert f'folder:{other}  ' in (out := capsys.readouterr().out) and out.split('other')[-1].split()[:2] == ['20', '4']
     for flags, message in (
             (['folder', 'folder'], 'named twice'), (['glyphs:here'], 'only folder takes a path'),
-            (['flowers'], '--on flowers'), ([f'folder:{tmp_path}'], '--dataset folder: expected'),
-            (['cub200'], '--dataset cub200: expected'), (['folder', '--pca', '2'], '--pca does not go with --on'),
-            (['folder', '--rerank', 'alphaqe'], '--rerank does not go with --on'),
+            (['flowers'], 'other_data flowers'), ([f'folder:{tmp_path}'], '--dataset folder: expected'),
+            (['cub200'], '--dataset cub200: expected'), (['folder', '--pca', '2'], '--pca has no effect'),
             (['folder', '--evaluation_metrics', 'e_recall@1', 'nmi'], 'metrics of ranks only'),
             (['folder', '--loss', 'hyperbolic'], 'ranks by a distance of its own'),
             ([f'folder:{other}', '--split_scheme', 'half', '--test_size', '0'], 'it has no test split here')):
-        assert run('--evaluate', folder_of(tmp_path), '--on', *flags) == 2
+        assert after_training(folder_of(tmp_path), 'other_data', *flags) == 2
         assert message in capsys.readouterr().err, flags
-    with pytest.raises(UserError, match='goes with --evaluate'):
-        parameters.parse(['--on', 'glyphs'])
 
 
 def test_the_frozen_trunk_has_the_weights_from_before_the_training(quick, run, tmp_path):

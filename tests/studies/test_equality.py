@@ -1,4 +1,4 @@
-"""python -m studies.equality: the page against the rows, its statistics against scipy, and what it says of starts."""
+"""The tables of losses beside the library's: against the rows and scipy, and what the losses say of their starts."""
 import csv
 from types import SimpleNamespace
 
@@ -9,12 +9,15 @@ from scipy import stats
 
 import criteria
 import parameters
-from benchmarks import equality as first_steps
+from reports.significance import holm
 from studies import equality
-from studies.study import Difference
-from tests.studies.test_study import holm, p_text, table
+from studies.pages import p_text
+from tests.studies.test_methods import table
 
-PAGE = equality.PAGE.read_text(encoding='utf-8')
+
+@pytest.fixture(scope='module')
+def tables():
+    return equality.tables()
 
 
 def values(group, column):
@@ -24,23 +27,11 @@ def values(group, column):
                 if row['group'] == f'Equality_{group}'}
 
 
-def test_the_page_in_the_documentation_is_that_of_the_committed_rows(monkeypatch):
-    """The table of first steps has last digits that depend on the processor; it is taken from the page."""
-    lines = PAGE.partition(equality.FIRST_STEP)[2].strip().partition('\n\n')
-    conditions, cells = lines[0], lines[2].partition('\n\n')[0].splitlines()
-    rows = [[cell.strip() for cell in line.split('|')[1:-1]] for line in cells[2:]]
-    monkeypatch.setattr(first_steps, 'conditions', lambda: conditions)
-    monkeypatch.setattr(first_steps, 'compared', lambda: rows)
-    assert [row[0] for row in rows] == first_steps.SAME and all(row[-1] == 'yes' for row in rows)
-    assert '\n'.join(equality.lines_of(equality.gather())) + '\n' == PAGE
-
-
 @pytest.mark.parametrize('title, rows, other_side', [
-    (equality.PEER, equality.PEERS, 'pml'), (equality.SIZES, equality.SIZE, 'slow'),
-    (equality.RATIOS, equality.RATIO, 'pml'), (equality.OF_MINERS, equality.MINED, 'pml')],
-    ids=['peers', 'size', 'ratio', 'mined'])
-def test_the_tables_are_the_statistics_of_the_rows(title, rows, other_side):
-    cells = table(PAGE, title)
+    ('equality, whole', equality.PEERS, 'pml'), ('sizes, whole', equality.SIZE, 'slow'),
+    ('ratios', equality.RATIO, 'pml'), ('miners', equality.MINED, 'pml')])
+def test_the_tables_are_the_statistics_of_the_rows(title, rows, other_side, tables):
+    cells = table(tables[title])
     assert list(cells) == list(rows)
     for name, column in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r'}.items():
         pairs = {}
@@ -48,27 +39,18 @@ def test_the_tables_are_the_statistics_of_the_rows(title, rows, other_side):
             one, other = values(ours, column), values(theirs, column)
             seeds = sorted(one.keys() & other.keys())
             pairs[loss] = [np.array([side[seed] for seed in seeds]) for side in (one, other)]
-            assert cells[loss]['seeds'] == str(len(seeds)) and len(seeds) >= 30
+            assert cells[loss]['n'] == str(len(seeds)) and len(seeds) >= 30
         p_values = [1.0 if np.ptp(one - other) < 1e-9 else stats.ttest_rel(one, other).pvalue
                     for one, other in pairs.values()]
         for (loss, (one, other)), p in zip(pairs.items(), holm(p_values), strict=True):
             row, difference, means = cells[loss], one - other, [f'{side.mean():.2f}' for side in (one, other)]
             half = stats.t.ppf(.975, len(one) - 1) * stats.sem(difference)
             assert [row[f'{name} {side}'] for side in ('ours', other_side)] == means
-            assert row[f'{name} Δ'] == f'{difference.mean():+.2f} ± {half:.2f}' and row[f'{name} p'] == p_text(p)
+            assert row[f'{name} Δ'] == f'{round(difference.mean(), 2) + 0:+.2f} ± {half:.2f}'
+            assert row[f'{name} p'] == p_text(p)
             both = [stats.ttest_1samp(difference, limit, alternative=side).pvalue < .025 if np.ptp(difference) > 1e-9
                     else True for limit, side in ((-.3, 'greater'), (.3, 'less'))]            # two one-sided tests
-            assert (row[f'{name} verdict'] == 'equal') == all(both)
-        verdicts = [row[f'{name} verdict'] for row in cells.values()]
-        assert rows is not equality.PEERS or f'{name}: {verdicts.count("equal")} equal, ' in PAGE
-
-
-@pytest.mark.parametrize('mean, half, p, said', [
-    (.001, .0015, .001, 'equal'), (0, 0, 1, 'equal'), (.0045, .001, .01, 'different'), (-.0045, .001, .01, 'different'),
-    (.0045, .001, .06, 'undecided'), (.002, .0015, .001, 'undecided'), (0, .004, 1, 'undecided'),
-    (0, np.nan, np.nan, 'undecided')])
-def test_verdicts(mean, half, p, said):
-    assert equality.verdict(Difference(mean, half, p, 30), p) == said
+            assert (row[f'{name} is'] == 'inside') == all(both)
 
 
 def test_the_standard_deviations_of_the_starts():
@@ -108,8 +90,7 @@ def test_only_the_rate_over_the_size_of_the_start_counts(name):
 
 
 @pytest.mark.parametrize('name', equality.SLOW)
-def test_the_loss_states_the_effect_of_its_start(name):
-    stated = ' '.join(criteria.CRITERIA[name].__doc__.split())
-    row = table(PAGE, equality.SIZES)[name]
+def test_the_loss_states_the_effect_of_its_start(name, tables):
+    stated, row = ' '.join(criteria.CRITERIA[name].__doc__.split()), table(tables['sizes'])[name]
     assert f'the rate 0.01 instead of {row["slow rate"]}, ' in stated
     assert f'changes R@1 by {row["R@1 Δ"]} and MAP@R by {row["MAP@R Δ"]} points (docs/equality.md)' in stated

@@ -4,7 +4,7 @@ import yaml
 from optuna.trial import TrialState
 
 import Hyperparameter_Search
-from tests.helpers import rows_of
+from tests.helpers import after_training, rows_of
 from tests.tuning.stub import started, study_of, table_of
 
 
@@ -111,5 +111,5 @@ def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):
     assert (folder / 'retrieval_val.png').exists() and not (folder / 'retrieval_test.png').exists()
     assert (folder / 'plots' / 'spectrum_val.png').exists()
     for flags, split in ([], 'val'), (['--splits_to_eval', 'train'], 'train'):
-        assert run('--draw', folder, tmp_path / split, *flags) == 0
+        assert after_training(folder, 'pictures', tmp_path / split, *flags) == 0
         assert {file.stem for file in (tmp_path / split).iterdir()} == {f'spectrum_{split}'}

@@ -1,0 +1,101 @@
+"""
+A trained network in a folder for others: weights as safetensors, which cannot hold code, and the config.json from which
+the network is built. Such a folder takes the place of a run folder wherever a trained network is read.
+"""
+import hashlib
+import json
+from pathlib import Path
+
+from utilities.errors import UserError
+from utilities.files import kind_of
+
+CONFIG = 'config.json'
+BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
+ENTRY = 'embedding_network'                                        # in config.json, beside the entries of timm
+# the flags that describe the network and its input
+FLAGS = ('arch', 'embed_dim', 'embed_layers', 'embed_norm', 'embed_norm_affine', 'embed_bias', 'pool', 'cascade',
+         'prompts', 'prompt_depth', 'input_size', 'input_mean', 'input_std', 'input_bgr', 'dataset', 'augmentation',
+         'interpolation', 'decode', 'eval_size', 'eval_resize', 'eval_features', 'eval_normalize')
+
+
+def is_folder(place):
+    """Whether `place` is such a folder, and not a run folder."""
+    return (Path(place) / CONFIG).is_file()
+
+
+def write(folder, state, flags, epoch, description):
+    """
+    Adds the weights of an EmbeddingNetwork and their description to `folder`, which may have a config.json already.
+
+    Args:
+        state:       its state dict, on the CPU.
+        flags:       {name: value} of FLAGS.
+        epoch:       the epoch after which the weights were saved.
+        description: {name: text} for those who read config.json.
+    """
+    from safetensors.torch import save_file  # imported here, since runs do not need it
+    parts = {BACKBONE: {}, REST: {}}
+    for name, tensor in state.items():
+        file = BACKBONE if name.startswith('backbone.') else REST
+        parts[file][name.removeprefix('backbone.')] = tensor.clone().contiguous()      # the format shares no memory
+    for file, tensors in parts.items():
+        save_file(tensors, folder / file, {'format': 'pt'})
+    config = json.loads((folder / CONFIG).read_text(encoding='utf-8')) if is_folder(folder) else {}
+    hashes = {'flags': sha256_of_values(flags)} | {file: sha256_of_file(folder / file) for file in parts}
+    config[ENTRY] = description | {'epoch': epoch, 'flags': flags, 'sha256': hashes}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+
+
+def read(folder):
+    """
+    The network in `folder` as a checkpoint has it: {'settings': {flag: value}, 'epoch', 'model': state dict}.
+
+    Raises UserError where config.json does not describe a network of this program, or the weights are not those that it
+    describes.
+    """
+    config, state = Path(folder) / CONFIG, {}
+    try:
+        entry = json.loads(config.read_text(encoding='utf-8'))[ENTRY]
+        flags, epoch, hashes = dict(entry['flags']), int(entry['epoch']), dict(entry['sha256'])
+        hashes = {name: hashes[name] for name in ('flags', BACKBONE, REST)}
+    except OSError as error:
+        raise UserError(f'{config}: {error.strerror}') from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError(f'{config}: it does not describe an embedding network of this program ({ENTRY}); for a '
+                        f'backbone alone, give --arch timm:local-dir:{folder}') from None
+    if foreign := flags.keys() - {*FLAGS}:
+        raise UserError(f'{config}: {", ".join(sorted(foreign))}: no flags of a network; it was changed')
+    if str(flags.get('arch')).count(':') > 1:
+        raise UserError(f'{config}: arch {flags["arch"]}: expected a network without a place from which to load it')
+    if hashes.pop('flags') != sha256_of_values(flags):
+        raise UserError(f'{config}: its flags do not fit their checksum (sha256); copy the folder again')
+    for file, known in hashes.items():
+        state |= {'backbone.' * (file == BACKBONE) + name: tensor
+                  for name, tensor in read_weights(Path(folder) / file, known).items()}
+    return {'settings': flags, 'epoch': epoch, 'model': state}
+
+
+def read_weights(file, known):
+    """{name: tensor} of a safetensors file whose SHA-256 is `known`."""
+    try:
+        from safetensors.torch import load_file
+        if sha256_of_file(file) != known:
+            raise UserError(f'{file}: these are not the weights that {CONFIG} describes; copy the folder again')
+        return load_file(file)
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror or error}') from None
+    except ImportError as error:
+        raise UserError(f'{file}: needs safetensors ({error}): pip install safetensors') from None
+    except UserError:
+        raise
+    except Exception as error:  # the format's own errors
+        raise UserError(f'{file}: not weights in the format safetensors but {kind_of(file, error)}') from None
+
+
+def sha256_of_values(flags):
+    return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of_file(file):
+    with open(file, 'rb') as opened:
+        return hashlib.file_digest(opened, 'sha256').hexdigest()

@@ -1,0 +1,134 @@
+"""What Evaluate_Network.py does with a trained network. ACTIONS is the registry."""
+import argparse
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import evaluation
+import parameters
+import parts
+from datasets import DATASETS
+from retrieval import codes, export, open_set, other_data, overlap, reranking
+from utilities import command_line, processes
+from utilities.errors import UserError, choose
+
+
+@dataclass
+class Action:
+    """
+    help:    what it does, for the manual.
+    work:    carries it out: the namespace of main.py's flags, with `evaluate` the run, and of the action's own flags.
+    flags:   declares its own flags: an argparse parser -> None.
+    without: the flags of main.py's evaluation that it does not read. They are refused.
+    """
+    help: str
+    work: Callable
+    flags: Callable = lambda parser: None
+    without: tuple = ()
+
+
+def metrics(opt):
+    evaluation.show(opt, parts.restore(opt, opt.evaluate))
+
+
+def embeddings(opt):
+    built = parts.restore(opt, opt.evaluate)
+    evaluation.write_embeddings(opt, built.model, built.data, opt.file)
+
+
+def embeddings_flags(parser):
+    parser.add_argument('file', metavar='OUT.npz', help='the file to write')
+
+
+def pictures(opt):
+    built = parts.restore(opt, opt.evaluate)
+    evaluation.draw(opt, built.model, built.data, built.criterion, opt.folder)
+
+
+def pictures_flags(parser):
+    parser.add_argument('folder', metavar='FOLDER', help='the folder to write the --pictures to')
+
+
+METRICS = ('evaluation_metrics', 'bootstrap')
+ACTIONS = {
+    'metrics': Action('print the metrics of the evaluated splits; the default', metrics),
+    'codes': Action('compare short codes of the embeddings by quality, bytes and time', codes.work, codes.flags,
+                    METRICS),
+    'open_set': Action('measure how well queries of unknown classes are recognised, and calibrate a threshold',
+                       open_set.work, open_set.flags, (*METRICS, *open_set.WITHOUT)),
+    'rerank': Action('compute the metrics after re-ranking', reranking.work, reranking.flags),
+    'other_data': Action('evaluate on other data sets, each alone and all in a common gallery', other_data.work,
+                         other_data.flags, other_data.WITHOUT),
+    'embeddings': Action('write the embeddings, their norms, labels and paths to a file', embeddings, embeddings_flags,
+                         METRICS),
+    'pictures': Action('draw the --pictures of the embeddings', pictures, pictures_flags, METRICS),
+    'overlap': Action('list near-duplicates across the splits; RUN may also be the name of a data set', overlap.work,
+                      overlap.flags, METRICS),
+    'export': Action('write the network to a file for other programs', export.work, export.flags, METRICS),
+}
+MORE = 'The flags of an evaluation by main.py go with it, such as --splits_to_eval, --eval_ema and --source_path: ' \
+       'main.py --help evaluation'
+
+
+def build():
+    """The parser of the manual, and of the flags that the actions declare."""
+    parser = command_line.Parser(prog='Evaluate_Network.py', epilog=MORE,
+                                 usage='Evaluate_Network.py RUN [ACTION] [FLAG ...]',
+                                 description='Does what comes after training: RUN ACTION --help explains an action.')
+    parser.add_argument('run', metavar='RUN', help='run folder, of which the last checkpoint is used; or a checkpoint')
+    commands = parser.add_subparsers(dest='action', metavar='ACTION', required=True, prog='Evaluate_Network.py RUN')
+    for name, action in ACTIONS.items():
+        action.flags(commands.add_parser(name, help=action.help, description=action.help, epilog=MORE))
+    command_line.add_completion(parser)
+    return parser
+
+
+def flags_in(arguments):
+    """The names of the flags in a list of arguments, without values."""
+    return {argument.split('=')[0].removeprefix('--') for argument in arguments if argument.startswith('--')}
+
+
+def parse(arguments):
+    """
+    The arguments RUN [ACTION] ... -> (name of the action, namespace of main.py's flags and of the action's own).
+
+    Raises UserError for whatever the user must change, and for flags that the action does not read.
+    """
+    parser, words = build(), [*itertools.takewhile(lambda word: not word.startswith('-'), arguments)]
+    if {'-h', '--help', '--print_completion'} & {*arguments}:
+        parser.parse_args(['RUN', *arguments] if words and words[0] in ACTIONS else arguments)
+    if not words:
+        raise UserError('begin with a run folder or checkpoint: Evaluate_Network.py RUN [ACTION] [FLAG ...]')
+    run, *rest = arguments
+    name = rest.pop(0) if len(words) > 1 else 'metrics'
+    action = choose(ACTIONS, name, f'{run}: action')
+    own, others = divided(rest, parser, name)
+    own = vars(parser.parse_args([run, name, *own]))
+    del own['run'], own['action']
+    modes = parameters.flags_with('mode').keys() - {'config'}
+    is_data_set = action is ACTIONS['overlap'] and run in DATASETS
+    for flag in sorted(flags_in(others) & {*modes, *action.without, *(('dataset',) if is_data_set else ())}):
+        raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
+    opt = parameters.parse([*others, '--dataset' if is_data_set else '--evaluate', run])
+    return name, argparse.Namespace(**vars(opt), **own)
+
+
+def divided(arguments, parser, name):
+    """The arguments that the action `name` declares, and the others: (words before any flag and own flags, others)."""
+    commands, = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    declared, own, others = flags_in(commands.choices[name]._option_string_actions), [], []
+    current = own
+    for argument in arguments:
+        if argument.startswith('--'):
+            current = own if flags_in([argument]) <= declared else others
+        current.append(argument)
+    return own, others
+
+
+def work(arguments):
+    """Carries out a command line of Evaluate_Network.py; returns None, or the exit code of the processes of --gpu."""
+    name, opt = parse(arguments)
+    if len(opt.gpu) > 1 and name != 'export' and not processes.connected():
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
+    ACTIONS[name].work(opt)

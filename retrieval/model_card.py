@@ -1,0 +1,120 @@
+"""The model card of an exported network: README.md as Hugging Face shows it."""
+import shlex
+from pathlib import Path
+
+from records import columns, run_folder
+from utilities.errors import UserError
+
+PRIVATE = ('source_path', 'source', 'save_path')             # flags whose values are folders of the author's machine
+TEXT = '''---
+# The licence is yours to choose: an identifier such as apache-2.0 or mit
+license:
+library_name: {library}
+pipeline_tag: image-feature-extraction
+tags:
+- metric-learning
+- image-retrieval
+---
+
+# {name}
+
+An embedding network: images of one class are near each other, also of classes that it was not trained on.
+
+- Network: `{arch}`, {n_parameters:,} parameters, embeddings of {dim} dimensions{norm}
+- Input: {size} x {size} pixels, after {before}
+- Weights: after epoch {epoch}{average}
+
+## Data
+
+{data}
+
+## Metrics
+
+{metrics}
+
+## Use
+
+`model.safetensors` has the backbone, `embedding.safetensors` the other layers, `config.json` the flags of the network;
+none of them can hold code. With a checkout of the program that trained it, as REPO:
+
+```python
+network = torch.hub.load(REPO, 'network', FOLDER, source='local')
+embeddings = network(images)          # uint8 RGB [B, 3, {size}, {size}] -> float32 [B, {dim}]
+```
+{timm}
+## Training
+
+{command}
+'''
+OF_TIMM = '''
+The backbone alone, without the embedding layer:
+
+```python
+backbone = timm.create_model('local-dir:FOLDER', pretrained=True, num_classes=0)
+```
+'''
+
+
+def text(opt, flags, source, states, description, network):
+    """
+    The content of README.md.
+
+    Args:
+        flags:       the flags in config.json, {name: value}.
+        source:      the run folder or checkpoint of the network, whose splits and command are shown if they are there.
+        states:      the checkpoint.
+        description: input and resizing, {'before': transforms, ...}.
+        network:     the loading.Network.
+    """
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    config = read(lambda: run_folder.read(folder)) or {}
+    splits = read(lambda: run_folder.read_checked(folder / 'splits.yaml')['splits']) or {}
+    is_of_timm, command = flags['arch'].startswith('timm:'), shlex.split(config.get('command', ''))
+    command = shlex.join(run_folder.without_secrets(command, PRIVATE))
+    return TEXT.format(
+        library='timm' if is_of_timm else 'pytorch', name=f'{flags["arch"]}, {flags["dataset"]}', arch=flags['arch'],
+        n_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        dim=network.model.n_features if opt.eval_features else opt.embed_dim,
+        norm=' and norm 1' if network.model.normalize or opt.eval_normalize else '', size=network.input_size,
+        before=', '.join(f'`{step}`' for step in description['before']), epoch=states['epoch'],
+        average=', their moving average' if opt.eval_ema else '',
+        data=data_of(flags['dataset'], splits, config.get('flags', {})),
+        metrics=metrics_of(states.get('row') or {}, opt.eval_ema),
+        timm=OF_TIMM if is_of_timm and not opt.prompts else '',
+        command=f'```bash\n{command}\n```' if command else 'The command is not known: there was a checkpoint only.')
+
+
+def read(function):
+    """The result of function(), which reads a run folder; None where this has no such file."""
+    try:
+        return function()
+    except (UserError, OSError, KeyError, TypeError):
+        return None
+
+
+def data_of(dataset, splits, flags):
+    """The data set, the splits in a splits.yaml, and how they were made: the flags of the run."""
+    if not splits:
+        return f'`--dataset {dataset}`; the splits are not known: there was a checkpoint only.'
+    lines = [f'- {name}: {part["n_images"]:,} images of {part["n_classes"]:,} classes' for name, part in splits.items()]
+    trained, tested = ({*splits.get(name, {}).get('classes', ())} for name in ('train', 'test'))
+    shared = f'{len(trained & tested):,} of the {len(tested):,} test classes are training classes.' if tested else ''
+    made = ' '.join(f'--{name} {flags[name]}' for name in ('split_scheme', 'fold', 'test_size', 'use_tv_split')
+                    if flags.get(name))
+    return '\n'.join([f'`--dataset {dataset} {made}`. {shared}', '', *lines])
+
+
+def metrics_of(row, of_average):
+    """A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them."""
+    of = columns.of_average if of_average else str
+    found = {name: row[of(name)] for name in row if columns.parse(name) and columns.parse(name).split == 'test'
+             and not columns.is_interval(name) and isinstance(row.get(of(name)), float)}
+    if not found:
+        return 'The run has recorded none of the test split.'
+    lines = []
+    for name, value in found.items():
+        ends = [row.get(end) for end in columns.interval(of(name))]
+        interval = f'{ends[0]:.4f} to {ends[1]:.4f}' if None not in ends else ''
+        lines.append(f'| {columns.parse(name).at_split} | {value:.4f} | {interval} |')
+    return '\n'.join(['| metric of the test split | value | 95 % interval over classes (bootstrap) |', '|---|---:|---|',
+                      *lines])

@@ -1,0 +1,291 @@
+"""
+Evaluate_Network.py RUN rerank: re-ranking after the search, an ablation that shows how much better the ranking becomes,
+and at what cost.
+
+kreciprocal: k-reciprocal encoding. Zhong, Zheng, Cao and Li, CVPR 2017, https://arxiv.org/abs/1701.08398. It is
+             transductive: the distance of a query and a gallery image depends on the other queries.
+alphaqe:     alpha query expansion. Radenović, Tolias and Chum, TPAMI 2018, https://arxiv.org/abs/1711.02512.
+"""
+import time
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+import parts
+from criteria import ranks
+from evaluation.metrics import compute, parse
+from evaluation.protocol import embed_splits, pool_of, splits_to_evaluate
+from evaluation.ranking.counting import highest, pick
+from evaluation.ranking.neighbours import Search, chunks, in_threads, rows_of
+from evaluation.ranking.precision import on_the_sphere
+from records.columns import Column, of_reranking
+from utilities import processes
+from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
+from utilities.errors import UserError, choose
+
+CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, and twice as much for their overlaps
+BLOCK = 64                   # gallery images of which `nearest` compares only the highest score at first
+ROWS = 1 << 12               # images whose encodings are computed together
+PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
+ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
+PLAIN = 'plain'              # in the table: the ranking without re-ranking, and its cost
+K1, K2, N = 20, 6, 50        # of the papers: k1 and k2 of Zhong et al., n of Radenović et al.
+
+
+class KReciprocal(Search):
+    """
+    A Search whose scores are 1 − λ minus the distances (1 − λ) d_J + λ d of Zhong et al., Eq. 12. d is the squared
+    Euclidean distance divided by the query's largest; d_J is the Jaccard distance of the k-reciprocal encodings, to
+    which all queries and all gallery images contribute. d_J is 1 for images that share no entry of their encodings; d
+    alone orders these.
+
+    ranking: must be None. k1: number of neighbours; k2: number of encodings that are averaged; weight: λ. cameras leave
+    images out of the ranking only, not out of the neighbours.
+    """
+
+    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, k1=K1, k2=K2,
+                 weight=0.3):
+        super().__init__(embeddings, labels, is_query, in_gallery, cameras=cameras)
+        used = np.union1d(self.query_index, self.gallery_index)
+        everyone = Search(rows_of(embeddings, used), labels[used])
+        neighbours, farthest = nearest(everyone, max(k1, k2))
+        neighbours = np.column_stack([np.arange(len(used)), neighbours])             # each image is its own nearest
+        largest = np.where(farthest > 0, farthest, 1)
+        encodings = averaged(encoded(everyone, neighbours, largest, k1), neighbours[:, :k2])
+        queries = np.searchsorted(used, self.query_index)
+        self.move, self.weight, self.largest = everyone.move, weight, largest[queries].astype(np.float32)
+        self.of_queries = encodings[queries]
+        self.of_gallery = encodings[np.searchsorted(used, self.gallery_index)].tocsc()
+
+    def scores(self, rows, images=None):
+        """[q, G] as in Search.scores, of all gallery images."""
+        distances = super().scores(rows).numpy()           # −½ of the squared distances; −inf for the query itself
+        with np.errstate(invalid='ignore'):                # of λ = 0, for the query itself
+            distances *= -2 * np.float32(self.weight) / self.largest[rows, None]
+        overlap = overlaps(self.of_queries[rows], self.of_gallery)
+        row, column, overlap = pick(overlap, overlap > 0)
+        # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
+        distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
+        return self.without_left_out(torch.from_numpy(-distances), rows)
+
+    def margins(self, rows, scores):
+        """0: float32 decides."""
+        return torch.zeros_like(scores)
+
+
+def alpha_expanded(embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, n=N, alpha=3.0):
+    """
+    A Search by cosine similarity in which each query is the sum of itself and its n nearest gallery images, each with
+    the weight max(similarity, 0)^alpha, on the unit sphere. The gallery does not change. ranking: must
+    be None. cameras leave images out of the ranking only, not out of the neighbours.
+    """
+    unit = on_the_sphere(embeddings).float()
+    search = Search(unit, labels, is_query, in_gallery)
+    neighbours, _ = nearest(search, n)
+    queries = unit.clone()
+    for rows in chunks(np.arange(len(neighbours)), neighbours.shape[1] * unit.shape[1], CHUNK):
+        own, others = search.queries[rows], search.gallery[neighbours[rows]]            # [q, D], [q, n, D]
+        weights = torch.einsum('qd,qnd->qn', own, others).clamp(min=0) ** alpha
+        queries[search.query_index[rows]] = own + torch.einsum('qn,qnd->qd', weights, others)
+    return Search(unit, labels, is_query, in_gallery, (on_the_sphere(queries).float(), unit), cameras)
+
+
+METHODS = {'kreciprocal': KReciprocal, 'alphaqe': alpha_expanded}
+
+
+def nearest(search, k):
+    """
+    [number of queries, k] the k nearest gallery images of each query, as indices in the gallery, ties in their order;
+    or all of them, if there are fewer. [number of queries] the largest squared distance to a gallery image, in the unit
+    of search.move.
+    """
+    n, k = len(search.gallery), min(k, len(search.gallery) - int((search.own >= 0).any()))
+
+    def of_part(rows):
+        scores = search.scores(rows).numpy()
+        selves = np.flatnonzero(search.own[rows] >= 0), search.own[rows][search.own[rows] >= 0]
+        scores[selves] = 0                                 # for the minimum: no score is higher
+        lowest = scores.min(axis=1)
+        scores[selves] = -np.inf
+        if k == 0:
+            return np.zeros((len(rows), 0), np.int64), -2 * lowest
+        # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
+        bound = highest(scores[:, :n - n % BLOCK].reshape(len(rows), BLOCK, -1).max(axis=1, initial=-np.inf), k)
+        if not np.isfinite(bound).all():                   # fewer groups than k
+            bound = highest(scores, k)
+        row, column, score = pick(scores, scores >= bound[:, None])
+        order = np.lexsort((column, -score, row))
+        row, column = row[order], column[order]
+        place = np.arange(len(row)) - np.searchsorted(row, row)
+        return column[place < k].reshape(len(rows), k), -2 * lowest
+
+    found = in_threads(of_part, chunks(np.arange(len(search.queries)), n, CHUNK), 'neighbours')
+    neighbours, farthest = zip(*found, strict=True)
+    return np.concatenate(neighbours), np.concatenate(farthest)
+
+
+def encoded(search, neighbours, largest, k1):
+    """
+    The k-reciprocal encodings, a sparse [N, N] matrix: exp(−d) for the images of the expanded set R*(p, k1) of each
+    image p, divided by their sum. neighbours: [N, K] each image and its nearest ones; largest: [N] what divides the
+    squared distances.
+    """
+    from scipy import sparse
+    near, half = reciprocal(neighbours[:, :k1 + 1]), reciprocal(neighbours[:, :round(k1 / 2) + 1])
+    sizes, points, parts = np.diff(half.indptr), search.moved_gallery.numpy(), []
+    for start in range(0, len(neighbours), ROWS):
+        own = near[start:start + ROWS]                                                  # R(p, k1)
+        shared = (own @ half).multiply(own).tocoo()                # for q in R(p, k1): |R(p, k1) ∩ R(q, k1 / 2)|
+        enough = 3 * shared.data >= 2 * sizes[shared.col]
+        added = sparse.csr_array((np.ones(enough.sum(), np.int32), (shared.row[enough], shared.col[enough])), own.shape)
+        members = (own + added @ half).tocsr()                                          # R*(p, k1)
+        row, column = np.repeat(np.arange(own.shape[0]), np.diff(members.indptr)), members.indices
+        squared = np.empty(len(row), np.float64)
+        for first in range(0, len(row), PAIRS):
+            pairs = slice(first, first + PAIRS)
+            squared[pairs] = np.square(points[start + row[pairs]] - points[column[pairs]]).sum(axis=1)
+        values = np.exp(-squared / largest[start + row])
+        values /= np.bincount(row, values)[row]
+        parts.append(sparse.csr_array((values, members.indices, members.indptr), members.shape))
+    return sparse.vstack(parts, format='csr')
+
+
+def reciprocal(neighbours):
+    """The sparse [N, N] matrix of the pairs of images that are among the K nearest of each other. neighbours: [N, K]"""
+    from scipy import sparse
+    n, k = neighbours.shape
+    near = sparse.csr_array((np.ones(n * k, np.int32), neighbours.ravel(), np.arange(0, n * k + 1, k)), (n, n))
+    return near.multiply(near.T).tocsr()
+
+
+def averaged(encodings, neighbours):
+    """Local query expansion: each row becomes the mean of the rows of its `neighbours` [N, k2]."""
+    from scipy import sparse
+    n, k = neighbours.shape
+    mean = sparse.csr_array((np.full(n * k, 1 / k), neighbours.ravel(), np.arange(0, n * k + 1, k)), (n, n))
+    return sparse.vstack([mean[start:start + ROWS] @ encodings for start in range(0, n, ROWS)], format='csr')
+
+
+def overlaps(queries, gallery):
+    """[q, G] the sum of the minima of two encodings, from sparse matrices: queries [q, N] by row, gallery [G, N] by
+    column."""
+    starts, counts = gallery.indptr[queries.indices], np.diff(gallery.indptr)[queries.indices].astype(np.int64)
+    before = np.concatenate([[0], counts.cumsum()])[queries.indptr]         # number of entries before each query
+    result, first = np.empty((queries.shape[0], gallery.shape[0])), 0
+    while first < len(result):
+        last = max(first + 1, np.searchsorted(before, before[first] + ENTRIES, 'right') - 1)
+        part = slice(queries.indptr[first], queries.indptr[last])
+        n, ends = counts[part], counts[part].cumsum()
+        entries = np.arange(before[last] - before[first]) + np.repeat(starts[part] - ends + n, n)
+        row = np.repeat(np.arange(last - first), np.diff(before[first:last + 1]))
+        minima = np.minimum(gallery.data[entries], np.repeat(queries.data[part], n))
+        sums = np.bincount(row * len(result[0]) + gallery.indices[entries], minima, (last - first) * len(result[0]))
+        result[first:last], first = sums.reshape(last - first, -1), last
+    return result
+
+
+def flags(parser):
+    add = parser.add_argument
+    add('methods', nargs='*', metavar='METHOD', help=f'{" or ".join(METHODS)}; by default both')
+    add('--kreciprocal_k1', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of neighbours; auto: images per training class minus 1, at most 20')
+    add('--kreciprocal_k2', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
+    add('--kreciprocal_lambda', type=FRACTION, default=0.3,
+        help='weight of the original distance; 1 minus it weights the Jaccard distance')
+    add('--alphaqe_n', type=auto_or(POSITIVE_INT), default='auto',
+        help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
+    add('--alphaqe_alpha', type=NOT_NEGATIVE, default=3.0,
+        help='exponent of the similarity with which a neighbour is weighted')
+
+
+def work(opt):
+    """Prints the metrics of ranks of each split, without re-ranking and after each method."""
+    opt.methods = opt.methods or [*METHODS]
+    names = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'ranks']
+    for method in opt.methods:
+        choose(METHODS, method, 'rerank')
+    if not names:
+        raise UserError('rerank changes metrics of ranks only, and --evaluation_metrics has none; add one, such as '
+                        'map_at_r')
+    if ranks(opt) and not (opt.eval_features or opt.pca):
+        raise UserError(f'rerank: --loss {opt.loss} ranks by a distance of its own, and re-ranking is defined by '
+                        'Euclidean distances and cosines only')
+    built = parts.restore(opt, opt.evaluate)
+    splits = splits_to_evaluate(opt, built.data)
+    methods = settings(opt, built.data.evaluation.get('train'))
+    embedded = embed_splits(opt, built.model, built.data, splits)
+    print(processes.of_main(report, opt, embedded, splits, methods, names))
+
+
+def report(opt, embedded, splits, methods, names):
+    """The text of work(). embedded: {split: Embedded}; methods: as settings() returns them."""
+    row = {}
+    for split in splits:
+        for level in opt.eval_level:
+            pool = pool_of(opt, embedded, split, level)
+            for method, parameters in ({PLAIN: {}} | methods).items():
+                values = compute_with(opt, method, parameters, names, pool)
+                row |= {of_reranking(method, Column(split, name, level).name): value for name, value in values.items()}
+    return table(row, methods)
+
+
+def settings(opt, train):
+    """
+    {method: its parameters} of the methods asked for, where auto is replaced: k1 and n are the mean number of images of
+    a training class minus 1, at most the paper's numbers; k2 is in proportion to k1. train: the ImageSet of the
+    training split, or None: the papers' numbers.
+    """
+    positives = max(1, round(len(train) / train.n_classes) - 1) if train else max(K1, N)
+    k1 = min(positives, K1) if opt.kreciprocal_k1 == 'auto' else opt.kreciprocal_k1
+    k2 = max(1, round(k1 * K2 / K1)) if opt.kreciprocal_k2 == 'auto' else opt.kreciprocal_k2
+    n = min(positives, N) if opt.alphaqe_n == 'auto' else opt.alphaqe_n
+    known = {'kreciprocal': {'k1': k1, 'k2': k2, 'weight': opt.kreciprocal_lambda},
+             'alphaqe': {'n': n, 'alpha': opt.alphaqe_alpha}}
+    return {method: known[method] for method in METHODS if method in opt.methods}
+
+
+def compute_with(opt, method, parameters, names, pool):
+    """
+    {metric: value} of the metrics of ranks `names`, after a re-ranking with its `parameters`; its
+    seconds, and the megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
+    """
+    search = Search if method == PLAIN else partial(METHODS[method], **parameters)
+    points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else opt.ranking_backend
+    tracemalloc.start()
+    start = time.perf_counter()
+    try:
+        values = compute(names, points, pool.labels, seed=opt.seed, pool=replace(pool, embeddings=points),
+                         search=search, backend=backend, n_bootstrap=opt.bootstrap)
+        return values | {'seconds': time.perf_counter() - start,
+                         'megabytes': tracemalloc.get_traced_memory()[1] / 1e6}
+    finally:
+        tracemalloc.stop()
+
+
+def table(row, methods):
+    """
+    A {column: value} of re-rankings as text: a line per split and metric, a column per method.
+
+    methods: {method: its parameters}, printed above the table.
+
+    >>> print(table({'plain_test_map_at_r': 0.5, 'alphaqe_test_map_at_r': 0.625}, {'alphaqe': {'n': 4, 'alpha': 3.0}}))
+    re-ranking by alphaqe (n 4, alpha 3.0)
+                   plain   alphaqe
+    test_map_at_r  0.5000  0.6250
+    """
+    lines = {'': {}}
+    for name, value in row.items():
+        method, _, column = name.partition('_')
+        if method in (PLAIN, *METHODS):
+            lines[''][method] = method
+            lines.setdefault(column, {})[method] = f'{value:.4f}'
+    cells = [[name, *(texts.get(method, '') for method in lines[''])] for name, texts in lines.items()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    used = [f'{method} ({", ".join(f"{name} {value}" for name, value in parameters.items())})'
+            for method, parameters in methods.items()]
+    text = '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in cells)
+    return f're-ranking by {" and ".join(used)}\n{text}'

@@ -1,0 +1,82 @@
+"""
+Writes the tables of the studies into their places in docs/results.md, docs/equality.md, studies/tables.md and
+README.md, from the rows in studies/rows. The prose of the pages stands in the pages.
+
+python -m studies
+"""
+import re
+import sys
+from pathlib import Path
+
+from studies import equality, methods, pages, questions
+from studies.estimates import answer
+from studies.pages import markdown_table, p_text, rounded, span, with_interval
+from utilities import errors
+from utilities.files import write_text
+
+ROOT = Path(__file__).parents[1]
+RESULTS = 'docs/results.md'
+PAGES = (RESULTS, 'docs/equality.md', 'studies/tables.md', 'README.md')
+QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
+UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # of effects that are not in points
+
+
+def asked(question):
+    return f'{dict(zip(questions.ASKS, (">", "<", "within ±"), strict=True))[question.expects]} {question.margin:g}'
+
+
+def table_of(finding):
+    """Returns the lines of the table of one question: each contrast with its intervals and the place of the first;
+    and the command of its runs."""
+    question, is_points = finding.question, finding.question.effect not in UNITS
+    heads = ['contrast', 'MAP@R' if is_points else f'effect{UNITS[question.effect]}', 'over test classes', 'R@1', 'n',
+             f'asked: {asked(question)}']
+    rows = [[name, with_interval(one), span(one.interval_over_classes()), with_interval(beside), one.n,
+             answer(one, question.expects, question.margin)[0]] for name, (one, beside) in finding.contrasts.items()]
+    if not any(row[2] for row in rows):                                        # no values of classes are known
+        heads, rows = heads[:2] + heads[3:], [row[:2] + row[3:] for row in rows]
+    return [*markdown_table(heads, rows), '', f'`{question.command}`']
+
+
+def summary(found, titles, page):
+    """Returns the rows of the table of questions. titles: {name: heading of its section in `page`}."""
+    rows = []
+    for one in found:
+        estimates = [one.contrasts[name][0] for name in one.decisive]
+        means = [estimate.mean for estimate in estimates]
+        effect = with_interval(estimates[0]) if len(estimates) == 1 else (
+            f'{rounded(min(means), "+")} to {rounded(max(means), "+")} ({len(means)} contrasts)')
+        title = titles[one.question.name]
+        anchor = re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
+        effect += UNITS.get(one.question.effect, '')
+        changing = f'{one.changing} of {one.n_methods}' if one.n_methods else ''
+        rows.append([f'[{title}]({page}#{anchor})', effect, asked(one.question), one.answer, p_text(one.p), changing])
+    return rows
+
+
+def tables(titles):
+    """Returns {name: lines} of all tables. titles: {name of a question: its heading}."""
+    found = questions.findings(questions.load(), questions.read())
+    primary = [one for one in found if one.question.primary]
+    heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
+    short = [row[:4] for row in summary(primary, titles, RESULTS)]
+    study = methods.read()
+    return {f'question {one.question.name}': table_of(one) for one in found} | equality.tables() | {
+        'answers': markdown_table(heads, summary(primary, titles, '')),
+        'answers in short': markdown_table(heads[:4], short),
+        'methods': methods.table(study), 'origins': methods.origins(study),
+        'tuned on folds': methods.tuned_table(study)}
+
+
+def main(root=ROOT):
+    page = (root / RESULTS).read_text(encoding='utf-8')
+    made = tables({match['name']: match['title'] for match in QUESTION.finditer(page)})
+    for name in PAGES:
+        write_text(root / name, pages.fill((root / name).read_text(encoding='utf-8'), made))
+        print(name)
+
+
+if __name__ == '__main__':
+    with errors.reported('studies') as end:
+        main()
+    sys.exit(end.code)

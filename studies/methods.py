@@ -1,0 +1,150 @@
+"""The methods of Study_Runs.sh, without tuning: their numbers over seeds, and their commands."""
+import json
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+import numpy as np
+
+import parameters
+from evaluation import titles
+from records import columns
+from records.columns import Column
+from reports import final_rows, groups, selection
+from studies.estimates import average
+from studies.pages import markdown_table, plus_minus
+from utilities.files import read_csv
+
+ROWS = Path(__file__).parent / 'rows'
+TITLES = {'Lite0': 'Grocery, EfficientNet-Lite0'}              # other data have the name in the groups
+AVERAGED = ('MS_ema',)                        # methods reported by the moving average of their weights
+RECALL, SHOWN = 'e_recall@1', ('e_recall@1', 'map_at_r', 'nmi')
+FORMS = ('separated', 'concatenated')
+
+
+@dataclass
+class Method:
+    """A group of runs: <data>_<method>. runs: {seed: Run}."""
+    group: str
+    runs: dict = field(default_factory=dict)
+
+    @property
+    def data(self):
+        return self.group.partition('_')[0]
+
+    @property
+    def title(self):
+        return TITLES.get(self.data, self.data)
+
+    @property
+    def name(self):
+        return self.group.partition('_')[2]
+
+    def column(self, metric):
+        name = Column('test', metric).name
+        return columns.of_average(name) if self.name in AVERAGED else name
+
+    def has(self, metric):
+        return all(self.column(metric) in run.rows[-1] for run in self.runs.values())
+
+    def values(self, metric=RECALL):
+        """Returns {unit: array of points} of average(): a metric on the test classes at the last epoch."""
+        return {('', seed): 100 * np.array([selection.value_in(run, run.rows[-1], self.column(metric))])
+                for seed, run in self.runs.items()}
+
+    def estimate(self, metric=RECALL):
+        """Returns the Estimate of the mean over seeds."""
+        return average(self.values(metric))
+
+    def curve(self, metric=RECALL):
+        """Returns the mean over seeds at each epoch that all seeds have, in points."""
+        name = self.column(metric)
+        by_seed = [{row['epoch']: row[name] for row in run.rows if name in row} for run in self.runs.values()]
+        epochs = sorted(set.intersection(*map(set, by_seed)))
+        return [100 * float(np.mean([values[epoch] for values in by_seed])) for epoch in epochs]
+
+    @property
+    def command(self):
+        """The command of the first seed, without flags of the machine, and with the data in the folder Datasets."""
+        words = shlex.split(self.runs[min(self.runs)].flags.get('command', ''))
+        paths = [words[index + 1] for index, word in enumerate(words[:-1]) if word in ('--source_path', '--weights')]
+        caches = [words[index + 1] for index, word in enumerate(words[:-1]) if word == '--image_cache']
+        root = os.path.commonpath([*paths, *caches]) if paths else ''
+        kept, is_kept = [], True
+        for word in words:
+            if word.startswith('--'):
+                flag = word.removeprefix('--')
+                is_kept = flag == 'source_path' or flag not in parameters.flags_with('machine')
+            if is_kept:
+                kept.append(str('Datasets' / PurePath(word).relative_to(root)) if word in paths else word)
+        return shlex.join(kept)
+
+    @property
+    def flags(self):
+        """The flags of the command, each with its values as one text, but for group and seed."""
+        return [flag for flag in map(str.strip, self.command.replace(' --', '\n--').splitlines())
+                if flag.startswith('--') and not flag.startswith(('--seed ', '--group '))]
+
+    def lines(self):
+        """Returns the lines of a method's own page: its numbers, its curve, its command."""
+        numbers = [f'{metric_title(metric)} {plus_minus(self.estimate(metric))}' for metric in SHOWN
+                   if self.has(metric)]
+        return [f'{self.title}, {len(self.runs)} seeds: {", ".join(numbers)}.', '',
+                f'R@1 after each epoch: {", ".join(f"{value:.1f}" for value in self.curve())}', '',
+                *(['```bash', self.command, '```', ''] if self.command else [])]
+
+
+def read(file=ROWS / 'study.csv', prefix=''):
+    """Returns {group without the prefix: Method} of a file of --rows. Raises UserError for different test images."""
+    found = {}
+    for run in final_rows.read(file):
+        group = run.group.removeprefix(prefix)
+        found.setdefault(group, Method(group)).runs[run.seed] = run
+    for group, method in found.items():
+        groups.require_one_test_set(group, list(method.runs.values()))
+    return found
+
+
+def metric_title(metric):
+    return titles.metric(Column('test', metric).name)
+
+
+def table(methods):
+    """Returns the lines of the tables of all Methods, one for each data set, the highest R@1 first."""
+    lines = []
+    for title in dict.fromkeys(method.title for method in methods.values()):
+        chosen = [method for method in methods.values() if method.title == title]
+        shared = [flag for flag in chosen[0].flags if all(flag in method.flags for method in chosen)]
+        rows = [[method.name, len(method.runs), *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN),
+                 '`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`']
+                for method in sorted(chosen, key=lambda method: -method.estimate().mean)]
+        lines += [f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.', '',
+                  *markdown_table(['method', 'n', *map(metric_title, SHOWN), 'flags'], rows, tight=True), '']
+    return lines[:-1]
+
+
+def tuned_table(methods, file=ROWS / 'folds.csv'):
+    """Returns the lines of the table of losses tuned on folds: the mean over their networks, and one of all of them."""
+    by_group = {}
+    for line in read_csv(file):
+        by_group.setdefault(line['group'], []).append(line)
+    rows = []
+    for group, lines in by_group.items():
+        cells = [plus_minus(average({('', line['seed']): 100 * np.array([float(line[f'{form}_test_{metric}'])])
+                                     for line in lines})) for metric in SHOWN[:2] for form in FORMS]
+        rows.append([group.partition('_')[2], len(lines), plus_minus(methods[group].estimate()), *cells])
+    heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
+    return markdown_table(['loss', 'n', 'not tuned, R@1', *heads], rows)
+
+
+def origins(methods):
+    """Returns the sentence on the commits and packages of all runs."""
+    counts, runs = {'git_commit': {}, 'versions': {}}, [run for one in methods.values() for run in one.runs.values()]
+    for name, of in counts.items():
+        for run in runs:
+            of[run.flags[name]] = of.get(run.flags[name], 0) + 1
+    commits = ', '.join(f'`{commit[:8]}` ({n})' for commit, n in counts['git_commit'].items())
+    versions = '; '.join(', '.join(f'{name} {version}' for name, version in json.loads(text).items())
+                         for text in counts['versions'])
+    return [f'{len(runs)} runs of {len(methods)} methods; commits (runs): {commits}; packages: {versions}.']

@@ -1,0 +1,49 @@
+"""Tables in Markdown, and the places of a page that a program fills: `<!-- table NAME -->` to `<!-- end -->`."""
+import math
+import re
+
+from utilities.errors import UserError
+
+PLACE = re.compile(r'<!-- table (?P<name>[^\n]+?) -->\n.*?<!-- end -->', re.DOTALL)
+
+
+def fill(text, tables):
+    """Returns the text of a page with these tables, {name: lines}, in its places. Raises UserError for other names."""
+    def filled(place):
+        if place['name'] not in tables:
+            raise UserError(f'there is no table {place["name"]}; the tables are {", ".join(tables)}')
+        return '\n'.join([f'<!-- table {place["name"]} -->', '', *tables[place['name']], '', '<!-- end -->'])
+
+    return PLACE.sub(filled, text)
+
+
+def markdown_table(heads, rows, tight=False):
+    """Returns the lines of a table. tight: without spaces around the cells."""
+    space = '' if tight else ' '
+    return [f'|{space}{f"{space}|{space}".join(map(str, row))}{space}|' for row in (heads, ['---'] * len(heads), *rows)]
+
+
+def rounded(value, sign='', digits=1):
+    return f'{round(value, digits) + 0:{sign}.{digits}f}'                                # never -0.0
+
+
+def plus_minus(estimate, sign='', digits=1, tight=False):
+    """Returns '81.2 ± 0.3', the mean and half of the interval; the mean alone if there is no interval."""
+    mean, space = rounded(estimate.mean, sign, digits), '' if tight else ' '
+    return mean if math.isnan(estimate.half) else f'{mean}{space}±{space}{rounded(estimate.half, "", digits)}'
+
+
+def with_interval(estimate):
+    """Returns '+1.2 (0.4 to 2.0)'; '' for None."""
+    return f'{rounded(estimate.mean, "+")} ({span(estimate.interval())})' if estimate else ''
+
+
+def span(interval):
+    """Returns '0.4 to 2.0'; '' for None."""
+    if interval is None:
+        return ''
+    return 'no interval' if math.isnan(interval[0]) else ' to '.join(map(rounded, interval))
+
+
+def p_text(p):
+    return '' if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'

@@ -1,0 +1,93 @@
+"""Evaluate_Network.py: its command line, the flags of main.py that moved to it, and runs that recorded them."""
+import re
+import shlex
+
+import pytest
+import torch
+
+import parameters
+from records import run_folder
+from retrieval import actions
+from tests.helpers import ROOT, after_training, folder_of, rows_of
+from utilities.errors import UserError
+
+FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+
+
+def test_metrics_are_those_of_main(quick, run, tmp_path, capsys):
+    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    printed = []
+    for call, *arguments in ((run, '--evaluate', folder_of(tmp_path)), (after_training, folder_of(tmp_path)),
+                             (after_training, folder_of(tmp_path) / 'checkpoint_last.pt', 'metrics')):
+        capsys.readouterr()
+        assert call(*arguments, '--evaluation_metrics', 'map_at_r', 'nmi') == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2] and 'map_at_r' in printed[0]
+
+
+@pytest.mark.parametrize('arguments, sentence', [
+    ([], 'begin with a run folder or checkpoint'), (['--codes', '8'], 'begin with a run folder or checkpoint'),
+    (['nowhere'], 'nowhere: not a run folder'), (['nowhere', 'code'], 'did you mean codes?'),
+    (['nowhere', 'codes', '--rescore', '5'], 'the following arguments are required: CODE'),
+    (['nowhere', 'codes', '8', '--on', 'glyphs'], '--on moved: python Evaluate_Network.py RUN other_data ...'),
+    (['nowhere', 'open_set', '--resume', 'a'], '--resume has no effect on Evaluate_Network.py nowhere open_set'),
+    (['nowhere', 'codes', '8', '--bootstrap', '9'], '--bootstrap has no effect on Evaluate_Network.py nowhere codes')])
+def test_sentences(arguments, sentence, capsys):
+    assert after_training(*arguments) == 2
+    out = capsys.readouterr()
+    assert sentence in out.err and len(out.err.splitlines()) == 1 and not out.out
+
+
+@pytest.mark.parametrize('name', [*actions.ACTIONS, None])
+def test_the_manual_of_each_action(name, capsys):
+    for arguments in ([name, '--help'], ['RUN', name, '--help']) if name else (['--help'],):
+        with pytest.raises(SystemExit) as end:
+            after_training(*arguments)
+        text = ' '.join(capsys.readouterr().out.split())
+        assert not end.value.code and 'main.py --help evaluation' in text
+        assert all(action.help in text for known, action in actions.ACTIONS.items() if name in (known, None))
+
+
+def test_flags_of_an_action_and_of_main_are_told_apart():
+    rest = ['4', 'pq8', '--eval_level', 'class', 'within', '--rescore=3', '--input_mean', '-1']
+    assert actions.divided(rest, actions.build(), 'codes') == (
+        ['4', 'pq8', '--rescore=3'], ['--eval_level', 'class', 'within', '--input_mean', '-1'])
+
+
+@pytest.mark.parametrize('flag', parameters.MOVED)
+def test_a_flag_that_moved_names_its_command(flag, run, tmp_path, capsys):
+    (tmp_path / 'a.yaml').write_text(f'"{flag}": 1\n')
+    command = f'moved: python Evaluate_Network.py RUN {parameters.MOVED[flag]} ...\n'
+    assert run(f'--{flag}', '1') == 2 and capsys.readouterr().err == f'main.py: error: --{flag} {command}'
+    assert run('--config', tmp_path / 'a.yaml') == 2 and capsys.readouterr().err.endswith(f'a.yaml: {flag} {command}')
+    assert parameters.MOVED[flag] in actions.ACTIONS
+
+
+def test_a_run_that_recorded_flags_that_moved_goes_on_with_empty_columns(quick, run, tmp_path, capsys):
+    assert run(*quick, *FEW, '--n_epochs', '1') == 0
+    folder, older = folder_of(tmp_path), {'open_set': 0.5, 'open_set_fpir': None, 'rerank': ['alphaqe'], 'codes': []}
+    states = torch.load(folder / 'checkpoint_last.pt', weights_only=True)
+    states['settings'] |= older
+    for row in states['records']['rows']:
+        row |= {'test_os_auroc': '0.75', 'alphaqe_test_e_recall@1': '0.5'}
+    torch.save(states, folder / 'checkpoint_last.pt')
+    config = run_folder.read(folder)
+    run_folder.write_checked(folder / 'config.yaml', config | {'flags': config['flags'] | older})
+    capsys.readouterr()
+    assert run('--resume', folder, '--n_epochs', '2') == 0
+    assert 'Note: --open_set 0.5 and --rerank alphaqe: from now on the columns' in capsys.readouterr().err
+    assert [row['test_os_auroc'] for row in rows_of(folder)] == ['0.75', '0.75', '']
+    assert [*rows_of(folder)[0]][-2:] == ['test_os_auroc', 'alphaqe_test_e_recall@1']
+    assert run('--resume', folder, '--n_epochs', '3') == 0
+    assert 'from now on' not in capsys.readouterr().err and rows_of(folder)[-1]['epoch'] == '3'
+
+
+def test_the_commands_of_the_docs_parse(tmp_path):
+    pages = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+    lines = [line for page in pages for block in re.findall(r'```\w*\n(.*?)```', page.read_text(), re.DOTALL)
+             for line in block.replace('\\\n', ' ').splitlines() if line.startswith('python Evaluate_Network.py')]
+    assert len(lines) > 12
+    for line in lines:
+        _, _, _, *rest = shlex.split(line, comments=True)
+        with pytest.raises(UserError, match='nowhere: not a run folder'):       # the last thing that can be wrong
+            actions.parse(['nowhere', *rest])

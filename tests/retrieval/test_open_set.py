@@ -1,0 +1,264 @@
+"""Unknown classes: the metrics, the gallery and the threshold against loops over queries; the command."""
+import argparse
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import retrieval
+from evaluation.embedding import Embedded
+from retrieval import identification
+from retrieval.identification import Answers
+from tests.helpers import after_training, folder_of, printed_metrics
+
+METRICS, AT_THRESHOLD = identification.METRICS, identification.AT_THRESHOLD
+
+
+def answers_of(similarity, is_known, is_right, labels):
+    is_known = np.array(is_known, bool)
+    return Answers(np.array(similarity, float), is_known, is_known & np.array(is_right, bool), np.array(labels))
+
+
+def brute_force(found, threshold):
+    """The definitions of docs/metrics.md in loops; thresholds are tried one by one."""
+    queries = list(zip(found.similarity.tolist(), found.is_known, found.is_right, found.labels, strict=True))
+    known, unknown = ([query for query in queries if query[1] == side] for side in (True, False))
+
+    def rate(queries, accepted):
+        return sum(map(accepted, queries)) / len(queries) if queries else np.nan
+
+    def fpir(least):
+        return rate(unknown, lambda query: query[0] >= least)
+
+    def fnir(least):
+        return rate(known, lambda query: not (query[0] >= least and query[2]))
+
+    def beats(query, other, must_be_right):
+        return (query[0] > other[0]) + (query[0] == other[0]) / 2 if query[2] or not must_be_right else 0
+
+    def over_classes(queries, is_good):
+        rates = [rate([query for query in queries if query[3] == label], is_good) for label in {q[3] for q in queries}]
+        return np.mean(rates) if rates else np.nan
+
+    steps = sorted({q[0] for q in queries} | {np.nextafter(q[0], np.inf) for q in queries})
+    pairs = [(one, other) for one in known for other in unknown]
+    values = {name: np.mean([beats(*pair, right) for pair in pairs]) if pairs else np.nan
+              for name, right in (('os_auroc', False), ('os_oscr', True))}
+    reached = [least for least in steps if rate(known, lambda q: q[0] >= least) >= .95 - 1e-12]      # noqa: B023
+    values['os_fpr@0.95'] = fpir(max(reached)) if reached else np.nan
+    for limit in (.01, .1):
+        low = [least for least in steps if fpir(least) <= limit + 1e-12]
+        values[f'os_fnir@{limit}'] = fnir(min(low)) if unknown else np.nan
+    values |= {'os_fpir': fpir(threshold), 'os_fnir': fnir(threshold),
+               'os_baks': over_classes(known, lambda q: q[2] and q[0] >= threshold),
+               'os_baus': over_classes(unknown, lambda q: q[0] < threshold)}
+    return values | {'os_gm': (values['os_baks'] * values['os_baus']) ** .5}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans(), st.integers(0, 5)), min_size=1,
+                max_size=60), st.integers(0, 12))
+def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, threshold):
+    """Few levels of similarity, so that many are equal to each other and to the threshold."""
+    similarity, is_known, is_right, labels = zip(*queries, strict=True)
+    found = answers_of(np.array(similarity) / 8, is_known, is_right, labels)
+    values = {name: metric(found) for name, metric in METRICS.items()}
+    values |= {name: metric(found, threshold / 8) for name, metric in AT_THRESHOLD.items()}
+    assert values == pytest.approx(brute_force(found, threshold / 8), abs=1e-12, nan_ok=True)
+
+
+def images_of(labels, is_query=None):
+    is_query = None if is_query is None else np.array(is_query)
+    return argparse.Namespace(labels=np.array(labels), is_query=is_query, in_gallery=None)
+
+
+def random_part(seed, sizes=(7, 1, 4, 2, 5, 6), ranking=None, is_query=None):
+    """An Embedded on a coarse grid, so that several distances are equal and some images are copies."""
+    random = np.random.default_rng(seed)
+    labels = random.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    points = random.integers(-1, 2, (len(labels), 3)) / 2 + np.eye(6)[labels][:, :3]
+    return Embedded(torch.from_numpy(points).float(), images_of(labels, is_query), ranking)
+
+
+def nearest_of(points, query, gallery, by_ranking):
+    """The similarity and the index of the nearest image of `gallery`; −inf and None where it is empty."""
+    scores = [points[query] @ points[j] if by_ranking else 1 - ((points[query] - points[j]) ** 2).sum() / 2
+              for j in gallery]
+    best = max(range(len(gallery)), key=lambda place: (scores[place], -gallery[place]), default=None)
+    return (-np.inf, None) if best is None else (scores[best], gallery[best])
+
+
+@pytest.mark.parametrize('ranking', [None, lambda points: (points, points)])
+@pytest.mark.parametrize('share', [0, .3, .7])
+@pytest.mark.parametrize('seed', range(4))
+def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
+    part = random_part(seed, ranking=ranking)
+    labels, points = part.images.labels, part.embeddings.double().numpy()
+    is_query, in_gallery = identification.divided(part.images, share, seed)
+    assert not (is_query & in_gallery).any() and (is_query | in_gallery).all()
+    n_known = 6 - round(6 * share)
+    sizes = np.bincount(labels[in_gallery], minlength=6)
+    assert (sizes > 0).sum() == n_known and all(n in (0, (m + 1) // 2) for n, m in zip(sizes, np.bincount(labels),
+                                                                                      strict=True))
+    monkeypatch.setattr('retrieval.identification.chunks', lambda rows, n: np.array_split(rows, 4))
+    found = identification.answers_of(identification.search_of(part, share, seed))
+    gallery = np.flatnonzero(in_gallery).tolist()
+    for place, query in enumerate(np.flatnonzero(is_query)):
+        similarity, image = nearest_of(points, query, gallery, ranking)
+        assert found.similarity[place] == pytest.approx(similarity, abs=1e-12)
+        assert found.is_right[place] == (labels[image] == labels[query]) and found.labels[place] == labels[query]
+        assert found.is_known[place] == (sizes[labels[query]] > 0)
+
+
+def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
+    images = images_of([0, 0, 1, 1, 2, 2, 3], [True, False] * 3 + [True])
+    is_query, in_gallery = identification.divided(images, 1 / 3, 0)
+    assert is_query.tolist() == images.is_query.tolist() and in_gallery.sum() == 2
+    assert not (in_gallery & images.is_query).any()
+
+
+def test_distractors_stay_in_the_gallery_and_are_no_queries():
+    images = images_of([0, 0, 0, 1, 1, 1, 2, 2], [True] * 6 + [False] * 2)
+    images.in_gallery = np.ones(8, bool)                     # images of a plain split, and distractors
+    is_query, in_gallery = identification.divided(images, .5, 0)
+    assert in_gallery[6:].all() and in_gallery.sum() == 2 + 2 and (is_query == ~in_gallery).all()
+    fixed = images_of([0, 0, 1, 1, 2], [True, False] * 2 + [False])
+    is_query, in_gallery = identification.divided(fixed, .5, 0)
+    assert in_gallery[4] and in_gallery.sum() == 2 and (is_query == fixed.is_query).all()
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_the_calibration_equals_searches_with_and_without_the_class(seed):
+    part = random_part(seed, sizes=(7, 1, 4, 2, 5, 9))
+    labels, points = part.images.labels, part.embeddings.double().numpy()
+    is_query, in_gallery = identification.divided(part.images, 0, seed)
+    found = identification.Calibration(part, 8, seed, every=True)
+    per_class = np.bincount(labels[in_gallery])
+    order = np.random.default_rng(seed).permutation(6)
+    ends = per_class[order].cumsum()
+    nearest = min(ends[1:], key=lambda size: max(size / 8, 8 / size))
+    assert found.sizes.tolist() == sorted({nearest, in_gallery.sum()})
+    for number, size in enumerate(found.sizes):
+        n_classes = next(n for n in range(1, 7) if per_class[order[:n]].sum() == size)
+        for place, query in enumerate(np.flatnonzero(is_query)):
+            others = [j for j in np.flatnonzero(in_gallery)
+                      if labels[j] in order[:n_classes] and labels[j] != labels[query]]
+            own = np.flatnonzero(in_gallery & (labels == labels[query])).tolist()
+            known, image = nearest_of(points, query, sorted(others + own), None)
+            assert found.known[place, number] == pytest.approx(known, abs=1e-12)
+            assert found.unknown[place, number] == pytest.approx(nearest_of(points, query, others, None)[0], abs=1e-12)
+            assert found.right[place, number] == (labels[image] == labels[query])
+
+
+def test_thresholds_errors_and_intervals():
+    """Against the definition, and against resamples that copy the queries of each sampled class."""
+    random = np.random.default_rng(0)
+    labels = random.permutation(np.repeat(np.arange(9), random.integers(1, 14, 9)))
+    part = Embedded(torch.from_numpy(random.normal(size=(9, 4))[labels] + random.normal(size=(len(labels), 4))).float(),
+                    images_of(labels))
+    found = identification.Calibration(part, 10, 0, every=True)
+    rows = found.rows(10 * int(found.sizes[-1]), .2)
+    assert [row['gallery_size'] for row in rows if not row['is_extrapolated']] == found.sizes.tolist()
+    assert rows[-1]['gallery_size'] == 10 * found.sizes[-1] and rows[-1]['is_extrapolated']
+    assert identification.row_at(rows, 10 ** 9) is rows[-1] and identification.row_at(rows, 1) is rows[0]
+    for row in rows:
+        number = min(found.sizes.tolist().index(row['gallery_size']) if not row['is_extrapolated'] else 99,
+                     len(found.sizes) - 1)
+        factor = max(1, row['gallery_size'] / found.sizes[-1])
+        unknown, known, right = (part[:, number] for part in (found.unknown, found.known, found.right))
+
+        def grown(rate, factor=factor):
+            return 1 - (1 - rate) ** factor
+        too_low = max(step for step in unknown if grown(np.mean(unknown >= step)) > .2 + 1e-9)
+        assert row['threshold'] == pytest.approx(too_low, abs=1e-12)
+        assert row['fpir'] == pytest.approx(grown(np.mean(unknown >= row['threshold']))) and row['fpir'] <= .2
+        assert row['fnir'] == pytest.approx(np.mean(~right | (known < row['threshold'])))
+        random, values = np.random.default_rng(0), {'threshold': [], 'fpir': [], 'fnir': []}
+        for _ in range(identification.N_RESAMPLES if row is rows[0] else 0):
+            n_classes = len(np.unique(found.labels))
+            copies = [np.flatnonzero(found.classes == c) for c in random.integers(0, n_classes, n_classes)]
+            some = np.concatenate(copies)
+            values['threshold'].append(identification.threshold_at(unknown[some], .2))
+            values['fpir'].append(np.mean(unknown[some] >= row['threshold']))
+            values['fnir'].append(np.mean(~right[some] | (known[some] < row['threshold'])))
+        for name, ends in values.items():
+            if ends:
+                assert [row[f'{name}_low'], row[f'{name}_high']] == pytest.approx(np.quantile(ends, [.025, .975]))
+
+
+def test_the_threshold_rises_with_the_gallery_and_holds_in_a_larger_one():
+    """For independent points, extrapolation by 8 gives the false-positive rate that was asked for."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4000), 2)
+    part = Embedded(torch.nn.functional.normalize(torch.from_numpy(random.normal(size=(8000, 6))), dim=1).float(),
+                    images_of(labels))
+    large = identification.Calibration(part, 4000, 0)
+    small = identification.Calibration(part, 500, 0)
+    assert large.sizes == [4000] and small.sizes == [500] and not large.row(3999, .1)['is_extrapolated']
+    row = small.row(4000, .1)
+    assert row['is_extrapolated'] and row['threshold'] > small.row(500, .1)['threshold'] + .02
+    assert np.mean(large.unknown >= row['threshold']) == pytest.approx(.1, abs=.02)
+    assert np.mean(large.unknown >= small.row(500, .1)['threshold']) > .4
+
+
+SHORTER = ['--evaluation_metrics', 'e_recall@1', '--no_train_metrics', '--n_epochs', '1']
+
+
+def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(identification, 'N_RESAMPLES', 50)
+    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '0.5', '--bs', '6') == 0
+    folder, name = folder_of(tmp_path), 'checkpoint_val_e_recall@1'
+    assert after_training(folder, 'open_set', '.4', '--pictures', 'spectrum') == 0
+    stored, out = json.loads((folder / 'open_set.json').read_text()), capsys.readouterr().out
+    printed = printed_metrics('metric' + out.partition('metric')[2].partition('gallery images')[0])
+    assert {*printed} == {f'test_{name}' for name in [*METRICS, 'os_threshold', *AT_THRESHOLD]}
+    assert all(float(value) == stored['test'][name.removeprefix('test_')] for name, value in printed.items())
+    assert len(stored['test']['unknown_classes']) == 2 and stored['test']['gallery_size'] == 12
+    assert f'threshold {stored["test"]["os_threshold"]:.4f}, FPIR' in out and (folder / 'plots/open_set.png').exists()
+    network, _ = retrieval.load(folder, 'cpu')
+    assert network.id == stored['network_id'] and len(network.open_set) == len(stored['thresholds'])
+    assert after_training(folder, 'open_set', '.4', '--fpir', '.3') == 0
+    again = json.loads((folder / 'open_set.json').read_text())
+    assert again['test']['os_auroc'] == stored['test']['os_auroc'] and again['fpir'] == .3
+    assert again['test']['os_threshold'] <= stored['test']['os_threshold']
+    assert after_training(folder / f'{name}.pt', 'open_set') == 0
+    assert (folder / f'{name}_open_set.json').exists() and retrieval.load(folder / f'{name}.pt', 'cpu')[0].open_set
+    capsys.readouterr()
+    for flags, sentence in ((['.05'], 'open_set 0.05: 0 of the 6 test classes would be unknown; give a share'),
+                            (['1'], 'open_set 1: 6 of the 6 test classes would be unknown'),
+                            (['1.5'], 'expected a number of at least 0 and at most 1'),
+                            (['--fpir', '0'], 'expected a number above 0 and at most 0.5'),
+                            (['--evaluation_metrics', 'nmi'], '--evaluation_metrics has no effect')):
+        assert after_training(folder, 'open_set', *flags) == 2
+        assert sentence in ' '.join(capsys.readouterr().err.split())
+
+
+def test_without_validation_classes_there_are_metrics_but_no_threshold(quick, run, tmp_path, capsys):
+    for more, reason in (((), 'there are no validation classes'), (('--use_tv_split', '--tv_split_by_samples'),
+                                                                   'the validation split has 6 training classes')):
+        assert run(*quick, *SHORTER, *more, '--group', str(len(more))) == 0
+        folder = folder_of(tmp_path, f'{len(more)}_s1')
+        capsys.readouterr()
+        assert after_training(folder, 'open_set') == 0
+        printed, stored = capsys.readouterr(), json.loads((folder / 'open_set.json').read_text())
+        assert reason in printed.err and reason in printed.out and reason in stored['reason']
+        assert '_threshold' not in printed.out and 'os_auroc' in printed.out
+        network, _ = retrieval.load(folder, 'cpu')
+        assert network.open_set is None and reason in network.no_threshold
+
+
+def test_a_similarity_of_its_own_gives_no_threshold_to_an_index(quick, run, tmp_path):
+    assert run(*quick, *SHORTER, '--use_tv_split', '--tv_split_perc', '.5', '--bs', '6', '--pca', '4') == 0
+    assert after_training(folder_of(tmp_path), 'open_set') == 0
+    network, _ = retrieval.load(folder_of(tmp_path), 'cpu')
+    assert network.open_set is None and 'its thresholds are for --pca 4' in network.no_threshold
+
+
+def test_the_registry_and_the_titles_name_the_same_metrics():
+    from evaluation import titles
+    assert {name.partition('@')[0] for name in titles.METRICS if name.startswith('os_')} | {'os_fnir'} == {
+        name.partition('@')[0] for name in [*METRICS, *AT_THRESHOLD, 'os_threshold']}
+    assert titles.unit('test_os_oscr') == 100 and titles.unit('test_os_fpr@0.95') == 1

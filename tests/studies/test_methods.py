@@ -1,0 +1,112 @@
+"""The tables of all methods against the rows and scipy; the marked places of the pages."""
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from records.columns import Column
+from records.reading import Run
+from reports import final_rows, groups, selection
+from studies import __main__ as program
+from studies import methods, pages
+from studies.estimates import average, mean_difference
+from utilities.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(lines):
+    """{first cell: {heading: cell}} of the first table of some lines."""
+    first = next(index for index, line in enumerate(lines) if line.startswith('|'))
+    cells = []
+    for line in lines[first:]:
+        if not line.startswith('|'):
+            break
+        cells.append([cell.strip() for cell in line.split('|')[1:-1]])
+    heads, _, *rows = cells
+    return {row[0]: dict(zip(heads, row, strict=True)) for row in rows}
+
+
+def test_the_tables_of_the_pages_are_those_of_the_committed_rows(tmp_path, capsys):
+    for name in program.PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = re.sub(r'(<!-- table [^\n]+ -->\n).*?(<!-- end -->)', r'\1\2', (ROOT / name).read_text(), flags=re.S)
+        (tmp_path / name).write_text(text)
+    program.main(tmp_path)
+    for name in program.PAGES:
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text()
+    assert (tmp_path / 'README.md').read_text().count('](docs/results.md#') >= 12
+
+
+def test_a_place_without_a_table_is_an_error():
+    with pytest.raises(UserError, match='there is no table b; the tables are a'):
+        pages.fill('<!-- table b -->\n<!-- end -->', {'a': ['x']})
+    filled = pages.fill('<!-- table a -->\nold\n<!-- end -->\n', {'a': ['x']})
+    assert filled == '<!-- table a -->\n\nx\n\n<!-- end -->\n'
+
+
+def test_the_numbers_and_the_flags_of_a_method():
+    found = methods.read()
+    cells = table(methods.table(found))
+    with open(methods.ROWS / 'study.csv', newline='') as file:
+        rows = [row for row in csv.DictReader(file) if row['group'] == 'Grocery_MS' and row['test_nmi']]
+    for head, name in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r', 'NMI': 'test_nmi'}.items():
+        values = 100 * np.array([float(row[name]) for row in rows])
+        half = stats.t.ppf(.975, len(values) - 1) * stats.sem(values)
+        assert cells['MS'][head] == f'{values.mean():.1f}±{half:.1f}'
+    assert cells['MS']['n'] == str(len(rows)) and cells['MS']['flags'] == '`--loss multisimilarity`'
+    method = found['Grocery_MS']
+    assert 'Datasets/grocery' in method.command and '--device' not in method.command and '/home' not in method.command
+    assert method.lines()[0].startswith(f'Grocery, {len(rows)} seeds: R@1 ')
+
+
+def test_the_losses_that_were_tuned_on_folds():
+    cells = table(methods.tuned_table(methods.read()))
+    with open(methods.ROWS / 'folds.csv', newline='') as file:
+        values = [100 * float(row['concatenated_test_map_at_r']) for row in csv.DictReader(file)
+                  if row['group'] == 'Omniglot_NTXent']
+    half = stats.t.ppf(.975, len(values) - 1) * stats.sem(values)
+    assert cells['NTXent']['concatenated, MAP@R'] == f'{np.mean(values):.1f} ± {half:.1f}' and len(cells) == 8
+
+
+def test_the_intervals_over_seeds_are_student_s():
+    one, other = np.random.default_rng(0).normal(size=(2, 7))
+    sides = [{('', seed): np.array([value]) for seed, value in enumerate(side)} for side in (one, other)]
+    paired, test = mean_difference([sides]), stats.ttest_rel(one, other)
+    assert paired.interval() == pytest.approx(tuple(test.confidence_interval(.95))) and paired.p() == pytest.approx(
+        test.pvalue)
+    assert average(sides[0]).half == pytest.approx(stats.t.ppf(.975, 6) * stats.sem(one))
+    assert pages.plus_minus(average({('', 0): np.array([-.01])})) == '0.0'           # one seed has no interval
+
+
+def test_of_ema_the_averaged_weights_are_reported(tmp_path):
+    """Their columns pass through a file of --rows, and the page shows them instead of those of the last weights."""
+    rows = [{'epoch': epoch, 'test_e_recall@1': raw, 'ema_test_e_recall@1': averaged, 'test_nmi': raw / 2,
+             'ema_test_nmi': averaged / 2} for epoch, raw, averaged in ((0, .2, .2), (1, .6, .7), (2, .5, .4))]
+    run = Run('Omniglot_MS_ema_s0', 'nowhere', {'dataset': 'omniglot', 'group': 'Omniglot_MS_ema', 'seed': 0}, rows)
+    group = groups.Group('Omniglot_MS_ema', 'omniglot', [run])
+    rule = selection.Rule('last', Column('test', 'e_recall@1'), False)
+    final_rows.write(tmp_path / 'rows.csv', [group], rule, ['test_e_recall@1'])
+    method = methods.read(tmp_path / 'rows.csv')['Omniglot_MS_ema']
+    assert method.estimate().mean == pytest.approx(40) and method.estimate('nmi').mean == pytest.approx(20)
+    assert method.has('nmi') and not method.has('map_at_r') and method.curve() == pytest.approx([20, 70, 40])
+    plain = methods.Method('Omniglot_MS', method.runs)
+    assert plain.estimate().mean == pytest.approx(50) and plain.curve() == pytest.approx([20, 60, 50])
+
+
+def test_runs_on_other_test_images_have_no_mean(tmp_path):
+    lines = [f'omniglot,Omniglot_MS,{seed},1,0.5,{"ab"[seed]}' for seed in (0, 1)]
+    (tmp_path / 'rows.csv').write_text('\n'.join(['dataset,group,seed,epoch,test_nmi,test_hash', *lines, '']))
+    with pytest.raises(UserError, match='different test sets'):
+        methods.read(tmp_path / 'rows.csv')
+
+
+def test_the_versions_stand_on_the_page():
+    method = methods.Method('Omniglot_MS', {0: Run('a', 'b', {
+        'git_commit': '0123456789', 'versions': json.dumps({'python': '3.11.7', 'torch': '2.14.1'})}, [])})
+    assert methods.origins({'Omniglot_MS': method}) == [
+        '1 runs of 1 methods; commits (runs): `01234567` (1); packages: python 3.11.7, torch 2.14.1.']

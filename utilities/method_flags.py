@@ -1,0 +1,83 @@
+"""
+The flags that the file of a method declares.
+
+The name, the default and the meaning of a parameter stand in the signature and the `Args:` of a public function of the
+file. `FLAGS` lists those that are flags, and says what a command line needs beyond that, as plain data:
+
+    FLAGS = {'margin': {'at_least': 0}, 'beta_lr': {'default': 0.0005, 'help': 'learning rate of beta'}}
+
+Each key is the end of a flag: `--loss_margin_beta_lr`. Its values:
+
+argument:          the argument's name, where the flag has another one
+default, help:     where no argument has them; they take precedence; a flag that is obsolete needs no help
+above, at_least, at_most: the range of a number, or of each number of a list
+choices:           a list, or {choice: its meaning}
+type:              int or float, as text, where the default is None
+nargs, metavar:    as in argparse; a list takes one or more values by default
+effect:            {flag: True or False, whether it must be set, or the range in which it must be}
+begins_after, begins_at: for a number of steps: what never happens in a run that has no more of them, or fewer
+resumable, untrained, obsolete, common: as in Facts (utilities/manual.py)
+
+`USES` lists flags of other files that a file reads, too.
+
+torch.hub reads the same declarations, so this file imports the standard library only.
+"""
+import inspect
+import itertools
+import re
+
+
+def declared(module, start):
+    """
+    The flags of a file: {flag: its values, with default and help}. start: what the flags begin with, as loss_margin_.
+
+    Raises ValueError for a flag without a default.
+    """
+    own = getattr(module, 'FLAGS', {})
+    arguments, flags = documented_arguments(module) if own else {}, {}
+    for name, values in own.items():
+        default, text = arguments.get(values.get('argument', name), (inspect.Parameter.empty, ''))
+        text = 'without effect; kept for compatibility with the public code' if values.get('obsolete') else text
+        flags[f'{start}{name}'] = values = {'default': default, 'help': text} | values
+        if values['default'] is inspect.Parameter.empty:
+            raise ValueError(f'{module.__name__}: FLAGS[{name!r}]: no public function of the file has an argument '
+                             f'{values.get("argument", name)} with a default; give a default and a help')
+        if isinstance(values['default'], tuple):
+            values['default'] = list(values['default'])
+    return flags
+
+
+def documented_arguments(module):
+    """{argument: (default, text)} of the public functions and classes of a file, the method's own function first."""
+    found = {}
+    for function in public_functions(module):
+        texts = argument_texts(inspect.getdoc(function) or '')
+        for name, argument in inspect.signature(function).parameters.items():
+            if argument.default is not argument.empty:
+                default, text = found.get(name, (argument.default, ''))
+                found[name] = default, text or texts.get(name, '')
+    return found
+
+
+def public_functions(module):
+    """
+    The functions and classes that a file defines. First the method's own function, which is the one named after the
+    file, as margin_loss in margin.py; then others whose name begins so.
+    """
+    stem = module.__name__.rpartition('.')[2]
+    own = [value for name, value in vars(module).items() if (inspect.isfunction(value) or inspect.isclass(value))
+           and value.__module__ == module.__name__ and not name.startswith('_')]
+    return sorted(own, key=lambda value: (value.__name__ != f'{stem}_loss', not value.__name__.startswith(stem)))
+
+
+def argument_texts(docstring):
+    """{argument: its text} of the section `Args:` of a docstring; `first, second: text` is the text of both."""
+    texts, names = {}, []
+    section = docstring.partition('Args:\n')[2].splitlines()
+    for line in itertools.takewhile(lambda line: line.startswith('    '), section):
+        if begins := re.match(r'    (\w+(?:, \w+)*): +(.*)', line):
+            names = begins[1].split(', ')
+            texts |= dict.fromkeys(names, begins[2])
+        else:
+            texts |= {name: f'{texts[name]} {line.strip()}' for name in names}
+    return {name: text.removesuffix('.') for name, text in texts.items()}
