@@ -108,4 +108,4 @@ def table(row):
         text = repr(value) if isinstance(value, float) else f'{len(value)} values, the largest {max(value):.6f}'
         lines.setdefault(column.at_split, {})[column.split] = text
     cells = [[name, *(texts.get(split, '') for split in splits)] for name, texts in lines.items()]
-    return aligned(cells, n_left=len(cells[0]))
+    return aligned(cells, left=range(len(cells[0])))

@@ -67,7 +67,7 @@ def table(runs):
         left = '' if row['state'] == 'finished' or row['seconds'] is None else clock(row['seconds'])
         score = '' if row['score'] is None else f'{row["score"]:.4f}'
         cells.append([row['run'].name, row['state'], epoch, score, left])
-    lines = [aligned(cells, n_left=2)]
+    lines = [aligned(cells, left=(0, 1))]
     counts = collections.Counter(row['state'] for row in rows)
     is_done, total = counts['finished'] == len(rows), ''
     if not is_done and all(row['seconds'] is not None for row in rows):

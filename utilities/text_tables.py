@@ -1,17 +1,19 @@
 """Tables of texts: in aligned columns, and in Markdown."""
 
 
-def aligned(rows, n_left=1):
+def aligned(rows, left=(0,)):
     """
-    Rows of texts, equally long -> lines with aligned columns, the first n_left to the left, the others to the right.
+    Rows of texts, equally long -> lines with aligned columns: those with an index in `left` to the left, the others to
+    the right.
 
     >>> print(aligned([['code', 'bytes'], ['float32', '512']]))
     code     bytes
     float32    512
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join('  '.join([*map(str.ljust, row[:n_left], widths), *map(str.rjust, row[n_left:], widths[n_left:])])
-                     .rstrip() for row in rows)
+    sides = [str.ljust if index in left else str.rjust for index in range(len(widths))]
+    return '\n'.join('  '.join(side(text, width) for side, text, width in zip(sides, row, widths, strict=True)).rstrip()
+                     for row in rows)
 
 
 def markdown(heads, rows):

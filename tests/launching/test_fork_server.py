@@ -90,7 +90,7 @@ def test_a_traceback_and_a_signal_are_told_by_the_exit_code(start):
         with pytest.raises(subprocess.TimeoutExpired):
             begun.wait(timeout=0.1)
         {signal.SIGTERM: begun.terminate, signal.SIGKILL: begun.kill}[number]()
-        assert begun.wait(timeout=60) == -number
+        assert begun.wait(timeout=60) == -number and not process.is_running(run)
         begun.terminate()                                         # of a process that has ended: nothing
 
 
