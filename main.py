@@ -212,11 +212,10 @@ def finish(opt, built, embedded, split, records, state):
 
 def work(arguments):
     """Carries out a command line: a run, or the evaluation of a network that is trained already."""
-    opt = parameters.parse(arguments)
-    if opt.reproduce_results:
+    if any(argument.startswith('--reproduce_results') for argument in arguments):
         from tuning import powerful_benchmarker
-        found = powerful_benchmarker.command(opt.reproduce_results, opt.reproduce_results_partly)
-        opt = parameters.parse([*found, *arguments])
+        arguments = [*powerful_benchmarker.command(arguments), *arguments]
+    opt = parameters.parse(arguments)
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if len(opt.gpu) > 1 and not processes.connected():

@@ -35,12 +35,18 @@ PLAIN = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per
          'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features'}
 
 
-def command(folder, partly=False):
+def command(given):
     """
-    The arguments of main.py for the experiment in `folder`; prints the command line, and what was dropped.
+    The arguments of main.py for the experiment of --reproduce_results; prints the command line, and what was dropped.
 
-    partly: whether options without a counterpart are left out. Otherwise, raises UserError that names them.
+    given: the arguments of the command line.
+
+    Raises UserError that names the options without a counterpart, unless --reproduce_results_partly is given.
     """
+    opt = parameters.build().parse_args(given)
+    folder, partly = opt.reproduce_results, opt.reproduce_results_partly
+    if not folder:
+        raise UserError('--reproduce_results_partly goes with --reproduce_results')
     settings, missing, notes = translated(options_in(Path(folder)))
     arguments = command_line.tokens(settings)
     print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *(f'Note: {note}' for note in notes)]), flush=True)

@@ -43,7 +43,7 @@ def write(folder, **more):
 
 
 def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
-    arguments = powerful_benchmarker.command(write(tmp_path / 'experiment'))
+    arguments = powerful_benchmarker.command(['--reproduce_results', str(write(tmp_path / 'experiment'))])
     printed = capsys.readouterr().out
     assert printed.splitlines()[0] == shlex.join(['python', 'main.py', *arguments])
     for option in ('use_similarity', 'avg_non_zero_only'):
@@ -68,8 +68,8 @@ def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, q
     assert printed.out.startswith('python main.py --') and '--reproduce_results_partly' in printed.err
     for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', "'trunk_optimizer': {'centered': True}"):
         assert option in printed.err
-    plain = ['--loss', 'contrastive', '--split_scheme', 'half', '--n_epochs', '0', '--splits_to_eval', 'test',
-             '--augmentation', 'none', '--storage_metrics', 'e_recall@1', '--pictures', 'none', '--embed_layers',
+    plain = ['--loss', 'contrastive', '--n_folds', '2', '--n_training_folds', '2', '--n_epochs', '0', '--embed_layers',
+             '--augmentation', 'none', '--evaluation_metrics', 'map_at_r', '--no_train_metrics',
              '--optim', 'adam', '--embed_optim', 'adam', '--batch_mining', 'random']
     assert main.main(['--reproduce_results', str(folder), '--reproduce_results_partly', *quick, *plain]) == 0
     assert 'Left out: a_new_option: 3' in capsys.readouterr().out
