@@ -40,8 +40,9 @@ test-postgres: .venv/installed  ## as root: install PostgreSQL, and test a hyper
 toy: .venv/installed            ## the toy experiment of Roth et al., under a minute
 	$(BIN)/python -m toy_experiments.diagonal_lines --figure diagonal_lines.png
 
-clean:          ## remove the environment and caches; runs stay
+clean:          ## remove the environment and caches, also those in ~/.cache; runs stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/deep_metric_learning"
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/bin/python:

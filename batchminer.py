@@ -3,12 +3,11 @@ import argparse
 
 from batch_mining import BATCHMINERS as BATCHMINING_METHODS  # noqa: F401
 from batch_mining import build
-from utilities.combination import Miner
-
-PAIRS = ('npair', 'lifted')                                         # their tuples are three lists in the public code
+from utilities.loss_sums import Miner
+from utilities.public import PAIRS, MinerOfLists
 
 
 def select(batchminername, opt):
     """The miner as criteria of the public code call it: (batch, labels) -> a list of triples, or lists for PAIRS."""
     miner = build(argparse.Namespace(**vars(opt) | {'batch_mining': batchminername}), {})
-    return miner and Miner(miner, batchminername, takes_masks=batchminername in PAIRS, gives_lists=True)
+    return miner and MinerOfLists(Miner(miner, batchminername, takes_masks=batchminername in PAIRS))

@@ -186,9 +186,9 @@ def _namespace(kind, name, settings, others=()):
 
 
 def _miner(opt, name, masks):
-    """The miner in the form in which a criterion gets it (utilities/combination.py)."""
+    """The miner in the form in which a criterion gets it (utilities/loss_sums.py)."""
     batchminer = _module('miners', name).BatchMiner(opt) if isinstance(name, str) else name
-    return _import('utilities', 'combination').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
+    return _import('utilities', 'loss_sums').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
 
 
 def _built(opt, module, loss, miner):

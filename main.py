@@ -17,7 +17,6 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from datasets import waits
 from records import columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
@@ -41,7 +40,9 @@ def run(opt, arguments):
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
             if first == 0:
-                evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                evaluated = None
+                if opt.check_untrained_accuracy or not opt.n_epochs:
+                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
                 processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(first, 1), opt.n_epochs + 1):
                 if processes.of_main(patience_is_over, opt, state):
@@ -67,17 +68,20 @@ def begin(opt, arguments):
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
     folder = Path(processes.of_main(find_folder, opt, settings, arguments, built.data))
     run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id, lowest)
 
 
 def find_folder(opt, settings, arguments, data):
     """The run's folder: a new one, or the folder of --resume, whose splits must equal the splits of `data`."""
     if opt.resume:
         run_folder.require_same_data(opt.resume, data.description)
+        run_folder.require_same_files(opt.resume, parameters.checksums_of_files(settings))
         return Path(opt.resume)
-    if opt.reproduce and run_folder.read(opt.reproduce)['split_hash'] != data.description['hash']:
-        print(f'Note: the data have other classes or numbers of images than {opt.reproduce}.')
-    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt))
+    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), data.description)):
+        print(f'Note: the data have {changed} than {opt.reproduce}.')
+    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt),
+                             parameters.checksums_of_files(settings))
 
 
 def continued(opt, arguments):
@@ -163,8 +167,8 @@ def train_epoch(opt, built, loader, epoch):
     seed_everything(derive(opt.seed, epoch))
     model.start_epoch(warming_up=epoch <= opt.warmup)
     trace = Trace(epoch, built.skipped_in_a_row)
-    batches = waits.TimedBatches(loader.epoch(epoch), opt.device)
-    bar = tqdm(batches, desc=f'epoch {epoch}', leave=False, disable=None)
+    batches = loader.epoch(epoch)
+    bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
     for step, (images, labels, indices) in enumerate(stopping.checked(bar), start=(epoch - 1) * len(batches) + 1):
         built.schedule.at(step)
         embeddings, scalars = built.step(images, labels, indices, step, epoch)
@@ -176,7 +180,6 @@ def train_epoch(opt, built, loader, epoch):
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
     scalars, built.skipped_in_a_row = trace.summary(), trace.skipped_in_a_row
-    batches.explain(opt, loader, epoch)
     return scalars | built.schedule.rates()
 
 

@@ -10,19 +10,21 @@ namespace.
 """
 import argparse
 import functools
+import hashlib
 from pathlib import Path
 
+import criteria
 import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, required_inputs, takes_miner, with_inner
+from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, published, reading, run_folder
-from utilities import combination, command_line, method_flags, pml, torch_losses
+from utilities import command_line, loss_sums, method_flags, pml, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -51,7 +53,7 @@ main.py --help all            every flag
 
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'class_sample_rate': 1.0}
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
@@ -67,17 +69,17 @@ OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'cor
 
 def losses_of(opt):
     """The names of the losses of a run, and of those inside them."""
-    return {method(part.loss) for part in with_inner(combination.parts(opt))}
+    return {method(part.loss) for part in with_nested_losses(loss_sums.parts(opt))}
 
 
 def miners_of(opt):
     """The names of the miners that the losses of a run use."""
-    parts = with_inner(combination.parts(opt))
+    parts = with_nested_losses(loss_sums.parts(opt))
     return {method(part.batch_mining) for part in parts if takes_miner(part)} - {'none'}
 
 
 def is_mined(opt):
-    return miners_of(opt) or all(part.batch_mining == 'none' for part in combination.parts(opt))
+    return miners_of(opt) or all(part.batch_mining == 'none' for part in loss_sums.parts(opt))
 
 
 def optimizers_of(opt):
@@ -252,8 +254,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, effect=lambda opt: augmentation_of(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-    switch('--augment_on_gpu', untrained=False,
-           help='compute crops, flips, colours and erasing on the --device; pixels differ by rounding')
 
 
 def point_in_time(text):
@@ -309,7 +309,7 @@ def network_parameters(parser):
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
         help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', help='start from random instead of pretrained weights')
-    add('--weights', metavar='FILE', resumable=True,
+    add('--weights', metavar='FILE', resumable=True, file=True,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
     add('--input_size', type=POSITIVE_INT,
         help='height and width of the input images in pixels; by default as the network expects')
@@ -519,6 +519,9 @@ def loss_parameters(parser):
         help='weights of the numbers in --matryoshka; by default 1 each')
     switch('--matryoshka_mine_prefixes', effect=lambda opt: opt.matryoshka and miners_of(opt),
            help='--matryoshka: mine tuples for each prefix, by its own distances, not once for all')
+    switch('--mahalanobis', help='learn a linear map of the embeddings, under the loss, its miner and evaluation')
+    add('--mahalanobis_lr', type=REAL, default=-1.0, resumable=True, effect=lambda opt: opt.mahalanobis,
+        help='--mahalanobis: learning rate of the map; a negative value means --lr')
     switch('--daml', help='deep adversarial metric learning: a generator makes a hard negative for each triplet')
     add('--daml_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
         help='--daml: weight of the loss of the triplets with synthetic negatives (lambda in the paper)')
@@ -598,6 +601,10 @@ def evaluation_parameters(parser):
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
     add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
+    add('--eval_bs', type=POSITIVE_INT, resumable=True,
+        help='number of images that are embedded at a time in evaluation; by default --bs')
+    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+           help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
     add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
@@ -791,6 +798,16 @@ def settings_of(opt):
     return {name: value for name, value in vars(opt).items() if name not in excluded}
 
 
+def checksums_of_files(settings):
+    """{flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings."""
+    found = {}
+    for name in flags_with('file'):
+        if (value := settings.get(name)) and Path(value).is_file():
+            with open(value, 'rb') as file:
+                found[name] = hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+    return found
+
+
 def of_the_untrained():
     """The names of the flags that the metrics of the untrained network depend on."""
     return [name for name in flags_with('untrained') if name not in flags_with('machine')]
@@ -834,8 +851,9 @@ def check(opt):
     """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
-    check_cascade(opt)
-    check_matryoshka(opt)
+    criteria.wrapping.check_flags(opt)
+    if opt.cascade and opt.embed_init in embedding_layer.FITTED:
+        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
     if opt.csv and opt.dataset != 'folder':
         raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
     if opt.splits_step and not opt.splits:
@@ -849,8 +867,6 @@ def check(opt):
         raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
     if opt.randaugment and opt.randaugment[1] > 30:
         raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
-    if opt.randaugment and opt.augment_on_gpu:
-        raise UserError('--augment_on_gpu does not compute the operations of --randaugment: leave one of them out')
     if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
     if opt.bs % opt.views:
@@ -886,47 +902,6 @@ def check(opt):
         if not name.isprintable():
             raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
                             'characters')
-
-
-def check_cascade(opt):
-    """Raises UserError for flags that do not work with --cascade or --daml."""
-    if opt.cascade:
-        fractions, n_levels = opt.cascade_fractions, len(opt.cascade) + 1
-        if opt.cascade != sorted({*opt.cascade}):
-            raise UserError(f'--cascade {shown(opt.cascade)}: give the blocks in ascending order, each once')
-        if len(fractions) != len(opt.cascade) or fractions != sorted(fractions, reverse=True):
-            raise UserError(f'--cascade_fractions {shown(fractions)}: expected one for each block of --cascade '
-                            f'({len(opt.cascade)}), none greater than the one before it')
-        if opt.embed_dim % n_levels:
-            raise UserError(f'--embed_dim {opt.embed_dim}: expected a multiple of {n_levels}, the number of embeddings '
-                            f'with --cascade {shown(opt.cascade)}')
-        if opt.embed_init in embedding_layer.FITTED:
-            raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
-    if opt.daml:
-        for flag, reason in (('cascade', 'synthetic negatives have features of the last block only'),
-                             ('xbm_size', 'they would be stored in the memory bank')):
-            if getattr(opt, flag):
-                raise UserError(f'--daml does not work with --{flag}: {reason}; leave one of them out')
-        if opt.embed_norm == 'batch':
-            raise UserError('--daml does not work with --embed_norm batch, since synthetic features would change its '
-                            'statistics; use --embed_norm layer or none')
-
-
-def check_matryoshka(opt):
-    """Raises UserError for flags that do not work with --matryoshka."""
-    dims = opt.matryoshka
-    if not dims:
-        return
-    if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
-        raise UserError(f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
-                        f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')
-    if opt.matryoshka_weights and len(opt.matryoshka_weights) != len(dims):
-        raise UserError(f'--matryoshka_weights {shown(opt.matryoshka_weights)}: expected one for each number in '
-                        f'--matryoshka ({len(dims)})')
-    for flag, reason in (('cascade', 'its embedding consists of several'),
-                         ('daml', 'synthetic negatives have features of the whole embedding')):
-        if getattr(opt, flag):
-            raise UserError(f'--matryoshka does not work with --{flag}: {reason}; leave one of them out')
 
 
 def without_effect(opt):

@@ -3,6 +3,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import architectures
@@ -18,9 +19,9 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint, run_folder
-from utilities import allocator, combination, device, pml, processes, torch_losses
+from utilities import allocator, device, loss_sums, pml, processes, torch_losses
 from utilities.errors import UserError, choose
-from utilities.randomness import seed_everything
+from utilities.randomness import preserved, seed_everything
 
 
 @dataclass
@@ -104,7 +105,7 @@ def build(opt):
 
 def check_names(opt):
     """Raises UserError for an unknown loss, miner, sampler, data set, augmentation or network; builds none of them."""
-    for part in combination.parts(opt):
+    for part in loss_sums.parts(opt):
         for flag, name, kind, known in (('--loss', part.loss, 'losses', criteria.CRITERIA),
                                         ('--batch_mining', part.batch_mining, 'miners', batch_mining.BATCHMINERS)):
             if kind == 'losses' and name.startswith(torch_losses.PREFIX):
@@ -152,7 +153,8 @@ def check(opt, data):
 def prepare(opt):
     """
     Returns Parts with network and data, and sets the values that these determine: opt.device, opt.input_size,
-    opt.n_classes, opt.superclasses, opt.n_features, opt.n_maps.
+    opt.n_classes, opt.class_names, opt.class_counts (images per training class), opt.superclasses, opt.n_features,
+    opt.n_maps.
     """
     backends.check(opt)
     opt.device = device.select(opt)
@@ -162,6 +164,8 @@ def prepare(opt):
     backbone = backbone_of(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
+    opt.class_names, opt.class_counts = data.train.class_names, np.bincount(
+        data.train.labels, minlength=opt.n_classes).tolist()
     opt.n_features = backbone.n_features
     takes_maps = 'feature_maps' in criteria.required_inputs(opt)
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if takes_maps else None
@@ -267,15 +271,28 @@ def restore(opt, source):
     require_possible(opt, source, states)
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
-    if criteria.ranks(opt):
-        parts.criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
-        try:
-            parts.criterion.load_state_dict(states['criterion'])
-        except RuntimeError:
-            raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit '
-                            'the number of classes of these data; evaluate it on the data of its run') from None
+    parts.criterion = ranking_criterion(opt, source, states)
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
+
+
+def ranking_criterion(opt, source, states):
+    """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
+    try:
+        with preserved():
+            criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
+    except UserError:                           # these data lack what the loss needs, such as super-classes
+        if criteria.ranks(opt):
+            raise
+        return None
+    if not hasattr(criterion, 'ranking_embeddings'):
+        return None
+    try:
+        criterion.load_state_dict(states['criterion'])
+    except RuntimeError:
+        raise UserError(f'{source}: --loss {opt.loss} ranks by its own distance, and its class weights do not fit the '
+                        'number of classes of these data; evaluate it on the data of its run') from None
+    return criterion
 
 
 def restore_network(opt, source):

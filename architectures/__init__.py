@@ -10,13 +10,13 @@ from architectures import (
     mobilenet_v2,
     pooling,
     pretrainedmodels_models,
-    public_network,
     resnet50,
     timm_models,
     torchvision_models,
     weights,
 )
-from architectures.embedding_network import EmbeddingNetwork, count_features
+from architectures.embedding_network import Backbone, EmbeddingNetwork, count_features
+from utilities import public
 from utilities.errors import UserError, choose, nearest, undeclared_flags
 
 ARCHITECTURES = {
@@ -78,8 +78,8 @@ def select_backbone(opt):
         if not name.startswith(getattr(module, 'SOURCES', ())) and name not in (names := module.names()):
             raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
-    elif hasattr(module, 'Network'):
-        backbone = public_network.backbone(opt, module)
+    elif public.is_network(module):
+        backbone = Backbone(**public.network(opt, module))
     else:
         backbone = module.backbone(opt)
     for flag in ('mean', 'std'):

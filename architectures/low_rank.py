@@ -26,13 +26,17 @@ class LowRank(torch.nn.Module):
 def adapt(opt, network):
     """
     Adds trainable adapters of --lora_rank to the linear layers of the attention. Raises UserError if there is no such
-    layer.
+    layer, or if the rank is above the rank that their weights can have.
     """
     layers = [module for name, module in network.named_modules()
               if isinstance(module, torch.nn.Linear) and ADAPTED.fullmatch(name)]
     if not layers:
         raise UserError(f'--lora_rank {opt.lora_rank}: --arch {opt.arch} has no attention with linear layers qkv and '
                         'proj; choose a ViT of timm')
+    most = min(side for layer in layers for side in layer.weight.shape)
+    if opt.lora_rank > most:
+        raise UserError(f'--lora_rank {opt.lora_rank}: expected at most {most}, the width of the attention layers of '
+                        f'--arch {opt.arch}')
     for layer in layers:
         parametrize.register_parametrization(layer, 'weight', LowRank(layer.weight, opt.lora_rank))
 

@@ -89,8 +89,10 @@ def download(name, backbone):
     except UserError:
         raise
     except Exception as error:  # each library reports a missing network in its own way
-        url = getattr(backbone.download, 'url', None)
+        url = getattr(backbone.download, 'url', None) or ''
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        known = re.search(r'-([0-9a-f]{8,64})\.\w+$', url)
+        hint = f' (any copy will do whose SHA-256 begins with {known[1]})' if known else ''
         raise UserError(f'--arch {name}: its pretrained weights could not be downloaded: {first_line}\n'
-                        f'Download {url or "them"} on another machine and pass the file with --weights FILE, or train '
-                        'from scratch with --not_pretrained.') from None
+                        f'Download {url or "them"} on another machine and pass the file with --weights FILE{hint}, or '
+                        'train from scratch with --not_pretrained.') from None

@@ -17,9 +17,9 @@ from batch_mining import (
     semihard,
     softhard,
 )
-from utilities import pml
-from utilities.combination import as_in_public_code, parts
+from utilities import pml, public
 from utilities.errors import UserError, choose, undeclared_flags
+from utilities.loss_sums import parts
 
 BATCHMINERS = {
     'random': random_triplets,
@@ -51,8 +51,7 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    # without --miner_semihard_margin, semihard uses the margin of the loss, in the unit of this loss
-    return module and module.BatchMiner(opt if hasattr(module, 'MARGIN_POWERS') else as_in_public_code(opt))
+    return module and module.BatchMiner(public.with_public_margin(opt) if public.is_miner_file(module) else opt)
 
 
 class Miners(list):

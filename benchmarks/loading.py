@@ -31,7 +31,7 @@ from torchvision.transforms import v2
 import datasets
 import parameters
 from benchmarks import Row
-from datasets import decoding, on_device, pipeline
+from datasets import decoding, pipeline
 from utilities.loading import Loader, network_input
 
 SIZE, BATCH = 224, 16
@@ -128,11 +128,6 @@ def pipelines(source, cache):
 def parts(source, n_batches):
     """{name: function that performs one part of a pipeline on all images}"""
     paths, found = sorted(source.glob('images/*/*')), {}
-    for decode in ('exact', 'fast'):
-        images = ours(source, '', '--decode', decode, '--augment_on_gpu')
-        assert isinstance(images.transform, on_device.DevicePipeline)
-        found[f'--augment_on_gpu, {decode}, workers only'] = lambda images=images: images.loaded(
-            [(i, i) for i in range(len(images))])
     decoded = [decoding.opened(path).convert('RGB') for path in paths]
     crop = v1.RandomResizedCrop(SIZE)
     found['decoding alone, Pillow'] = lambda: [decoding.opened(path).load() for path in paths]

@@ -15,8 +15,8 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities.combination import triplets_of
 from utilities.cores import processor
+from utilities.loss_sums import triplets_from_masks
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
@@ -42,7 +42,7 @@ def competitors():
 
 def build(name):
     if name == AS_TRIPLETS:
-        return lambda batch, labels: triplets_of(*batch_mining.all_pairs.all_pairs(labels))
+        return lambda batch, labels: triplets_from_masks(*batch_mining.all_pairs.all_pairs(labels))
     return batch_mining.select(parameters.build().parse_args(['--batch_mining', name, '--loss', 'triplet']))
 
 

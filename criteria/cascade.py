@@ -3,6 +3,7 @@
 Cascaded embeddings: each level of an embedding is trained with the pairs or triplets that the level before it finds
 hard. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017, https://arxiv.org/abs/1611.05720.
 """
+import argparse
 import math
 
 import torch
@@ -91,3 +92,28 @@ class Cascade(torch.nn.Module):
         for batch, fraction in zip(parts, self.fractions, strict=False):
             found.append(hardest(batch.detach(), found[-1], fraction, mined))
         return found
+
+
+def around(opt, build, miner):
+    """The losses of the levels have parameters and wrappers of their own."""
+    n_levels = len(opt.cascade) + 1
+    level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels})
+    given = [miner.given() for _ in range(n_levels)]
+    return Cascade([build(level, own) for own in given], given, miner, opt.cascade_fractions)
+
+
+def problem(opt):
+    blocks, fractions, n_levels = opt.cascade, opt.cascade_fractions, len(opt.cascade) + 1
+    if blocks != sorted({*blocks}):
+        return f'--cascade {shown(blocks)}: give the blocks in ascending order, each once'
+    if len(fractions) != len(blocks) or fractions != sorted(fractions, reverse=True):
+        return (f'--cascade_fractions {shown(fractions)}: expected one for each block of --cascade ({len(blocks)}), '
+                'none greater than the one before it')
+    if opt.embed_dim % n_levels:
+        return (f'--embed_dim {opt.embed_dim}: expected a multiple of {n_levels}, the number of embeddings with '
+                f'--cascade {shown(blocks)}')
+    return None
+
+
+def shown(numbers):
+    return ' '.join(map(str, numbers))

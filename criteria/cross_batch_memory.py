@@ -53,5 +53,6 @@ class CrossBatchMemory(torch.nn.Module):
         return loss + self.weight * self.criterion(batch=batch, labels=labels, references=references,
                                                    reference_labels=reference_labels, own=own, **kwargs)
 
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
+
+def around(opt, build, miner):
+    return CrossBatchMemory(build(opt, miner), opt.xbm_size, opt.embed_dim, opt.xbm_weight, opt.xbm_start)

@@ -83,7 +83,7 @@ class DeepAdversarial(torch.nn.Module):
         with torch.autocast(batch.device.type, enabled=False):
             triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
             loss = self.loss_of(triplets, batch, labels, features, f_embed, **kwargs)
-            self.log = {**getattr(self.criterion, 'log', {})}
+            log = getattr(self.criterion, 'log', {})                  # of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
             synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
             fixed = {name: parameter.detach() for name, parameter in f_embed.named_parameters()}
@@ -91,8 +91,8 @@ class DeepAdversarial(torch.nn.Module):
             s = self.normalized(functional_call(f_embed, fixed, (synthetic,)))
             parts = generator_losses(synthetic, anchors, negatives, (a - p).square().sum(dim=1),
                                      (a - s).square().sum(dim=1), self.margin)
-            self.log |= {f'generator_{name}': part.detach()
-                         for name, part in zip(('hard', 'reg', 'adv'), parts, strict=True)}
+            self.log = log | {f'generator_{name}': part.detach()
+                              for name, part in zip(('hard', 'reg', 'adv'), parts, strict=True)}
             if self.n_batches >= self.delay:
                 made = self.with_synthetic(synthetic.detach(), triplets, batch, labels, features, f_embed, **kwargs)
                 self.log['synthetic_loss'] = made.detach()
@@ -119,3 +119,18 @@ class DeepAdversarial(torch.nn.Module):
 
     def normalized(self, embeddings):
         return F.normalize(embeddings, dim=1) if self.normalize else embeddings
+
+
+def around(opt, build, miner):
+    given = miner.given()
+    return DeepAdversarial(
+        build(opt, given), given, miner, opt.n_features, '_normalize' in opt.arch, opt.daml_layers,
+        opt.lr if opt.daml_lr < 0 else opt.daml_lr, opt.daml_weight, opt.daml_reg_weight, opt.daml_adv_weight,
+        opt.daml_margin, opt.daml_real_weight, opt.daml_delay)
+
+
+def problem(opt):
+    if opt.embed_norm == 'batch':
+        return ('--daml does not work with --embed_norm batch, since synthetic features would change its statistics; '
+                'use --embed_norm layer or none')
+    return None

@@ -38,8 +38,9 @@ class DirectionRegularised(torch.nn.Module):
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
         triplets = self.miner.last
         direction = directions(batch, triplets).sum() / max(len(triplets), 1)
-        self.log = getattr(self.criterion, 'log', {}) | {'direction': direction.detach()}
+        self.log = {'direction': direction.detach()}
         return loss - self.weight * direction
 
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
+
+def around(opt, build, miner):
+    return DirectionRegularised(build(opt, miner), miner, opt.dr_weight)

@@ -7,6 +7,8 @@ embeddings of another network in place of the larger embeddings.
 import torch
 import torch.nn.functional as F
 
+REQUIRES_INPUTS = ['teacher_batch']
+
 
 def distillation(cosines, targets, temperature=1.0):
     """T² times the mean over rows of KL(softmax(targets / T) ‖ softmax(cosines / T)). cosines, targets: [B, B]."""
@@ -46,15 +48,14 @@ class Distilled(torch.nn.Module):
     def __init__(self, criterion, weight=50.0, temperature=1.0):
         super().__init__()
         self.criterion, self.weight, self.temperature = criterion, weight, temperature
-        if hasattr(criterion, 'ranking_embeddings'):
-            self.ranking_embeddings = criterion.ranking_embeddings
 
     def forward(self, batch, labels, teacher_batch, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, teacher_batch [B, D'], on one device -> scalar."""
         loss = self.criterion(batch=batch, labels=labels, **kwargs)
         distilled = distillation_loss(batch, teacher_batch, self.temperature)
-        self.log = getattr(self.criterion, 'log', {}) | {'distillation': distilled.detach()}
+        self.log = {'distillation': distilled.detach()}
         return loss + self.weight * distilled
 
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
+
+def around(opt, build, miner):
+    return Distilled(build(opt, miner), opt.distill_w, opt.distill_T)

@@ -54,8 +54,6 @@ class LanguageGuided(torch.nn.Module):
         self.criterion, self.weight, self.delay = criterion, weight, delay
         self.register_buffer('vectors', vectors, persistent=False)          # checkpoints hold their checksum instead
         self.arguments = shift, temperature, direction
-        if hasattr(criterion, 'ranking_embeddings'):
-            self.ranking_embeddings = criterion.ranking_embeddings
 
     def forward(self, batch, labels, step, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device; step: its number, from 1 -> scalar."""
@@ -63,8 +61,10 @@ class LanguageGuided(torch.nn.Module):
         guidance = torch.zeros_like(loss)
         if step >= self.delay:
             guidance = language_guidance(batch, labels, self.vectors, *self.arguments)
-        self.log = getattr(self.criterion, 'log', {}) | {'language_guidance': guidance.detach()}
+        self.log = {'language_guidance': guidance.detach()}
         return loss + self.weight * guidance
 
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
+
+def around(opt, build, miner):
+    return LanguageGuided(build(opt, miner), opt.class_vectors, opt.language_distill_w, opt.language_delay,
+                          opt.language_shift, opt.language_temp, opt.language_distill_dir)

@@ -6,6 +6,8 @@ of its own. Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, h
 The paper's loss is a softmax. Its variant MRL-E shares the class weights: the classifier of a prefix has the first
 components of the class weights of the whole embedding. Here, this holds for the parameters of any loss.
 """
+import argparse
+
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
@@ -23,6 +25,10 @@ def prefix_of(batch, dim, normalize=True):
         return F.normalize(batch[:, :dim], dim=1) if normalize else batch[:, :dim]
 
 
+class NotShared(ValueError):
+    """A loss has a parameter that its prefixes cannot take from the whole embedding's loss."""
+
+
 class Matryoshka(torch.nn.Module):
     """
     The weighted sum of the losses of the prefixes of an embedding.
@@ -37,7 +43,7 @@ class Matryoshka(torch.nn.Module):
                    forward() sets.
         miner:     None, or (batch [B, D], labels [B]) -> the tuples, mined once for all losses.
 
-    Raises ValueError if a parameter of `criterion` cannot be shared with a prefix.
+    Raises NotShared if a parameter of `criterion` cannot be shared with a prefix.
     """
 
     def __init__(self, criterion, prefixes, weights, normalize=True, given=None, miner=None):
@@ -46,8 +52,6 @@ class Matryoshka(torch.nn.Module):
         self.prefixes = torch.nn.ModuleDict({str(dim): loss for dim, loss in prefixes.items()})
         self.given, self.miner = given, miner
         self.widths = {dim: take_parameters(loss, criterion, dim) for dim, loss in prefixes.items()}
-        if hasattr(criterion, 'ranking_embeddings'):
-            self.ranking_embeddings = criterion.ranking_embeddings
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
@@ -63,11 +67,8 @@ class Matryoshka(torch.nn.Module):
         values.append(self.criterion(batch=batch, labels=labels, **kwargs))
         log |= {f'prefix_{dim}_loss': value.detach()
                 for dim, value in zip((*self.widths, batch.shape[1]), values, strict=True)}
-        self.log = log | getattr(self.criterion, 'log', {})
+        self.log = log
         return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
-
-    def parameter_groups(self):
-        return self.criterion.parameter_groups()
 
 
 def take_parameters(loss, criterion, dim):
@@ -79,9 +80,38 @@ def take_parameters(loss, criterion, dim):
     for name, own in [*loss.named_parameters()]:
         shape = shared[name].shape
         if own.shape[:-1] != shape[:-1] or own.shape != shape and own.shape[-1] != dim:
-            raise ValueError(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
-                             f'{dim} dimensions')
+            raise NotShared(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
+                            f'{dim} dimensions')
         widths[name] = None if own.shape == shape else dim
         owner, _, last = name.rpartition('.')
         delattr(loss.get_submodule(owner), last)
     return widths
+
+
+def around(opt, build, miner):
+    """The losses of the prefixes have wrappers of their own; the random numbers are those of the run without them."""
+    given = None if miner is None or opt.matryoshka_mine_prefixes else miner.given()
+
+    def build_prefix(dim):
+        return build(argparse.Namespace(**vars(opt) | {'embed_dim': dim}), given or miner)
+    criterion = build_prefix(opt.embed_dim)
+    with torch.random.fork_rng(devices=[]):
+        prefixes = {dim: build_prefix(dim) for dim in opt.matryoshka[:-1]}
+    return Matryoshka(criterion, prefixes, opt.matryoshka_weights or [1.0] * len(opt.matryoshka),
+                      '_normalize' in opt.arch, given, given and miner)
+
+
+def problem(opt):
+    dims, weights = opt.matryoshka, opt.matryoshka_weights
+    if dims != sorted({*dims}) or dims[-1] != opt.embed_dim:
+        return (f'--matryoshka {shown(dims)}: give dimensions in ascending order, each once, and --embed_dim, '
+                f'{opt.embed_dim}, as the last one; other dimensions of the embedding would not be trained')
+    if weights and len(weights) != len(dims):
+        return (f'--matryoshka_weights {shown(weights)}: expected one for each number in --matryoshka ({len(dims)})')
+    if weights and not any(weights):
+        return f'--matryoshka_weights {shown(weights)}: nothing would be trained; give at least one above 0'
+    return None
+
+
+def shown(numbers):
+    return ' '.join(map(str, numbers))

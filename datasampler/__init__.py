@@ -12,8 +12,8 @@ from datasampler import (
     hierarchical_sampler,
     image_random_sampler,
 )
-from datasampler.public_storage import PublicSampler
 from datasampler.storage import Storage
+from utilities import public
 from utilities.errors import UserError, choose, undeclared_flags
 
 SAMPLERS = {
@@ -76,9 +76,8 @@ def select(opt, images):
     Raises UserError if the flags and the images do not fit.
     """
     module = choose(SAMPLERS, opt.data_sampler, '--data_sampler')
-    has_own_storage = hasattr(module.Sampler, 'create_storage')            # it is written for the public code
     required = []
-    if getattr(module, 'REQUIRES_STORAGE', False) and not has_own_storage:
+    if getattr(module, 'REQUIRES_STORAGE', False) and not public.is_sampler(module):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
         if opt.unsupervised:
@@ -93,9 +92,7 @@ def select(opt, images):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
-    if has_own_storage and getattr(sampler, 'requires_storage', True):
-        return PublicSampler(opt, sampler, images.image_list)
-    return sampler
+    return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler
 
 
 def fill_storage(sampler, embed):

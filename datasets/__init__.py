@@ -69,12 +69,9 @@ def select(opt, input_size):
         table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
     split = splits.split(opt, table)
     sets = {name: ImageSet(table, chosen, evaluation, read) for name, chosen in split.items()}
-    if opt.augment_on_gpu:
-        from datasets import on_device  # imports torchvision, as slow as torch itself
-        if any(isinstance(transform, on_device.CROPS) for transform in training.transforms):
-            training = on_device.DevicePipeline(training, opt.device)
     labelled = each_its_own_class(table) if opt.unsupervised else at_level(table, opt)
-    train, description = ImageSet(labelled, split.get('train', []), training, read), splits.describe(sets)
+    train = ImageSet(labelled, split.get('train', []), training, read)
+    description = splits.describe(sets) | {'image_hashes': splits.image_hashes(table, split)}
     if opt.splits:
         description['splits_file'] = splits.split_file.describe(opt)
     if opt.label_noise:

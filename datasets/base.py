@@ -1,6 +1,7 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
 import itertools
 import os
+import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,16 +61,16 @@ def read_image(source, limit=None):
 class ImageSet(torch.utils.data.Dataset):
     """
     The images of one split. The item at `index`, or at `(index, seed)`, is (image [3, H, W] float32 RGB in [0, 1],
-    label int, index int). With a seed, the augmentation is a function of the seed, and torch's global generator does
-    not change. Without a seed, the augmentation samples from that generator, as torchvision's data sets do: it differs
-    from item to item and from epoch to epoch, and a DataLoader seeds the generator in each of its workers.
+    label int, index int). With a seed, the augmentation is a function of the seed, and the global generators do not
+    change. Without a seed, the augmentation samples from these generators, as torchvision's data sets do: it differs
+    from item to item and from epoch to epoch, and a DataLoader seeds the generators in each of its workers.
 
     paths:       list of N paths.
     sources:     the same list, or a list of Boxes: what is read. Its texts are the names of the images in records.
     labels:      int64 array [N], numbered from 0 in the order of class_names.
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
-    transform:   a pipeline.Pipeline, or an on_device.DevicePipeline.
+    transform:   a pipeline.Pipeline.
     read:        path or Box -> decoding.Photo: boxes.open_photo, or an ImageCache in its place.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
@@ -172,17 +173,22 @@ def as_pair(item):
 
 def seeded(seed, function, *arguments):
     """
-    function(*arguments), with torch's CPU generator seeded and restored afterwards. seed: None: neither of these.
+    function(*arguments), with the generators of torch (on the CPU), Python and NumPy seeded, and restored afterwards.
+    seed: None: neither of these.
     """
     if seed is None:
         return function(*arguments)
     generator = torch.default_generator
-    state = generator.get_state()
+    states = generator.get_state(), random.getstate(), np.random.get_state()
     generator.manual_seed(seed)                                 # torch.manual_seed would also seed GPUs, which is slow
+    random.seed(seed)
+    np.random.seed(seed % 2 ** 32)
     try:
         return function(*arguments)
     finally:
-        generator.set_state(state)
+        generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
 
 
 def image_files(folder, others=None):

@@ -3,6 +3,7 @@ Images of your own: <source_path>/images/<class>/*, <source_path>/images/<super-
 that --csv FILE lists.
 """
 import csv
+import difflib
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from datasets import boxes, time_split
 from datasets.base import ImageTable, class_folders, find, image_files, subfolders
 from utilities.errors import UserError
 
+COLUMNS = ('path', 'label', 'split', 'group', 'time', *boxes.COLUMNS)
 PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
 
 
@@ -63,15 +65,16 @@ def listed(file, source_path, reads=frozenset()):
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
-            rows = list(csv.DictReader(opened))
+            reader = csv.DictReader(opened)
+            rows, columns = list(reader), reader.fieldnames or []
     except OSError as error:
         raise UserError(f'--csv {file}: {error.strerror}') from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f'--csv {file}: not a CSV file in UTF-8 ({error})') from None
-    columns = list(rows[0]) if rows else []
-    if not {'path', 'label'} <= set(columns):
+    if not rows or not {'path', 'label'} <= set(columns):
         raise UserError(f'--csv {file}: expected a header with the columns path,label[,split] and one row per image, '
-                        + (f'found the columns {", ".join(map(str, columns))}' if columns else 'found no row'))
+                        + (f'found the columns {", ".join(columns)}' if rows else 'found no row'))
+    check_columns(file, columns)
     for number, row in enumerate(rows, start=2):
         if None in row:
             raise UserError(f'--csv {file}, line {number}: more fields than the header has; put fields that contain '
@@ -83,12 +86,43 @@ def listed(file, source_path, reads=frozenset()):
     check_groups(file, rows, 'group' in reads)
     paths = [source_path / row['path'] for row in rows]
     superclasses, *coarser = [level_of(file, rows, column) for column in columns
-                              if str(column).startswith('superclass')] or [{}]
-    return ImageTable(paths, [row['label'] for row in rows],
-                      [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
-                      groups=[row['group'] for row in rows] if 'group' in reads else None,
-                      times=time_split.from_rows(file, rows) if 'time' in reads else None,
-                      boxes=boxes.from_rows(file, rows, paths) if {*boxes.COLUMNS} & {*columns} else None)
+                              if column.startswith('superclass')] or [{}]
+    table = ImageTable(paths, [row['label'] for row in rows],
+                       [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
+                       groups=[row['group'] for row in rows] if 'group' in reads else None,
+                       times=time_split.from_rows(file, rows) if 'time' in reads else None,
+                       boxes=boxes.from_rows(file, rows, paths) if {*boxes.COLUMNS} & {*columns} else None)
+    note_repeated(file, table)
+    return table
+
+
+def check_columns(file, columns):
+    """Raises UserError for a column that occurs twice or seems to be misspelt; prints the others that are not read."""
+    if twice := [name for name in columns if name and columns.count(name) > 1]:
+        raise UserError(f'--csv {file}: its header has the column "{twice[0]}" twice; remove one')
+    unknown = [name for name in columns if name not in COLUMNS and not name.startswith('superclass')]
+    missing = [name for name in (*COLUMNS, 'superclass') if name not in columns]
+    for name in unknown:
+        if meant := difflib.get_close_matches(name.strip().lower(), missing, n=1, cutoff=.8):
+            raise UserError(f'--csv {file}: the column "{name}" is not read; if it is meant to be "{meant[0]}", '
+                            'correct the header, or else give it a name that is not so similar')
+    if unknown:
+        print(f'Note: --csv {file}: these columns are not read: {", ".join(unknown)}')
+
+
+def note_repeated(file, table):
+    """Prints how many images are listed more than once under different labels or in different parts, and the first."""
+    first, repeated = {}, {}
+    for line, source in enumerate(table.sources, start=2):
+        entry = table.classes[line - 2], table.parts[line - 2] if table.parts else ''
+        key = source[:5] if isinstance(source, boxes.Box) else source
+        if first.setdefault(key, (entry, line))[0] != entry:
+            repeated.setdefault(source, (first[key], (entry, line)))
+    if repeated:
+        source, entries = next(iter(repeated.items()))
+        where = ' and '.join(f'as {" ".join(entry).strip()} in line {line}' for entry, line in entries)
+        print(f'Note: --csv {file}: {len(repeated)} images are listed under several labels or splits, the first: '
+              f'{source}, {where}')
 
 
 def check_groups(file, rows, with_groups):

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torchvision.transforms import v2
 
+from utilities.errors import UserError
+
 MARGIN = 1.5         # with --decode auto, a crop that is decoded at reduced size has at least 1.5 times its final size
 
 
@@ -15,7 +17,8 @@ class Pipeline:
     """
     A decoding.Photo, or a PIL image in RGB -> float32 RGB tensor [3, H, W] in [0, 1].
 
-    transforms: torchvision's. If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
+    transforms: torchvision's, or other functions of a PIL image or tensor; `pixels` says what the last one may return.
+                If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
                 images have one channel until the end, since all transforms treat all channels alike.
     decode:     exact: Pillow's pixels. fast: JPEG files are decoded at reduced size if that is enough, and other images
                 are resized by torch instead of Pillow. auto: JPEG files, by their names, are decoded at reduced size if
@@ -41,7 +44,7 @@ class Pipeline:
     def load(self, photo, chosen):
         """
         The photo with the result of `sample` -> uint8 [H, W, 3 or 1], a quarter of the bytes of the float image: an
-        array that cannot be written to, or a tensor.
+        array that cannot be written to, or a tensor. float32 where the transforms return floats.
         """
         first, *others = self.transforms
         if chosen:
@@ -58,8 +61,10 @@ class Pipeline:
         return self.pixels(image)
 
     def collate(self, loaded):
-        """A list of B results of `load` -> the batch that a data worker sends, uint8 [B, 3, H, W]."""
-        batch = torch.empty(len(loaded), *loaded[0].shape[:2], 3, dtype=torch.uint8)
+        """A list of B results of `load` -> the batch that a data worker sends, uint8 or float32 [B, 3, H, W]."""
+        if are_floats := any(pixels.dtype == torch.float32 for pixels in loaded):
+            loaded = [pixels if pixels.dtype == torch.float32 else pixels / np.float32(255) for pixels in loaded]
+        batch = torch.empty(len(loaded), *loaded[0].shape[:2], 3, dtype=torch.float32 if are_floats else torch.uint8)
         for image, pixels in zip(batch.numpy(), loaded, strict=True):
             if pixels.shape[2] == 3:
                 image[:] = pixels
@@ -67,10 +72,6 @@ class Pipeline:
                 for channel in range(3):                   # four times as fast as NumPy's broadcasting to the last axis
                     image[..., channel] = pixels[..., 0]
         return batch.permute(0, 3, 1, 2)
-
-    def finish(self, batch):
-        """The result of `collate` -> uint8 [B, 3, H, W]. Runs in the main process."""
-        return batch
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
@@ -83,10 +84,22 @@ class Pipeline:
 
     @staticmethod
     def pixels(image):
-        """A PIL image, or a tensor [3 or 1, H, W] -> uint8 [H, W, 3 or 1], an array or a tensor."""
-        if isinstance(image, Image.Image):
+        """
+        A PIL image in RGB or L, or a tensor [3 or 1, H, W], uint8 or floats in [0, 1] -> [H, W, 3 or 1], an array or a
+        tensor, uint8 or float32. Raises UserError for anything else.
+        """
+        if isinstance(image, Image.Image) and image.mode in ('RGB', 'L'):
             return np.asarray(image).reshape(image.height, image.width, -1)
-        return image.permute(1, 2, 0)
+        if isinstance(image, torch.Tensor) and image.dim() == 3 and image.shape[0] in (1, 3):
+            if image.dtype == torch.uint8:
+                return image.permute(1, 2, 0)
+            if image.is_floating_point() and 0 <= image.min() and image.max() <= 1:
+                return image.permute(1, 2, 0).float()
+        what = (f'a PIL image of mode {image.mode}' if isinstance(image, Image.Image) else
+                f'a tensor {list(image.shape)} of {str(image.dtype).removeprefix("torch.")} from {image.min():.3g} to '
+                f'{image.max():.3g}' if isinstance(image, torch.Tensor) and image.numel() else type(image).__name__)
+        raise UserError(f'the transforms of the images return {what}; expected a PIL image in RGB or L, or a tensor '
+                        '[3 or 1, H, W] of bytes (uint8) or of floats in [0, 1], which the network normalises')
 
 
 def blank(height, width):

@@ -10,6 +10,7 @@ from utilities.command_line import read_yaml
 from utilities.errors import UserError
 
 SPLITS = ('train', 'val', 'test')
+OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted
 SHOWN = 5                                                           # number of classes that a message names
 
 
@@ -22,19 +23,29 @@ def apply(opt, table):
     not have, or leaves the training or the test split without a class.
     """
     what, names = f'--splits {opt.splits}', sorted(set(table.classes))
+    lists = lists_of(opt, what)
+    numbers = [entry for listed in lists.values() for entry in listed if is_index(entry)]
+    are_places = not any(name.isdecimal() for name in names)
+    if numbers and are_places:
+        print(f'Note: {what}: its numbers are places in the sorted list of the classes, from 0 ({names[0]}) to '
+              f'{len(names) - 1} ({names[-1]})')
     split_of = {}
-    for split, listed in lists_of(opt, what).items():
+    for split, listed in lists.items():
         for entry in listed:
-            name = names[entry] if is_index(entry) and 0 <= entry < len(names) else entry
+            name = str(entry)
+            if is_index(entry) and are_places and 0 <= entry < len(names):
+                name = names[entry]
             if name in split_of:
                 raise UserError(f'{what}: the class {name} is listed twice, for {split_of[name]} and for {split}; '
                                 'a class can be in one split only')
             split_of[name] = split
-    if unknown := [str(name) for name in split_of if name not in set(names)]:
+    if unknown := [name for name in split_of if name not in set(names)]:
         more = f' and {len(unknown) - SHOWN} more' if len(unknown) > SHOWN else ''
         raise UserError(f'{what}: --dataset {opt.dataset} has no class {", ".join(unknown[:SHOWN])}{more}; expected '
-                        f'names such as {names[0]}, or whole numbers from 0 to {len(names) - 1}, the places in the '
-                        'sorted list of the classes')
+                        f'names such as {names[0]}, ' + (
+                            f'or whole numbers from 0 to {len(names) - 1}, the places in the sorted list of the classes'
+                            if are_places else 'in quotes where they begin with a zero, since some classes here have '
+                            'numbers as names, so that numbers are not taken as places'))
     images = {split: [] for split in SPLITS if split in split_of.values()}
     for i, name in enumerate(table.classes):
         if name in split_of:
@@ -43,15 +54,19 @@ def apply(opt, table):
 
 
 def lists_of(opt, what):
-    """{split: list of class names or indices} in the file of --splits, of its --splits_step if it has several."""
+    """
+    {split: list of class names or numbers} in the file of --splits, of its --splits_step if it has several. Raises
+    UserError for other content: a list that is missing or empty, a key that is unknown or occurs twice.
+    """
     try:
         text = Path(opt.splits).read_text(encoding='utf-8')
-        content = json.loads(text) if opt.splits.endswith('.json') else read_yaml(text)
+        content = (json.loads(text, object_pairs_hook=once) if opt.splits.endswith('.json') else
+                   read_yaml(text, unique_keys=True))
     except OSError as error:
         raise UserError(f'{what}: {error.strerror}') from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f'{what}: not a JSON or YAML file in UTF-8 ({str(error)[:100]}); docs/data.md says how to '
-                        'convert a pickle') from None
+        raise UserError(f'{what}: not a JSON or YAML file in UTF-8 with keys that occur once ({str(error)[:100]}); '
+                        'docs/data.md says how to convert a pickle') from None
     steps = content if isinstance(content, dict) else {}
     if steps and all(isinstance(step, dict) for step in steps.values()):
         steps = {str(name): step for name, step in steps.items()}
@@ -62,6 +77,9 @@ def lists_of(opt, what):
     elif opt.splits_step:
         raise UserError(f'{what} has no steps: leave --splits_step {opt.splits_step} out')
     found = {split: content[split] for split in SPLITS if split in content} if isinstance(content, dict) else {}
+    if found and (unknown := [str(key) for key in content if key not in {*SPLITS, *OTHER_KEYS}]):
+        raise UserError(f'{what}: unknown: {", ".join(unknown[:SHOWN])}; expected the lists train, test and, '
+                        'optionally, val')
     for split in ('train', 'test', *found):
         entries = found.get(split)
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, str) or is_index(entry)
@@ -69,6 +87,15 @@ def lists_of(opt, what):
             raise UserError(f'{what}: expected lists of class names or numbers, train and test, and optionally val, '
                             f'none of them empty; {split} is ' + ('empty' if entries == [] else 'missing'
                                                                   if entries is None else 'not such a list'))
+    return found
+
+
+def once(pairs):
+    """The pairs of a JSON object as a dict. Raises ValueError if a key occurs twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f'the key {next(key for key in keys if keys.count(key) > 1)} occurs twice')
     return found
 
 

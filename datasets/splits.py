@@ -1,6 +1,7 @@
 """Training, validation and test splits: whole classes, except with --tv_split_by_samples and closed_set."""
 import hashlib
 import math
+import os
 
 import numpy as np
 
@@ -184,7 +185,7 @@ def describe(sets):
     """
     {split: ImageSet} -> the content of splits.yaml in the run folder: for each split the number of images of each
     class, their totals and a hash; and one hash of all splits. Two splits have the same hash if they have the same
-    classes with the same numbers of images.
+    classes with the same numbers of images, and the same images_hash if they also have the same images.
     """
     splits = {}
     for name, images in sets.items():
@@ -194,8 +195,45 @@ def describe(sets):
         if images.groups is not None:
             lone['n_lone_queries_across'] = lone_queries(images, images.groups)
         splits[name] = {'hash': digest(repr(sorted(classes.items()))), 'n_images': len(images),
-                        'n_classes': len(classes)} | lone | {'classes': classes}
+                        'n_classes': len(classes), 'images_hash': hash_of_images(images)} | lone | {'classes': classes}
     return {'hash': digest(repr([(name, part['hash']) for name, part in splits.items()])), 'splits': splits}
+
+
+def image_hashes(table, splits):
+    """
+    What distinguishes data of equal class names and numbers of images: {what: hash} of the files, labels and, where
+    the table has them, super-classes, groups, times and boxes of the images, in the order of the splits, as split()
+    gives them. Files are named below the folder that they have in common, so that data may move.
+    """
+    levels = [table.superclasses, *table.coarser]
+    columns = {'files': table.paths, 'labels': table.classes, 'groups': table.groups,
+               'times': table.times and [time.text for time in table.times],
+               'boxes': table.boxes and [box[1:5] for box in table.boxes],
+               'super-classes': any(levels) and [[level.get(name) for level in levels] for name in table.classes]}
+    found = {}
+    for name, column in columns.items():
+        if column:
+            values = [column[i] for chosen in splits.values() for i in chosen]
+            values = below_common_folder(values) if name == 'files' else values
+            sizes = {split: len(chosen) for split, chosen in splits.items()}
+            found[name] = digest(f'{sizes}\n' + '\n'.join(map(str, values)))
+    return found
+
+
+def hash_of_images(images):
+    """A hash of the files, boxes, labels and roles of an ImageSet, whatever their order."""
+    is_query, in_gallery = images.roles
+    boxes = [source[1:5] if isinstance(source, tuple) else () for source in images.sources]
+    names = [images.class_names[label] for label in images.labels]
+    rows = zip(below_common_folder(images.paths), boxes, names, is_query.tolist(), in_gallery.tolist(), strict=True)
+    return digest('\n'.join(sorted(map(repr, rows))))
+
+
+def below_common_folder(paths):
+    """Paths -> their names below the folder that all of them are in."""
+    names = [str(path).replace(os.sep, '/') for path in paths]
+    shared = os.path.commonprefix([min(names), max(names)]).rpartition('/')[0] if names else ''
+    return [name[len(shared):] for name in names]
 
 
 def lone_queries(images, groups=None):

@@ -1,6 +1,7 @@
 """Metrics: embeddings in, numbers out. Ranking, clustering and singular values are computed once for all."""
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
@@ -22,14 +23,18 @@ class Metric:
               'spectrum' or 'pairs' (verification.Pairs).
     argument: the type of the argument after the @: int, float (a fraction), or the allowed words; None: no argument.
     depth:    for metrics of ranks: (number of positives, argument) -> the last rank that matters.
-    select:   whether a higher value means a better network, so that the metric can select a checkpoint.
+    selects:  whether it can select the best network: by its highest value, or else its lowest.
+    higher_is_better: whether a higher value means a better network.
+    is_fraction: whether it is a fraction, which tables and figures print in percent.
     summary:  None: the metric is the mean of the values per query; or (norms [q], values [q]) -> the metric.
     """
     needs: str
     function: Callable
     argument: type | tuple | None = None
     depth: Callable = lambda n_positives, *argument: np.inf
-    select: bool = True
+    selects: bool = True
+    higher_is_better: bool = True
+    is_fraction: bool = True
     summary: Callable | None = None
 
 
@@ -46,17 +51,38 @@ METRICS = {
     'h_ap': Metric('levels', hierarchy.h_ap),
     'asi': Metric('levels', hierarchy.asi),
     'ndcg': Metric('levels', hierarchy.ndcg),
-    'r_auroc': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1, select=False,
+    'r_auroc': Metric('ranks', retrieval.precision_at_1, depth=lambda n_positives: 1, selects=False, is_fraction=False,
                       summary=retrieval.auroc),
     'nmi': Metric('clusters', clustering.nmi),
     'ami': Metric('clusters', clustering.ami),
     'f1': Metric('clusters', clustering.f1),
-    'dists': Metric('distances', dict.__getitem__, ('intra', 'inter', 'intra_over_inter'), select=False),
-    'rho_spectrum': Metric('spectrum', geometry.rho_spectrum, int, select=False),
+    'dists': Metric('distances', dict.__getitem__, ('intra', 'inter', 'intra_over_inter'), selects=False,
+                    is_fraction=False),
+    'rho_spectrum': Metric('spectrum', geometry.rho_spectrum, int, selects=False, is_fraction=False),
     'tpr': Metric('pairs', verification.true_positive_rate, float),
-    'opis': Metric('pairs', verification.opis, select=False),
-    'threshold_spread': Metric('pairs', verification.threshold_spread, float, select=False),
+    'opis': Metric('pairs', verification.opis, selects=False, is_fraction=False),
+    'threshold_spread': Metric('pairs', verification.threshold_spread, float, selects=False, is_fraction=False),
 }
+
+
+def check_entry(base):
+    """Raises UserError, for whoever adds a metric, where the entry `base` of METRICS cannot be computed."""
+    metric, where = METRICS[base], f"evaluation/metrics.py: METRICS['{base}']:"
+    if metric.needs not in SHARED:
+        raise UserError(f'{where} needs is {metric.needs!r}; expected a key of SHARED: {", ".join(SHARED)}')
+    own = [] if metric.argument is None else ['argument']
+    takes = {'function': [*TAKES.get(metric.needs, [metric.needs]), *(own if metric.needs != 'levels' else [])],
+             'depth': ['n_positives', *own]}
+    for field, names in takes.items():
+        function = getattr(metric, field)
+        if not callable(function):
+            raise UserError(f'{where} {field} is {function!r}; expected a function of ({", ".join(names)})')
+        try:
+            inspect.signature(function).bind(*names)
+        except ValueError:                                 # a function in C without a signature
+            continue
+        except TypeError as error:
+            raise UserError(f'{where} {field} must be a function of ({", ".join(names)}): {error}') from None
 
 
 def parse(name):
@@ -64,7 +90,7 @@ def parse(name):
     base, at, argument = name.partition('@')
     cosine = base.startswith('c_')
     base = base.removeprefix('c_') if cosine else base
-    metric = METRICS.get('e_recall' if base == 'recall' and cosine else base)
+    metric = METRICS.get(registered(name))
     if metric is None or (base == 'e_recall' and cosine):
         names = [f'c_{known.removeprefix("e_")}' for known in METRICS] if cosine else METRICS
         raise UserError(f'--evaluation_metrics {name}: unknown; choose from {", ".join(METRICS)}, or c_ before them'
@@ -81,6 +107,12 @@ def parse(name):
         return cosine, metric, (argument,)
     expected = f'one of {", ".join(metric.argument)} after an @' if metric.argument else 'no @'
     raise UserError(f'--evaluation_metrics {name}: expected {expected}')
+
+
+def registered(name):
+    """'c_recall@4' -> 'e_recall', the name in METRICS."""
+    base = name.partition('@')[0]
+    return 'e_recall' if base == 'c_recall' else base.removeprefix('c_')
 
 
 def number_after_at(base, kind, argument):
@@ -172,6 +204,8 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         pool = replace(pool, norms=pool.embeddings.norm(dim=1).cpu().numpy())
     job, values = Job(embeddings, labels, pool, seed, **options), {}
     parsed = {name: parse(name) for name in metrics}
+    for name in metrics:
+        check_entry(registered(name))
     with full_precision():
         for cosine in (False, True):
             wanted = {name: rest for name, (in_cosine, *rest) in parsed.items() if in_cosine == cosine}
@@ -214,8 +248,8 @@ def from_ranks(metrics, job):
                                               for metric, argument in metrics.values()])
         for queries, ranks in ranking.positive_ranks(search, depth, job.backend):
             for name, (metric, argument) in metrics.items():
-                per_image[name][images[search.query_index[queries]]] = metric.function(
-                    ranks, search.n_positives[queries], *argument)
+                values = metric.function(ranks, search.n_positives[queries], *argument)
+                per_image[name][images[search.query_index[queries]]] = per_query(name, values, len(queries))
     return summarised(metrics, per_image, job)
 
 
@@ -230,8 +264,17 @@ def from_levels(metrics, job):
             metric.function(*ranked, every.shape[1]) for metric, _ in metrics.values()])
         for queries, *found in ranked:
             for name, values in zip(metrics, found, strict=True):
-                per_image[name][images[search.query_index[queries]]] = values
+                per_image[name][images[search.query_index[queries]]] = per_query(name, values, len(queries))
     return summarised(metrics, per_image, job)
+
+
+def per_query(name, values, n_queries):
+    """The values of a metric as an array [n_queries]. Raises UserError where its function returned something else."""
+    values = np.asarray(values)
+    if values.shape != (n_queries,):
+        raise UserError(f"evaluation/metrics.py: METRICS['{registered(name)}']: function returned an array "
+                        f'{list(values.shape)} for {n_queries} queries; expected a value per query')
+    return values
 
 
 def summarised(metrics, per_image, job):
@@ -272,5 +315,7 @@ def from_pairs(metrics, job):
     return {name: float(metric.function(pairs, *argument)) for name, (metric, argument) in metrics.items()}
 
 
+# What a metric's function takes, before the argument after the @, where it is not one thing that `needs` names.
+TAKES = {'ranks': ['ranks', 'n_positives'], 'levels': ['ranks', 'levels', 'n_levels']}
 SHARED = {'ranks': from_ranks, 'levels': from_levels, 'clusters': from_clusters, 'distances': from_distances,
           'spectrum': from_spectrum, 'pairs': from_pairs}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from evaluation import geometry, titles
 from evaluation.embedding import embed, write
-from evaluation.metrics import Pool, compute, parse
+from evaluation.metrics import Pool, check_entry, compute, parse, registered
 from evaluation.ranking.neighbours import rows_of
 from records import columns
 from records.columns import Column
@@ -20,11 +20,9 @@ from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
 
-# Needs of the metrics (Metric.needs) that each level can serve: `within` and `across` differ from `class` in the
-# galleries only.
-NEEDS_OF_LEVELS = {'class': ('ranks', 'levels', 'clusters', 'distances', 'spectrum', 'pairs'),
-                   'parent': ('ranks', 'clusters'),
-                   'within': ('ranks',), 'across': ('ranks',)}
+# Needs of the metrics (Metric.needs) that levels can serve besides `class`, which serves all: `within` and `across`
+# differ from it in the galleries only.
+NEEDS_OF_LEVELS = {'parent': ('ranks', 'clusters'), 'within': ('ranks',), 'across': ('ranks',)}
 
 
 def evaluate(opt, model, data, criterion=None, epoch=None):
@@ -66,12 +64,16 @@ def metrics_of(opt, embedded, splits, metrics):
     for split in splits:
         for level in opt.eval_level:
             part, pool = embedded[split], pool_of(opt, embedded, split, level)
-            values = compute([name for name in metrics if parse(name)[1].needs in NEEDS_OF_LEVELS[level]],
+            values = compute([name for name in metrics if is_computed(name, level)],
                              *of_classes(part.embeddings, labels_of(part.images, level), part.images), seed=opt.seed,
                              ranking=part.ranking, pool=pool,
                              backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
+
+
+def is_computed(metric, level):
+    return level == 'class' or parse(metric)[1].needs in NEEDS_OF_LEVELS[level]
 
 
 def are_same(embeddings):
@@ -216,6 +218,7 @@ def check_metrics(opt):
     """Raises UserError for metrics that do not exist or cannot select a network, and for flags that conflict."""
     for name in opt.evaluation_metrics:
         parse(name)
+        check_entry(registered(name))
     spectra = [name for name in opt.evaluation_metrics if parse(name)[1].needs == 'spectrum' and parse(name)[2] == (0,)]
     if len(spectra) > 1:
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
@@ -225,12 +228,12 @@ def check_metrics(opt):
         if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
                             f'{nearest(name, opt.evaluation_metrics)}')
-        if not parse(metric)[1].select:
-            raise UserError(f'--storage_metrics {name}: a higher value is not a better network; choose a retrieval or '
-                            'clustering metric')
+        if not parse(metric)[1].selects:
+            raise UserError(f'--storage_metrics {name}: its value does not say which network is better; choose a '
+                            'retrieval or clustering metric')
         if level not in opt.eval_level:
             raise UserError(f'--storage_metrics {name}: the level {level} is not evaluated; add it to --eval_level')
-        if parse(metric)[1].needs not in NEEDS_OF_LEVELS[level]:
+        if not is_computed(metric, level):
             raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
                             'metric, or add class to --eval_level')
     if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):

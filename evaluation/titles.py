@@ -40,16 +40,31 @@ def metric(name):
 
 def is_fraction(name):
     """
-    Whether a column holds fractions where higher is better; these are printed in percent.
+    Whether a column holds fractions, which are printed in percent; those of this program are better where higher.
 
     >>> is_fraction('test_parent_nmi'), is_fraction('test_dists@intra'), is_fraction('epoch')
     (True, False, False)
     """
+    return fact(name, 'is_fraction')
+
+
+def can_select(name):
+    """Whether the values of a column say which network is better."""
+    return fact(name, 'selects')
+
+
+def sign(name):
+    """1 for a column where the highest value is the best; -1 where the lowest is."""
+    return -1 if can_select(name) and not fact(name, 'higher_is_better') else 1
+
+
+def fact(name, attribute):
+    """A bool attribute of the Metric of a column; True for fractions of --open_set; False for other columns."""
     column = columns.parse(name)
     if column is not None and column.metric in OF_OPEN_SET:
         return True
     try:
-        return column is not None and parse(column.metric)[1].select
+        return column is not None and getattr(parse(column.metric)[1], attribute)
     except UserError:                                      # not a metric of --evaluation_metrics
         return False
 

@@ -74,7 +74,7 @@ def note(name, what, problem, folder):
 
 def origin(config):
     """The entries of config.yaml that W&B and Comet get beside the flags."""
-    return {name: config[name] for name in ('command', 'test_hash') if name in config}
+    return {name: config[name] for name in ('command', 'test_hash', 'test_images_hash') if name in config}
 
 
 class TensorBoard:
@@ -120,6 +120,7 @@ class Wandb:
 
     def __init__(self, opt, folder, settings, start):
         import wandb
+        self.logged, self.pictures = start - 1, {}           # the last epoch that log() took; pictures of the next
         if opt.wandb_key:
             os.environ['WANDB_API_KEY'] = opt.wandb_key      # only here; wandb.login would write it to a file
         config = run_folder.read(folder)
@@ -142,11 +143,13 @@ class Wandb:
     def log(self, epoch, scalars, arrays):
         import wandb
         histograms = {name: wandb.Histogram(np_histogram=histogram(values)) for name, values in arrays.items()}
-        self.run.log(scalars | histograms | {'epoch': epoch}, step=epoch, commit=True)
+        self.run.log(scalars | histograms | self.pictures | {'epoch': epoch}, step=epoch, commit=True)
+        self.logged, self.pictures = epoch, {}
 
     def picture(self, name, file, epoch):
         import wandb
-        self.run.summary[name] = wandb.Image(str(file))      # log() takes nothing more for this step
+        pictures = self.pictures if epoch > self.logged else self.run.summary      # W&B takes a step once
+        pictures[name] = wandb.Image(str(file))
 
     def close(self, failed):
         import wandb

@@ -1,5 +1,6 @@
 """Checkpoints: the state for an exact resumption, and the best networks. Each epoch seeds the generators anew."""
 import hashlib
+import itertools
 import math
 import re
 import zipfile
@@ -18,6 +19,7 @@ class Checkpoint:
     folder:   the run folder.
     settings: the flags, kept in every checkpoint so that it can be evaluated on its own.
     metrics:  --storage_metrics: the best network by each, on each split, is kept as checkpoint_<split>_<metric>.pt.
+    lowest:   those of the metrics that are best where they are lowest.
     parts:    {name: part with a state}: model, criterion, optimizer and, where the run has them, miner, sampler, memory
               bank (storage) and moving average of the weights (ema).
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
@@ -26,9 +28,9 @@ class Checkpoint:
     run_id:   the id in config.yaml, by which a checkpoint of another run is recognised.
     """
 
-    def __init__(self, folder, settings, metrics, parts, run_id=None):
+    def __init__(self, folder, settings, metrics, parts, run_id=None, lowest=()):
         self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
-        self.run_id = run_id
+        self.run_id, self.lowest = run_id, lowest
         self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
         self.last = self.folder / LAST
 
@@ -42,9 +44,10 @@ class Checkpoint:
         common = {'settings': self.settings, 'epoch': epoch, 'row': row, 'run_id': self.run_id}
         if any(map(columns.parse, row)):
             self.row = row
-        for name in [columns.Column(split, metric).name for split in columns.SPLITS for metric in self.metrics]:
-            value = row.get(name, math.nan)
-            if value > self.best.get(name, {name: -math.inf})[name]:
+        for split, metric in itertools.product(columns.SPLITS, self.metrics):
+            name, sign = columns.Column(split, metric).name, -1 if metric in self.lowest else 1
+            value = sign * row.get(name, math.nan)
+            if value > sign * self.best.get(name, {name: -sign * math.inf})[name]:
                 self.best[name] = row
                 network = {part: states[part] for part in ('model', 'criterion', 'ema') if part in states}
                 self.write(f'checkpoint_{name}.pt', common | network)

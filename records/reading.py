@@ -24,6 +24,7 @@ class Run:
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
     state:  'finished', or a text that says how the run ended.
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
+    test_images: the hash of its images; None where it is not recorded, as by earlier versions.
     """
     name: str
     where: str
@@ -31,6 +32,7 @@ class Run:
     rows: list = field(default_factory=list)
     state: str = FINISHED
     test: str | None = None
+    test_images: str | None = None
 
     @property
     def dataset(self):
@@ -63,7 +65,7 @@ def read(folder):
     require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               run_folder.test_hash(folder, config))
+               run_folder.test_hash(folder, config), config.get('test_images_hash'))
 
 
 def find(place, settings, chosen=()):

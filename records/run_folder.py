@@ -22,28 +22,30 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
 LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
-CHECKSUM = '# checksum '                                     # begins the last line of config.yaml and splits.yaml
+CHECKSUM = '# checksum '                                     # begins config.yaml and splits.yaml
 
 
 def savename(opt):
     return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
 
 
-def create(opt, settings, arguments, description, chosen=()):
+def create(opt, settings, arguments, description, chosen=(), files=None):
     """
     Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
 
     settings:    the flags, as parameters.settings_of gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
+    files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
-              'test_hash': test_hash_of(description), 'run_id': uuid.uuid4().hex[:8],
+              **hashes_of(description), 'run_id': uuid.uuid4().hex[:8],
               **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
+              **({'files': files} if files else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
     unfinished = parent / f'.{name}.{uuid.uuid4().hex[:8]}'     # in containers, process ids repeat
     try:
@@ -77,15 +79,41 @@ def places(folder):
 
 
 def require_same_data(folder, description):
-    """Raises UserError where the run began with other splits, or with another file of --splits."""
+    """
+    Raises UserError where the run began with other data, other splits, or another file of --splits. Prints a note where
+    an earlier version recorded no more than the class names and the numbers of images.
+    """
     config = read(folder)
     ours, before = (part.get('splits_file', {}).get('hash') for part in (description, config))
     if ours != before:
         raise UserError(f'--resume {folder}: the content of the --splits file (hash {ours}) is not the content that '
                         f'the run began with (hash {before}); give that file')
+    if changed := changed_data(config, description):
+        raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
+                        'to the same data')
+    if 'image_hashes' not in config:
+        print(f'Note: {folder}: an earlier version of this program recorded only the names and sizes of the classes; '
+              'that files, labels, groups and boxes are those that the run began with could not be checked.')
+
+
+def require_same_files(folder, files):
+    """Raises UserError where a file that a flag names has changed since the run began. files: as for create()."""
+    before = read(folder).get('files', {})
+    if changed := [name for name in files if before.get(name, files[name]) != files[name]]:
+        raise UserError(f'--resume {folder}: the file of --{changed[0]} has changed since the run began; give the file '
+                        'of that time')
+
+
+def changed_data(config, description):
+    """
+    How the data of a description by datasets.select differ from those in a run's config.yaml, such as 'other files,
+    boxes'; '' where they are the same. Groups and times are compared where both runs read them.
+    """
     if config['split_hash'] != description['hash']:
-        raise UserError(f'--resume {folder}: the data have other classes or numbers of images than this run (hash '
-                        f'{description["hash"]}, not {config["split_hash"]}); --source_path must lead to the same data')
+        return f'other classes or numbers of images (hash {description["hash"]}, not {config["split_hash"]})'
+    before, now = config.get('image_hashes', {}), description.get('image_hashes', {})
+    changed = [name for name in before if now.get(name, before[name]) != before[name]]
+    return f'other {", ".join(changed)}, or another order of images,' if changed else ''
 
 
 def changes(before, now):
@@ -109,7 +137,7 @@ def note_resumption(folder, settings, arguments, epoch, description):
     """Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml."""
     repair_splits(folder, description)
     config = read(folder)
-    config.setdefault('test_hash', test_hash_of(description))
+    config = hashes_of(description) | config
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changes(config['flags'], settings)})
     write_checked(folder / 'config.yaml', config | {'flags': settings})
@@ -135,30 +163,42 @@ def test_hash(folder, config):
     if 'test_hash' in config:
         return config['test_hash']
     file = Path(folder) / 'splits.yaml'
-    return test_hash_of(read_checked(file)) if file.is_file() else None
+    return test_of(read_checked(file)).get('hash') if file.is_file() else None
 
 
-def test_hash_of(description):
-    """The hash of the test split in a description by datasets.splits.describe; None where there is no such split."""
+def hashes_of(description):
+    """The entries of config.yaml on the images of all splits, and of the test split, of a description of the data."""
+    test = test_of(description)
+    found = {'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
+             'image_hashes': description.get('image_hashes')}
+    return {name: value for name, value in found.items() if value or name == 'test_hash'}
+
+
+def test_of(description):
+    """The entry of the test split in a description by datasets.splits.describe; {} where there is no such split."""
     splits = description.get('splits') if isinstance(description, dict) else None
     test = splits.get('test') if isinstance(splits, dict) else None
-    return test.get('hash') if isinstance(test, dict) else None
+    return test if isinstance(test, dict) else {}
 
 
 def write_checked(file, content):
-    """Writes a dict as YAML, with a checksum of the text as a comment in the last line."""
+    """Writes a dict as YAML after a comment with a checksum of the text, in the first line so that no cut loses it."""
     text = as_yaml(content)
-    write_text(file, f'{text}{CHECKSUM}{checksum_of(text)}\n')
+    write_text(file, f'{CHECKSUM}{checksum_of(text)}\n{text}')
 
 
 def read_checked(file):
     """The content that write_checked wrote. Raises UserError where it is damaged, OSError where it cannot be opened."""
     try:
         text = file.read_text(encoding='utf-8')
-        content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
-        if found and checksum.strip() != checksum_of(content + '\n'):
+        first, _, content = text.partition('\n')
+        checksum, place = first.removeprefix(CHECKSUM), 'first'
+        if not first.startswith(CHECKSUM.rstrip()):          # an earlier version wrote it in the last line
+            content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
+            content, place = f'{content}\n', 'last' if found else None
+        if place and checksum.strip() != checksum_of(content):
             raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
-                            'an edit on purpose, remove its last line')
+                            f'an edit on purpose, remove its {place} line')
         return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None

@@ -55,10 +55,13 @@ class Records:
             if epoch > backend.last:
                 self.try_to(backend, backend.log, epoch, scalars, spectra)
 
-    def picture(self, name, file):
-        """Gives the last epoch's picture, in `file`, to the backends."""
+    def picture(self, name, file, epoch=None):
+        """
+        Gives a picture, in the PNG `file`, to the backends. epoch: the epoch that is logged next; None: the last one,
+        for which W&B takes a picture into its summary only.
+        """
         for backend in list(self.backends):
-            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']))
+            self.try_to(backend, backend.picture, name, file, int(self.rows[-1]['epoch']) if epoch is None else epoch)
 
     def try_to(self, backend, call, *arguments):
         """Calls call(*arguments); a backend that fails gets no more records."""
@@ -125,8 +128,8 @@ def untrained(other, folder, flags):
         if ours['flags'].get(name) != theirs['flags'].get(name):
             raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
-    if ours['split_hash'] != theirs['split_hash']:
-        raise UserError(f'--untrained {other}: its data have other classes or numbers of images than this run')
+    if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
+        raise UserError(f'--untrained {other}: its data have {changed} than this run')
     reading.read(other)                                  # refuses damaged records
     rows = reading.rows_of(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 import evaluation
 import parameters
 import parts
-from records import checkpoint
+from records import checkpoint, run_folder
 from records.columns import Column
 from reports import ensemble_records, ensemble_tables, ensembles, final_rows, folds, tables
 from utilities import command_line
@@ -127,9 +127,9 @@ def network(opt, member, state):
     own.evaluation_metrics = opt.evaluation_metrics
     with contextlib.redirect_stdout(io.StringIO()):                      # one line per network would be many
         built = parts.restore(own, member.checkpoint) if state == 'trained' else parts.prepare(own)
-    if built.data.description['hash'] != member.config['split_hash']:
-        raise UserError(f'{member.run.where}: the data have other classes or numbers of images than this run; '
-                        '--source_path must lead to the same data')
+    if changed := run_folder.changed_data(member.config, built.data.description):
+        raise UserError(f'{member.run.where}: the data have {changed} than this run; --source_path must lead to '
+                        'the same data')
     if state == 'untrained_trunk_and_embedder':
         parts.fit_embedding(own, built)
     if state == 'untrained_trunk':

@@ -44,7 +44,7 @@ def compare(log, folds, names):
                 cells = {method: cell_of(seeds, name) for method, seeds in part.groupby('method', sort=False)}
                 scores = part[is_trained(part)].set_index(['method', 'seed'])[name] if form == 'concatenated' else (
                     own_folds.set_index(['method', 'fold', 'seed'])[name])
-                tested = test_against_best(cells, scores) if titles.is_fraction(name) else {}
+                tested = test_against_best(cells, scores, titles.sign(name)) if titles.can_select(name) else {}
                 rows += [{'dataset': dataset, 'form': form, 'metric': name, 'method': method,
                           'n_expected': own.seed.nunique()} | cell | tested.get(method, {})
                          for method, cell in cells.items()]
@@ -62,12 +62,12 @@ def cell_of(seeds, name):
             'n': len(seeds)}
 
 
-def test_against_best(cells, scores):
+def test_against_best(cells, scores, sign=1):
     """{method: {'best', 'against', 'n_pairs', 'difference', 'test', 'p', 'p_holm'}} of the trained methods' cells."""
     means = {method: cell['mean'] for method, cell in cells.items() if cell['trained'] and not math.isnan(cell['mean'])}
     if len(means) < 2:
         return {}
-    best = max(means, key=means.get)
+    best = max(means, key=lambda method: sign * means[method])
     tested = {best: {'best': True}}
     for method in means:
         if method != best:

@@ -14,12 +14,14 @@ from records import columns, reading, run_folder
 from records.reading import Run
 from reports import differences, naming, selection, significance, tables
 from reports.groups import require_one_test_set
+from reports.runs import tell_images_apart
 from utilities import text_tables
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
 KEYS = ('dataset', 'group', 'seed', 'epoch')
 TEST = 'test_hash'
+IMAGES = 'test_images_hash'
 ORIGIN = ('command', 'git_commit', 'versions')
 
 
@@ -38,10 +40,10 @@ def write(file, groups, rule, names=()):
             key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
             chosen = selection.row_of(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
-            lines.append(key | metrics_of(chosen, 6 if names else None) | {TEST: run.test or ''} | origin(run))
+            lines.append(key | metrics_of(chosen, 6 if names else None) | hashes_of(run) | origin(run))
             kept = ('epoch', *names, *map(columns.of_average, names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
-    last = (TEST, *ORIGIN)
+    last = (TEST, IMAGES, *ORIGIN)
     metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + last)
     write_csv(file, [{name: line.get(name, '') for name in (*KEYS, *metrics, *last)} for line in lines])
 
@@ -55,8 +57,12 @@ def metrics_of(row, digits=None):
     return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or is_metric(name)}
 
 
+def hashes_of(run):
+    return {TEST: run.test or '', IMAGES: run.test_images or ''}
+
+
 def is_metric(name):
-    return name != TEST and columns.parse(name.removeprefix(columns.EMA)) is not None
+    return name not in (TEST, IMAGES) and columns.parse(name.removeprefix(columns.EMA)) is not None
 
 
 def origin(run):
@@ -89,6 +95,7 @@ def read(file):
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
         run.test = run.test or line.get(TEST) or None
+        run.test_images = run.test_images or line.get(IMAGES) or None
     for run in found.values():
         run.rows.sort(key=lambda row: row['epoch'])
     return list(found.values())
@@ -107,7 +114,7 @@ def write_ensembles(file, ensembles, logs):
                    for name, value in row.items() if columns.parse(name)}
         lines.append({'dataset': ensemble.dataset, 'group': ensemble.name, 'seed': ensemble.seed,
                       'n_folds_of': ensemble.n_folds_of} | metrics
-                     | {TEST: ensemble.members[0].test} | origin(ensemble.members[0].run))
+                     | hashes_of(ensemble.members[0].run) | origin(ensemble.members[0].run))
     write_csv(Path(file), lines)
 
 
@@ -121,7 +128,9 @@ def compare(old, new, metrics, digits=1):
     files have no group in common.
     """
     names = list(dict.fromkeys(map(columns.asked_for, metrics)))
-    before, after = by_group(read(old)), by_group(read(new))
+    runs = [read(old), read(new)]
+    tell_images_apart(sum(runs, []))
+    before, after = map(by_group, runs)
     found, moved = [], []
     for key in [key for key in before if key in after]:
         if len({run.test for runs in (before, after) for run in runs[key] if run.test}) > 1:
@@ -146,7 +155,7 @@ def compare(old, new, metrics, digits=1):
              f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
              "Holm's method). ±: half of the 95 % interval."]
     if moved:
-        lines.append(f'Not compared, since the test sets differ (other classes or numbers of images): '
+        lines.append(f'Not compared, since the test sets differ (other classes or images): '
                      f'{", ".join(moved)}.')
     for title, one, other in ('Only in the old file', before, after), ('Only in the new file', after, before):
         if missing := [f'{group} on {dataset}' for dataset, group in one if (dataset, group) not in other]:

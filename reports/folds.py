@@ -124,8 +124,9 @@ def check(ensemble):
             raise UserError(f'{ensemble}: fold {one.fold} occurs twice, {one.run.where} and {other.run.where}; leave '
                             'one out')
     for member in ensemble.members:
-        if member.test != first.test:
-            raise UserError(f'{ensemble}: its folds have other test classes, {first.run.where} and {member.run.where}')
+        if member.test != first.test or len({member.run.test_images, first.run.test_images} - {None}) > 1:
+            raise UserError(f'{ensemble}: its folds have other test classes or images, {first.run.where} and '
+                            f'{member.run.where}')
         for split, doing in (('train', 'trained'), ('val', 'was validated')):
             seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))
             if seen:

@@ -103,7 +103,7 @@ def require_one_test_set(name, runs):
     if len(first) > 1:
         one, other = sorted(first.values(), key=runs.index)[:2]
         raise UserError(f'group {name}: {one.where} and {other.where} were evaluated on different test sets (hashes '
-                        f'{one.test} and {other.test}: other classes or numbers of images), and have no common mean; '
+                        f'{one.test} and {other.test}: other classes or images), and have no common mean; '
                         'leave one out with --exclude, or train it again under another --group')
 
 

@@ -42,10 +42,10 @@ class Rule(NamedTuple):
 
 def rule_of(opt, names):
     """The Rule of --select, --select_by and --per_metric; names: the columns of --metrics. Raises UserError."""
-    default = next((name for name in names if titles.is_fraction(name)), 'test_e_recall@1')
+    default = next((name for name in names if titles.can_select(name)), 'test_e_recall@1')
     by = columns.parse(columns.asked_for(opt.select_by)) if opt.select_by else columns.parse(default).on('test')
-    if by is None or by.split != 'test' or not titles.is_fraction(by.name):
-        raise UserError(f'--select_by {opt.select_by}: not a metric in which higher is better; choose one such '
+    if by is None or by.split != 'test' or not titles.can_select(by.name):
+        raise UserError(f'--select_by {opt.select_by}: not a metric that says which network is better; choose one such '
                         'as e_recall@1 or nmi')
     if opt.per_metric and opt.select == 'last':
         raise UserError('--per_metric goes with --select best_val or best_test')
@@ -103,7 +103,7 @@ def selected(run, names, rule):
     values, problems = {'epoch': None if rule.per_metric else row['epoch']}, {}
     for name in names:
         column = columns.parse(name)
-        has_own = rule.per_metric and titles.is_fraction(name) and column.split == 'test'
+        has_own = rule.per_metric and titles.can_select(name) and column.split == 'test'
         try:
             values[name] = value_in(run, best_row(run, column.on(rule.split), rule.select) if has_own else row, name)
         except UserError as problem:
@@ -117,7 +117,7 @@ def row_of(run, rule):
 
 
 def best_row(run, column, select):
-    """The first of the run's rows with the highest value in a Column. Raises UserError where there is no value."""
+    """The first of the run's rows with the best value in a Column. Raises UserError where there is no value."""
     name = column.name
     if not any(name in row for row in run.rows):
         hint = '; it was run without a validation split' if select == 'best_val' else ''
@@ -125,7 +125,7 @@ def best_row(run, column, select):
     rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
     if not rows:
         raise UserError(f'{run.where}: {name} is not a number in any epoch')
-    return max(rows, key=lambda row: row[name])
+    return max(rows, key=lambda row: titles.sign(name) * row[name])
 
 
 def value_in(run, row, name):

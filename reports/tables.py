@@ -59,12 +59,13 @@ def summarise(groups, scores, names, digits=1):
 
 
 def mark_best(table, datasets, names, digits):
-    """Sets `best` in the Cells of a table that summarise() describes, where more is better."""
-    for key in [(dataset, name) for dataset in datasets for name in names if titles.is_fraction(name)]:
+    """Sets `best` in the Cells of a table that summarise() describes, where a metric says what is better."""
+    for key in [(dataset, name) for dataset in datasets for name in names if titles.can_select(name)]:
         cells = [row[key] for row in table.values() if key in row and row[key].n]
-        highest = max((printed(cell.mean, key[1], digits) for cell in cells), key=float, default=None)
+        best = max((printed(cell.mean, key[1], digits) for cell in cells), default=None,
+                   key=lambda text: titles.sign(key[1]) * float(text))
         for cell in cells:
-            cell.best = len(cells) > 1 and printed(cell.mean, key[1], digits) == highest
+            cell.best = len(cells) > 1 and printed(cell.mean, key[1], digits) == best
 
 
 def printed(value, name, digits):

@@ -47,9 +47,8 @@ def work(opt):
     if len(splits) < 2:
         raise UserError(f'overlap: all images are in the {splits[0]} split, so that there is nothing to compare')
     folder = folder_of(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
-    if run and run_folder.read(folder)['split_hash'] != data.description['hash']:
-        raise UserError(f'{run}: the classes or numbers of images are not those of this run; --source_path must lead '
-                        'to the same data')
+    if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
+        raise UserError(f'{run}: the data have {changed} than this run; --source_path must lead to the same data')
     processes.of_main(require_writable_folder, folder, 'overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):

@@ -1,5 +1,6 @@
 """Retrieve_Images.py serve: a page that shows the images of an index nearest to a photo, or to one of these images."""
 import base64
+import contextlib
 import io
 import json
 import select
@@ -11,13 +12,15 @@ import numpy as np
 import torch
 
 from datasets import decoding
-from utilities import stopping
+from utilities import allocator, stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
 MAX_MB = 30                  # largest upload; page.html has the same number
 MAX_MEGAPIXELS = 52          # phones take photos of 50
 DECODERS = 2                 # photos that are decoded at a time, each in up to a gigabyte
+WAITING = 14                 # photos, and images of the index, that wait for a decoder at most, each in a thread
+THREADS = 40                 # more than all that wait, so that other requests never do
 IDLE = 10                    # seconds after which a connection that sends nothing is closed
 CONNECTIONS = 500            # connections at a time
 SHOWN = {'JPEG', 'PNG', 'GIF', 'WEBP', 'BMP'}      # the formats that every browser shows
@@ -30,6 +33,8 @@ HEADERS = {
 }
 TOO_LARGE = f'The photo is larger than {MAX_MB} MB.'
 LOCAL = ('127.0.0.1', 'localhost', '::1')
+OTHER_PAGE = 'This page answers no requests of other pages; type its address, or reload it.'
+BUSY = 'Many photos are waiting to be decoded; try again in a moment.'
 
 
 def application(index, network, transform, k=24, hosts=LOCAL):
@@ -40,10 +45,12 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     hosts: the host names that a request may be addressed to; None allows any. Without this check, a page of another
            server could read this one through a domain name that it resolves to this machine (DNS rebinding).
 
-    Requests that a page of another server makes are refused, since its visitor did not ask for them.
+    Requests that a page of another server makes are refused, since its visitor did not ask for them; but its links may
+    lead to the page.
     """
     import flask
-    app, lock, decoders = flask.Flask(__name__, static_folder=None), threading.Lock(), threading.Semaphore(DECODERS)
+    app, lock = flask.Flask(__name__, static_folder=None), threading.Lock()
+    photos, images = Queue(), Queue()
     app.config['MAX_CONTENT_LENGTH'] = MAX_MB * 2 ** 20
 
     def neighbours(embedding, without=None):
@@ -64,15 +71,18 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
     @app.before_request
     def check_host():
-        if hosts is not None and urlsplit(f'//{flask.request.host}').hostname not in hosts:
+        if hosts is not None and getattr(parsed(f'//{flask.request.host}'), 'hostname', None) not in hosts:
             flask.abort(403, 'This page is for the machine it runs on; --host names another address.')
 
     @app.before_request
     def check_origin():
         headers = flask.request.headers
         origin, site = headers.get('Origin'), headers.get('Sec-Fetch-Site', 'none')
-        if origin is not None and urlsplit(origin).netloc != flask.request.host or site not in ('same-origin', 'none'):
-            flask.abort(403, 'This page answers no requests of other pages; type its address, or reload it.')
+        if origin is not None and getattr(parsed(origin), 'netloc', None) != flask.request.host:
+            flask.abort(403, OTHER_PAGE)
+        is_link = flask.request.path == '/' and headers.get('Sec-Fetch-Mode') == 'navigate'
+        if site not in ('same-origin', 'none') and not is_link:
+            flask.abort(403, OTHER_PAGE)
 
     @app.after_request
     def add_headers(response):
@@ -84,6 +94,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     @app.errorhandler(404)
     @app.errorhandler(405)
     @app.errorhandler(413)
+    @app.errorhandler(503)
     def explain(error):
         return {'error': TOO_LARGE if error.code == 413 else error.description}, error.code
 
@@ -99,8 +110,10 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     @app.get('/image/<int:row>')
     def image(row):
         try:
-            with decoders:
+            with images.turn():
                 content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
+        except Busy:
+            flask.abort(503, BUSY)
         except UserError as error:                         # it was moved or damaged since it was indexed
             large = isinstance(error.__context__, decoding.TooLarge)
             flask.abort(404, f'{name_of(row)} {"is too large to be shown" if large else "cannot be read any more"}.')
@@ -114,10 +127,12 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     def of_photo():
         data = flask.request.get_data()
         try:
-            with decoders, decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
+            with photos.turn(), decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
                 kind = image.format
                 photo = transform(image)
                 preview = {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+        except Busy:
+            flask.abort(503, BUSY)
         except decoding.TooLarge:
             flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
@@ -127,6 +142,40 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         return neighbours(embedding) | preview
 
     return app
+
+
+def parsed(url):
+    """The parts of a URL; None where it is none, such as http://[."""
+    try:
+        parts = urlsplit(url)
+        return parts if parts.hostname else None
+    except ValueError:
+        return None
+
+
+class Busy(Exception):
+    pass
+
+
+class Queue:
+    """At most DECODERS blocks run at a time, and at most WAITING more wait for it."""
+
+    def __init__(self):
+        self.places, self.decoders = threading.Semaphore(DECODERS + WAITING), threading.Semaphore(DECODERS)
+
+    @contextlib.contextmanager
+    def turn(self):
+        """Raises Busy where all places are taken. Memory that the block frees goes back to the operating system."""
+        if not self.places.acquire(blocking=False):
+            raise Busy
+        try:
+            with self.decoders:
+                try:
+                    yield
+                finally:
+                    allocator.give_back()
+        finally:
+            self.places.release()
 
 
 def small(image):
@@ -166,7 +215,7 @@ def listening(app, host, port):
         parser_class = Parser
 
     server = waitress.create_server(
-        app, host=host, port=port, threads=8,                        # a browser asks 6 times at once
+        app, host=host, port=port, threads=THREADS,
         max_request_body_size=MAX_MB * 2 ** 20 + 1, channel_timeout=IDLE, cleanup_interval=1,
         connection_limit=CONNECTIONS, asyncore_use_poll=hasattr(select, 'poll'))
     for part in server.map.values() if hasattr(server, 'map') else [server]:       # one for each address of the host

@@ -105,7 +105,8 @@ def default_flags():
 def opt():
     """opt(loss='triplet', ...): the default flags with some changed, and what main.py adds at run time."""
     def make(n_classes=10, **flags):
-        known = {'superclasses': [[label // 2] for label in range(n_classes)], 'n_features': 8, 'n_maps': 8}
+        known = {'superclasses': [[label // 2] for label in range(n_classes)], 'n_features': 8, 'n_maps': 8,
+                 'class_names': [f'class_{label}' for label in range(n_classes)], 'class_counts': [4] * n_classes}
         known |= copy.deepcopy(flags) | {'n_classes': n_classes, 'device': torch.device('cpu')}
         return argparse.Namespace(**pickle.loads(default_flags()) | known)
     return make

@@ -25,8 +25,8 @@ from retrieval import export
 from tests.criteria import cases
 from tests.helpers import folder_of, manual_seed, rows_of
 from training_step import TrainingStep
-from utilities.combination import Miner
 from utilities.loading import network_input
+from utilities.loss_sums import Miner
 
 ROOT = Path(__file__).parents[1]
 load = functools.partial(torch.hub.load, str(ROOT), source='local')

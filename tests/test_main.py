@@ -280,6 +280,16 @@ def test_evaluate_only_prints_what_was_recorded(quick, run, tmp_path, capsys):
     assert run('--evaluate', tmp_path) == 2
 
 
+def test_evaluation_asks_the_built_criterion_for_its_distance(quick, run, tmp_path, capsys, monkeypatch):
+    assert run(*quick, '--loss', 'triplet', '--batch_mining', 'random', '--mahalanobis', '--mahalanobis_lr', '1') == 0
+    recorded = rows_of(folder_of(tmp_path))[-1]['test_e_recall@1']
+    monkeypatch.setattr(criteria, 'ranks', lambda opt: False)
+    capsys.readouterr()
+    for flags, same in (((), True), (('--eval_features',), False)):
+        assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *flags) == 0
+        assert (printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == recorded) == same
+
+
 def test_embed_writes_embeddings_labels_and_paths(quick, run, tmp_path):
     assert run(*quick) == 0
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0

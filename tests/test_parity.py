@@ -10,9 +10,9 @@ import torch
 
 import architectures
 import datasampler
-from architectures import public_network
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, images_of
 from tests.test_public_parts import MINER, PROXIES, TRIPLES
+from utilities import public
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -285,6 +285,6 @@ def test_a_folder_without_parts_is_refused(tmp_path):
 def test_the_input_of_the_embedding_layer_is_taken_once_per_call():
     module = module_of(NETWORK.replace('{returned}', 'z'))
     opt = argparse.Namespace(arch='own', embed_dim=5, pretrained=False)
-    features = public_network.PooledFeatures(module.Network(opt))
+    features = public.PooledFeatures(module.Network(opt))
     assert features(torch.rand(2, 3, 12, 12)).shape == (2, 8)
     assert not features.network.model.last_linear._forward_pre_hooks

@@ -17,6 +17,7 @@ from batch_mining import npair as npair_miner
 from tests.helpers import images_of
 from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
+from utilities.public import lists_from_masks, masks_from_lists
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
@@ -229,12 +230,11 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
 
 
 def test_masks_of_the_miner_npair_survive_as_lists():
-    from utilities.combination import lists_of, masks_of
     for labels in (LABELS, UNEVEN, torch.zeros(12).long(), torch.arange(12)):
         masks = npair_miner.npair_tuples(labels)
-        anchors, positives, negatives = lists_of(*masks, 'npair')
+        anchors, positives, negatives = lists_from_masks(*masks, 'npair')
         assert len(anchors) == len(positives) == len(negatives)
-        assert all(torch.equal(*pair) for pair in zip(masks_of(anchors, positives, negatives, BATCH), masks,
+        assert all(torch.equal(*pair) for pair in zip(masks_from_lists(anchors, positives, negatives, BATCH), masks,
                                                       strict=True))
 
 

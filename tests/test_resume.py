@@ -3,15 +3,17 @@ import functools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import main
-from records import checkpoint
+from records import checkpoint, run_folder
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
@@ -215,6 +217,63 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
     assert 'give one of them' in refused('--resume', folder, '--reproduce', folder)
     (folder / 'checkpoint_last.pt').write_bytes(b'broken')
     assert 'not a checkpoint' in refused('--resume', folder)
+
+
+def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(quick, run, tmp_path, capsys):
+    assert run(*quick, '--n_epochs', '1') == 0
+    folder = folder_of(tmp_path)
+    for value, code in ((False, 0), (True, 2)):
+        config = run_folder.read(folder)
+        flags = config['flags'] | {'augment_on_gpu': value}
+        run_folder.write_checked(folder / 'config.yaml', config | {'flags': flags})
+        capsys.readouterr()
+        assert run('--resume', folder, '--n_epochs', '2') == code
+    assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err
+
+
+def test_resume_refuses_a_file_of_a_flag_that_has_changed(quick, run, tmp_path, monkeypatch, capsys):
+    """Also where the checkpoint has its weights; another place of the same file is fine, and a missing one."""
+    assert run(*quick, '--n_epochs', '0') == 0
+    backbone = {name.removeprefix('backbone.'): value for name, value in checkpoint.load(
+        folder_of(tmp_path) / 'checkpoint_last.pt')['model'].items() if name.startswith('backbone.')}
+    torch.save(backbone, tmp_path / 'weights.pt')
+    assert run(*quick, '--n_epochs', '1', '--weights', tmp_path / 'weights.pt', '--group', 'own') == 0
+    folder = folder_of(tmp_path, 'own_s1')
+    shutil.move(tmp_path / 'weights.pt', tmp_path / 'moved.pt')
+    assert run('--resume', folder, '--n_epochs', '2', '--weights', tmp_path / 'moved.pt') == 0
+    torch.save(backbone | {'more': torch.zeros(1)}, tmp_path / 'moved.pt')
+    assert run('--resume', folder, '--n_epochs', '3') == 2
+    assert 'the file of --weights has changed since the run began' in capsys.readouterr().err
+    (tmp_path / 'moved.pt').unlink()
+    assert run('--resume', folder, '--n_epochs', '3') == 0
+
+
+def test_resume_refuses_changed_data_of_equal_classes(quick, run, patterns, tmp_path, capsys):
+    """Files, labels, boxes, groups and order count; the place of the data and columns that nothing reads do not."""
+    rows = [[f'images/{c}/{i}.png', c, str(i), '0', '0', '20', '20'] for c in ('class_00', 'class_01', 'class_02',
+                                                                              'class_03') for i in range(6)]
+
+    def write(changed, header='path,label,group,x1,y1,x2,y2'):
+        (tmp_path / 'list.csv').write_text('\n'.join([header, *map(','.join, changed)]))
+
+    def with_value(column, value, at=0):
+        return [[*row[:column], value, *row[column + 1:]] if i == at else row for i, row in enumerate(rows)]
+
+    write(rows)
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--bs', '4', '--n_epochs', '1', '--label_noise', '.2',
+               '--eval_level', 'class', 'across', '--evaluation_metrics', 'e_recall@1') == 0
+    labels = [row[1] for row in rows]
+    labels[0], labels[6] = labels[6], labels[0]
+    for changed, what in ((with_value(5, '19'), 'boxes'), (with_value(2, '7'), 'groups'), (rows[::-1], 'files, labels'),
+                          ([[row[0], label, *row[2:]] for row, label in zip(rows, labels, strict=True)], 'labels'),
+                          (with_value(0, 'images/class_05/0.png'), 'files, or another order of images,')):
+        write(changed)
+        capsys.readouterr()
+        assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 2
+        assert f'the data have other {what}' in capsys.readouterr().err
+    shutil.copytree(patterns / 'images', tmp_path / 'moved' / 'images')
+    write([[*row, 'x'] for row in rows], 'path,label,group,x1,y1,x2,y2,remark')
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--source_path', tmp_path / 'moved') == 0
 
 
 @pytest.mark.parametrize('how', [signal.SIGINT, signal.SIGTERM])

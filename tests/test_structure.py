@@ -62,7 +62,7 @@ def test_a_folder_imports_from_the_floors_below_and_files_that_are_copied_from_n
     for path in sources(name):
         found = set(imports(path)) - (SCRIPTS if path in RUNNERS else set())
         assert not (wrong := found & above), f'{path} imports {wrong}'
-        if name in SELF_CONTAINED and path.stem not in ('__init__', 'wrapping'):
+        if name in SELF_CONTAINED and path.stem not in ('__init__', 'requirements', 'wrapping'):
             assert found <= SELF_CONTAINED[name] | set(sys.stdlib_module_names), path
             assert path.stem not in sys.stdlib_module_names
 

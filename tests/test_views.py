@@ -158,16 +158,14 @@ def test_without_labels_a_run_is_another_one_and_evaluates_the_same_images(quick
     assert states['settings']['samples_per_class'] == 1 and states['settings']['unsupervised']
 
 
-def test_views_come_from_the_cache_and_from_the_device_as_well(quick, tmp_path):
+def test_views_come_from_the_cache_as_well(quick, tmp_path):
     flags = '--views 2 --unsupervised --samples_per_class 1 --loss ntxent --batch_mining none'
     found = []
-    for more in ('', f'--image_cache {tmp_path / "cache"}', '--augment_on_gpu'):
+    for more in ('', f'--image_cache {tmp_path / "cache"}'):
         opt, run = built(quick, f'{flags} {more}')
         found.append([part for batch in TrainingLoader(opt, run.data.train, run.sampler).epoch(2) for part in batch])
-    plain, cached, on_device = found
+    plain, cached = found
     assert all(map(torch.equal, plain, cached)) and len(plain) == 9
-    for one, other in zip(plain, on_device, strict=True):
-        assert (one.double() - other.double()).abs().max() <= (3 if one.dim() > 1 else 0)
 
 
 @pytest.mark.parametrize('flags, sentence', [

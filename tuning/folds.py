@@ -6,6 +6,7 @@ import optuna
 
 import criteria
 import parameters
+from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
 from records import reading, run_folder
@@ -92,15 +93,17 @@ class Folds:
         optuna.TrialPruned.
         """
         earned, n_steps, best_epochs = 0.0, self.search.main.n_epochs + 1, []
+        sign = titles.sign(self.column)
         for index, run in enumerate(self.runs):
             folder = self.folders.get(run.name) or run.folder()
             if folder:
                 self.folders[run.name] = folder
             rows = reading.rows_of(folder / 'log.csv') if folder else []
-            best, best_epoch = -math.inf, None
+            best, best_epoch = -sign * math.inf, None
             for row in rows:
-                if row['epoch'] >= self.search.first_epoch and row.get(self.column, -math.inf) > best:
-                    best, best_epoch = row[self.column], row['epoch']
+                value = row.get(self.column, math.nan)
+                if row['epoch'] >= self.search.first_epoch and sign * value > sign * best:
+                    best, best_epoch = value, row['epoch']
                 self.tell(index * n_steps + row['epoch'] + 1, (earned + best) / len(self.runs))
             if run.name not in self.over:
                 return None

@@ -4,7 +4,9 @@ import re
 
 import optuna
 
+from evaluation import titles
 from records import run_folder
+from records.columns import Column
 from tuning import ranges, trials
 from utilities import stopping
 from utilities.errors import UserError
@@ -65,9 +67,10 @@ def open_study(search):
     url = search.opt.storage or f'sqlite:///{search.folder / "study.sqlite"}'
     described = {'tune': {flag: ranges.stored(of) for flag, of in search.tuned.items()},
                  'flags': json.loads(json.dumps(search.settings)), 'first_epoch': search.first_epoch}
+    direction = 'minimize' if titles.sign(Column('val', search.metric).name) < 0 else 'maximize'
     with search.lock():
         study = optuna.create_study(
-            storage=storage_of(url), study_name=search.name, direction='maximize', load_if_exists=True,
+            storage=storage_of(url), study_name=search.name, direction=direction, load_if_exists=True,
             sampler=sampler_of(search), pruner=pruner_of(search))
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)

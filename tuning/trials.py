@@ -37,8 +37,9 @@ def finished(study):
 
 
 def best_of(study):
-    """The finished trial with the highest score, the first of equals; or None."""
-    return max(finished(study), key=lambda trial: trial.value, default=None)
+    """The finished trial with the best score, the first of equals; or None."""
+    sign = -1 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1
+    return max(finished(study), key=lambda trial: sign * trial.value, default=None)
 
 
 def requeue(study, trial):

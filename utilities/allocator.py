@@ -1,5 +1,5 @@
 """
-The thresholds of the memory allocator of glibc, the C library of Linux.
+The memory allocator of glibc, the C library of Linux: what it does with freed memory.
 
 By default, glibc returns large blocks to the operating system as soon as they are freed. It gets them back page by
 page, with a page fault for each 4 kB. On the CPU, this takes up to half of the time of a step with large batches.
@@ -18,6 +18,12 @@ def keep_freed(opt):
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT)
         library.mallopt(MMAP_THRESHOLD, MAPPED_FROM)
+
+
+def give_back():
+    """Returns freed memory of all threads to the operating system, with glibc; other C libraries do so themselves."""
+    if has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_glibc():

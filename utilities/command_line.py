@@ -108,13 +108,16 @@ class YamlLoader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
 
-def read_yaml(text):
-    """A YAML text of plain values -> its content. Raises ValueError, in one line, for other or too large texts."""
+def read_yaml(text, unique_keys=False):
+    """
+    A YAML text of plain values -> its content. Raises ValueError, in one line, for other or too large texts, and, with
+    unique_keys, where a key of a mapping occurs twice.
+    """
     try:
         node = yaml.compose(text, YamlLoader)
         if node is None:
             return None
-        check_nodes(node)                     # before aliases are expanded and tags are interpreted
+        check_nodes(node, unique_keys)        # before aliases are expanded and tags are interpreted
         return YamlLoader('').construct_document(node)
     except RecursionError:
         raise ValueError('nested too deeply') from None
@@ -122,8 +125,8 @@ def read_yaml(text):
         raise ValueError(shortened(' '.join(str(error).split()), 200)) from None
 
 
-def check_nodes(root):
-    """Raises ValueError where a YAML document has a tag of its own, or more than MAX_VALUES values."""
+def check_nodes(root, unique_keys=False):
+    """Raises ValueError where a YAML document has a tag of its own, too many values, or a key that must be unique."""
     nodes, n_values = [root], 0
     while nodes:
         node, n_values = nodes.pop(), n_values + 1
@@ -132,6 +135,10 @@ def check_nodes(root):
         if n_values > MAX_VALUES:
             raise ValueError(f'more than {MAX_VALUES:,} values')
         if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if unique_keys and len(set(keys)) < len(keys):
+                twice = next(key for key in keys if keys.count(key) > 1)
+                raise ValueError(f'line {node.start_mark.line + 1}: the key {twice} occurs twice')
             nodes += [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value

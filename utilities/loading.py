@@ -1,6 +1,7 @@
 """Data loaders whose batches do not depend on the number of workers."""
 import itertools
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,14 +21,13 @@ class Loader(torch.utils.data.DataLoader):
     """
     A DataLoader that raises WorkerLost where a data worker was killed, also while it was handing over a batch.
 
-    For an ImageSet, the data workers call `load` and `collate` of its transform, and this process calls `finish`. The
-    images are then uint8 [B, 3, H, W], for network_input.
+    For an ImageSet, the data workers call `load` and `collate` of its transform. The images are then uint8
+    [B, 3, H, W], for network_input.
     """
 
     def __init__(self, dataset, **arguments):
-        self.transform = getattr(dataset, 'transform', None)
-        if self.transform:
-            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(self.transform)
+        if transform := getattr(dataset, 'transform', None):
+            dataset, arguments['collate_fn'] = Loaded(dataset), Collate(transform)
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
@@ -35,8 +35,7 @@ class Loader(torch.utils.data.DataLoader):
 
     def __iter__(self):
         try:
-            for batch in super().__iter__():
-                yield [self.transform.finish(batch[0]), *batch[1:]] if self.transform else batch
+            yield from super().__iter__()
         except (RuntimeError, OSError, EOFError) as error:
             of_worker = 'in DataLoader worker process' in str(error)                # raised by the data set there
             if of_worker or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
@@ -136,6 +135,19 @@ class TrainingLoader:
         self.batches[:] = [batch[exchange.part(len(batch))] or batch[:1] for batch in self.whole]
         return self
 
+    def watched(self, batches, epoch):
+        """Yields the batches of an epoch. Prints a note if a long first one spent a fifth of it waiting."""
+        began = before = time.perf_counter()
+        waited = 0
+        for batch in batches:
+            waited += time.perf_counter() - before
+            yield batch
+            before = time.perf_counter()
+        share = waited / (before - began + 1e-9)
+        if self.n_epochs == 1 and before - began >= 5 and share > .2 and processes.is_main():
+            print(f'Note: {share:.0%} of the training time of epoch {epoch} was spent waiting for images. What may '
+                  'help: more --kernels, --image_cache FOLDER, --decode auto.', file=sys.stderr)
+
     def sampled(self, epoch):
         """The epoch's batches, lists of (index, seed); the views of an image follow each other."""
         if hasattr(self.sampler, 'set_epoch'):
@@ -159,7 +171,8 @@ def evaluation_batches(opt, dataset):
     The batches of indices in which one process would load `dataset` in order, divided into contiguous parts: a list of
     batches for each process of the run.
     """
-    batches = [range(start, min(start + opt.bs, len(dataset))) for start in range(0, len(dataset), opt.bs)]
+    size = opt.eval_bs or opt.bs
+    batches = [range(start, min(start + size, len(dataset))) for start in range(0, len(dataset), size)]
     n = processes.count()
     return [batches[len(batches) * i // n:len(batches) * (i + 1) // n] for i in range(n)]
 

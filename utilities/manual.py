@@ -54,6 +54,7 @@ class Facts:
     mode:      it selects what this process does; it is not among the settings of a run.
     untrained: the metrics of the untrained network depend on it.
     common:    most runs set it.
+    file:      it names a file that the run reads: its checksum is recorded, and --resume refuses a changed file.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
     arguments_of: the flag of the method whose arguments it gives as YAML mappings; these are merged by key over files.
@@ -61,10 +62,10 @@ class Facts:
     """
 
     def __init__(self, effect=None, never=None, of=None, resumable=False, machine=False, mode=False, untrained=False,
-                 common=False, obsolete=False, names=None, arguments_of=None, secret=None):
+                 common=False, file=False, obsolete=False, names=None, arguments_of=None, secret=None):
         self.effect, self.never, self.of = effect, never, of
         self.resumable, self.machine, self.mode = resumable or machine, machine, mode
-        self.untrained, self.common, self.obsolete = untrained, common, obsolete
+        self.untrained, self.common, self.file, self.obsolete = untrained, common, file, obsolete
         self.names, self.arguments_of, self.secret = names, arguments_of, secret
 
 

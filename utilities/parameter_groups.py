@@ -7,15 +7,16 @@ def parameter_groups(criterion):
     return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
 
 
-def own_groups(criterion):
+def own_groups(criterion, besides=None):
     """
     A criterion's `optim_dict_list`, or one group of its parameters with its learning rate `lr`, without the parameters
-    that it trains by its own optimizers.
+    of the criterion `besides` inside it, and without those that it trains by its own optimizers.
     """
     elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
                  for parameter in group['params']}
     if hasattr(criterion, 'optim_dict_list'):
         return criterion.optim_dict_list
+    elsewhere |= {*besides.parameters()} if besides else set()
     own = [parameter for parameter in criterion.parameters() if parameter not in elsewhere]
     trained = any(parameter.requires_grad for parameter in own)
     if trained and not hasattr(criterion, 'lr'):

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from benchmarks.faults.runs import outcome, start
-from records import reading, run_folder
+from records import reading
 from utilities.errors import UserError
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
@@ -58,7 +58,7 @@ def mutated_yaml(lab, n):
             problem = survives_input(lab, ['--config', file])
         else:
             folder = lab.copied(lab.half)
-            content = (folder / 'config.yaml').read_text().rpartition(run_folder.CHECKSUM)[0]
+            content = (folder / 'config.yaml').read_text().partition('\n')[2]
             file = folder / 'config.yaml'
             write(file, mutated(content, lab.random))
             problem = survives_input(lab, [lab.random.choice(['--resume', '--reproduce', '--evaluate']), folder])

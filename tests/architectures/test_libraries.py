@@ -178,3 +178,11 @@ def test_names_of_older_versions_are_understood(name, new, old, key, opt):
         state = {re.sub(new, old, name): value for name, value in backbone.network.state_dict().items()}
         assert key in state and key not in backbone.network.state_dict()
         assert_takes(state, backbone, opt)
+
+
+def test_weights_with_one_address_are_named_by_their_hash(opt, monkeypatch):
+    pytest.importorskip('pretrainedmodels')
+    monkeypatch.setattr(torch.hub, 'load_state_dict_from_url', lambda *_, **__: 1 / 0)
+    with pytest.raises(UserError, match=r'(?s)could not be downloaded.*bn_inception-52deb4733.pth on another machine '
+                                        r'.* --weights FILE \(any copy .* SHA-256 begins with 52deb4733\)'):
+        architectures.select(opt(arch='bninception'))

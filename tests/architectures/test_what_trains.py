@@ -144,6 +144,8 @@ def test_adapters_take_effect_where_the_library_reads_the_weight_itself(opt):
 def test_adapters_need_attention(opt):
     with pytest.raises(UserError, match='--lora_rank 4: --arch conv4 has no attention with linear layers'):
         select(opt, 'conv4', lora_rank=4)
+    with pytest.raises(UserError, match='--lora_rank 100000: expected at most 64, the width of the attention layers'):
+        select(opt, 'timm:test_vit', lora_rank=100_000)
 
 
 @pytest.mark.parametrize('flags', ['--freeze 1', '--freeze stem --warmup 1', '--freeze backbone --optim adamw'])

@@ -15,7 +15,7 @@ from tests.batch_mining import references
 from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
 from tests.helpers import examples_alone
-from utilities.combination import triplets_of
+from utilities.loss_sums import triplets_from_masks
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
 MASKS = {name for name, module in MINERS.items() if getattr(module, 'RETURNS', '') == 'masks'}
@@ -62,7 +62,7 @@ def test_triplets_are_valid(name, miner, labels, make):
         return
     for seed in range(3):
         found = miner(make(len(labels), seed=seed), labels)
-        triplets = triplets_of(*found) if name in MASKS else found
+        triplets = triplets_from_masks(*found) if name in MASKS else found
         anchors, positives, negatives = labels[triplets].T
         assert (anchors == positives).all() and (anchors != negatives).all()
         assert (triplets[:, 0] != triplets[:, 1]).all()

@@ -345,7 +345,7 @@ def test_each_part_of_a_sum_that_can_has_a_memory(opt):
      '--xbm_size does not work with --loss triplet, but with contrastive, multisimilarity, ntxent, circle, supcon'),
     ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
     ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
-    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with losses that'),
+    ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with contrastive, margin'),
     ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1}, '--dr_weight needs a loss of triplets'),
 ])
 def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
@@ -383,6 +383,38 @@ def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
     directions = [references.direction(*UNIT[[a, p, n]]) for a, p, n in references.all_triplets(LABELS.tolist())]
     for _ in range(2):
         assert value(both).item() == pytest.approx(value(memory_only).item() - .4 * float(sum(directions)) / 24)
+
+
+# A learned Mahalanobis distance
+
+def test_a_learned_map_is_under_the_loss_its_miner_and_the_ranking(opt):
+    flags = {'batch_mining': 'all', 'lr': .01, **SMALL}
+    criterion = select(opt(loss='triplet+margin', mahalanobis=True, mahalanobis_lr=.5, **flags)).double()
+    matrix = torch.randn(3, 3, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
+    criterion.matrix.data, batch = matrix, UNIT.clone().requires_grad_()
+    plain = select(opt(loss='triplet+margin', **flags)).double()
+    assert value(criterion, batch).item() == pytest.approx(value(plain, UNIT @ matrix.T).item())
+    assert {'triplet_loss', 'margin_loss', 'triplet_tuples'} <= criterion.log.keys()
+    groups = criteria.parameter_groups(criterion)
+    assert [group['lr'] for group in groups] == [.5, .0005] and groups[0]['params'] == [criterion.matrix]
+    queries, gallery = criterion.ranking_embeddings(UNIT.float())
+    distances = torch.cdist(UNIT @ matrix.T, UNIT @ matrix.T)
+    assert (queries @ gallery.T).argsort(dim=1, descending=True).equal(distances.argsort(dim=1))
+    refused(opt(loss='s2sd+triplet', mahalanobis=True, n_features=3, **flags), '--mahalanobis does not work with')
+
+
+def test_a_wrapper_inside_others_hands_on_its_distance_and_the_flags_tell_it(opt):
+    flags = opt(loss='triplet', mahalanobis=True, distill='ema', language_distill_w=1., **SMALL)
+    assert criteria.ranks(flags)
+    criterion = select(flags)
+    inner = criterion.criterion.criterion
+    for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_s2sd_around_losses_without_a_miner_takes_none(opt):
+    flags = opt(loss='s2sd', batch_mining='semihard', n_features=3, **SMALL)
+    assert criteria.select(flags, batch_mining.select(criteria.with_used_miners(flags)))
 
 
 # pytorch-metric-learning by name
@@ -500,5 +532,5 @@ def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, a
 ])
 def test_a_miner_that_returns_something_else_is_named(mined, sentence, opt):
     criterion = criteria.select(opt(loss='triplet', batch_mining='random'), lambda batch, labels: mined)
-    with pytest.raises(criteria.UserError, match=f'--batch_mining random: {sentence}.*; expected triplets'):
+    with pytest.raises(UserError, match=f'--batch_mining random: {sentence}.*; expected triplets'):
         criterion(torch.rand(8, 4), torch.arange(8) // 2)

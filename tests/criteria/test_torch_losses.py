@@ -26,6 +26,13 @@ def fine(loss, **flags):
     ('SoftMarginLoss', {}, lambda logits, labels: torch.stack([
         (1 + (-row[c] if c == label else row[c]).exp()).log()
         for row, label in zip(logits, labels, strict=True) for c in range(10)]).mean()),
+    ('NLLLoss', {}, lambda logits, labels: -logits.log_softmax(dim=1)[torch.arange(6), labels].mean()),
+    ('KLDivLoss', {'reduction': 'batchmean'}, lambda logits, labels: -logits.log_softmax(dim=1)[
+        torch.arange(6), labels].mean()),
+    ('BCELoss', {}, lambda logits, labels: torch.nn.BCEWithLogitsLoss()(logits, torch.eye(10)[labels])),
+    ('PoissonNLLLoss', {}, lambda logits, labels: (logits.exp() - torch.eye(10)[labels] * logits).mean()),
+    ('MultiLabelMarginLoss', {}, lambda logits, labels: sum(
+        (1 - row[label] + row).clamp(min=0).sum() - 1 for row, label in zip(logits, labels, strict=True)) / 60),
     ('MSELoss', {}, lambda logits, labels: (logits - torch.eye(10)[labels]).square().mean()),
 ])
 def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, reference, opt):
@@ -37,11 +44,27 @@ def test_losses_of_torch_are_those_of_a_linear_classifier(name, arguments, refer
     assert group['lr'] == .5 and len(group['params']) == 2
 
 
-def test_every_loss_of_torch_trains_its_classifier(opt):
+@pytest.mark.parametrize('name, reference', [
+    ('HingeEmbeddingLoss', lambda one, other, alike: (one - other).norm() if alike else max(
+        torch.zeros(()), 1 - (one - other).norm())),
+    ('CosineEmbeddingLoss', lambda one, other, alike: 1 - torch.cosine_similarity(one, other, dim=0) if alike else max(
+        torch.zeros(()), torch.cosine_similarity(one, other, dim=0)))])
+def test_losses_of_pairs_are_means_over_all_pairs_of_a_batch(name, reference, opt):
+    criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
+    batch, labels = torch.randn(6, 3), torch.tensor([0, 4, 4, 1, 1, 0])
+    expected = torch.stack([reference(batch[i], batch[j], labels[i] == labels[j]) for i in range(6) for j in range(i)])
+    torch.testing.assert_close(criterion(batch=batch, labels=labels), expected.mean(), rtol=1e-4, atol=1e-5)
+    alone = torch.ones(1, 3, requires_grad=True)
+    criterion(batch=alone, labels=labels[:1]).backward()
+    assert alone.grad.norm() == 0 and not list(criterion.parameters())
+
+
+def test_every_loss_of_torch_trains_its_classifier_or_the_embeddings(opt):
     for name in torch_losses.TARGETS:
         criterion = criteria.select(opt(**fine(f'torch:{name}')), None)
-        criterion(batch=torch.randn(6, 3), labels=torch.arange(6)).backward()
-        assert criterion.weights.grad.norm() > 0 and criterion.biases.grad.norm() > 0
+        batch = torch.randn(6, 3, requires_grad=True)
+        criterion(batch=batch, labels=torch.arange(6) // 2).backward()
+        assert all(values.grad.norm() > 0 for values in (batch, *criterion.parameters()))
 
 
 @pytest.mark.parametrize('flags, sentence', [

@@ -337,10 +337,10 @@ def test_half_precision_is_upcast(opt):
 
 @pytest.mark.parametrize('flags, sentence', [
     ({'loss': 'proxyanchor', 'batch_mining': 'none'},
-     'does not work with --loss proxyanchor, but with losses that take a miner of triplets'),
+     'does not work with --loss proxyanchor, but with contrastive, margin, quadruplet, snr, triplet, dr_triplet$'),
     ({'loss': 'npair+angular', 'batch_mining': 'npair'}, 'does not work with --loss npair.angular'),
     ({'loss': 's2sd', 'loss_s2sd_source': 'margin'}, 'does not work with --loss s2sd'),
-    ({'loss': 'npair', 'batch_mining': 'npair'}, 'does not work with --loss npair, but with losses that take'),
+    ({'loss': 'npair', 'batch_mining': 'npair'}, 'does not work with --loss npair, but with contrastive'),
     ({'loss': 'triplet', 'batch_mining': 'none'}, '--loss triplet needs a miner'),
     ({'loss': 'pml:TripletMarginLoss'}, 'does not work with --loss pml:TripletMarginLoss'),
 ])

@@ -51,8 +51,8 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
             assert found.flags.c_contiguous
 
 
-@pytest.mark.parametrize('flags', [{}, {'augmentation': 'mlrc'}, {'augmentation': 'adv'}, {'augment_on_gpu': True}],
-                         ids=['base', 'mlrc', 'adv', 'on_device'])
+@pytest.mark.parametrize('flags', [{}, {'augmentation': 'mlrc'}, {'augmentation': 'adv'}],
+                         ids=['base', 'mlrc', 'adv'])
 @pytest.mark.parametrize('cache', [False, True])
 def test_items_are_those_of_images_that_were_cropped_before(flags, cache, scenes, opt):
     """In training and evaluation, with and without a cache, by item and by loader."""

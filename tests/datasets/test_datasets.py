@@ -117,7 +117,7 @@ def test_omniglot_of_the_development_data(shared, opt):
     assert image.min() < .5 and image.max() == 1
 
 
-def test_a_csv_file(opt, tmp_path):
+def test_a_csv_file(opt, tmp_path, capsys):
     for i in range(8):
         write(tmp_path / f'{i}.png')
     file = tmp_path / 'list.csv'
@@ -136,6 +136,21 @@ def test_a_csv_file(opt, tmp_path):
         file.write_text(content)
         with pytest.raises(UserError, match=sentence):
             select(opt, tmp_path, 'folder', **flags)
+    for column, meant in (('spilt', 'split'), ('Split', 'split'), ('X1', 'x1'), (' split', 'split'), ('times', 'time'),
+                          ('super_class', 'superclass')):
+        file.write_text(f'path,label,{column}\n0.png,a,train')
+        with pytest.raises(UserError, match=f'the column "{column}" is not read; if it is meant to be "{meant}"'):
+            select(opt, tmp_path, 'folder', **flags)
+    file.write_text('path,label,split,split\n0.png,a,train,test')
+    with pytest.raises(UserError, match='its header has the column "split" twice'):
+        select(opt, tmp_path, 'folder', **flags)
+    file.write_text('path,label,split,source\n0.png,a,train,x\n1.png,b,test,y\n0.png,b,test,y\n1.png,b,test,y')
+    capsys.readouterr()
+    select(opt, tmp_path, 'folder', **flags)
+    assert capsys.readouterr().out == (
+        f'Note: --csv {file}: these columns are not read: source\n'
+        f'Note: --csv {file}: 1 images are listed under several labels or splits, the first: {tmp_path / "0.png"}, '
+        'as a train in line 2 and as b test in line 4\n')
     file.write_bytes('path,label\n0.png,é'.encode('latin-1'))
     with pytest.raises(UserError, match='list.csv: not a CSV file in UTF-8'):
         select(opt, tmp_path, 'folder', **flags)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import decoding, image_cache, on_device, transforms
+from datasets import decoding, image_cache, transforms
 from datasets.pipeline import MARGIN, resized_by_torch
 
 SIZE = 32
@@ -70,10 +70,3 @@ def test_cached_photos_are_resized_like_decoded_ones(opt, photo, tmp_path):
         image = auto(cached)
         assert torch.equal(image, augmented(auto, path, seed))
     assert cached.is_jpeg and not torch.equal(image, augmented(exact, path, seed))
-
-
-def test_on_the_device_the_images_are_the_same(opt, photo):
-    auto = transforms.select(opt(decode='auto'), SIZE)[0]
-    moved = on_device.DevicePipeline(auto, torch.device('cpu'))
-    for seed in range(4):
-        assert (augmented(auto, photo, seed) - augmented(moved, photo, seed)).abs().max() < 1.01 / 255

@@ -1,5 +1,7 @@
 """How images are loaded: exactly as Pillow and torchvision's transforms would, or fast; in uint8, until the device."""
 import functools
+import random
+import time
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 import datasets
-from datasets import base, decoding, on_device, pipeline, transforms
+from datasets import base, decoding, pipeline, transforms
 from tests.helpers import manual_seed
+from utilities.errors import UserError
 from utilities.loading import TrainingLoader, evaluation_batches, evaluation_loader, network_input
 
 KINDS = {'444': {'subsampling': '4:4:4'}, '422': {'subsampling': '4:2:2'}, '420': {'subsampling': '4:2:0'},
@@ -241,84 +244,44 @@ def test_loaders_yield_uint8_and_the_networks_input_is_the_float_item(patterns, 
     assert network_input(images, torch.device('cpu')) is images
 
 
-# --augment_on_gpu, here on the CPU
-
-def on_both(name, opt, photo, n_images, size=48, **flags):
-    """Float images [n_images, 3, size, size] of one photo, augmented without and with --augment_on_gpu."""
-    ours, _ = transforms.select(opt(augmentation=name, **flags), size)
-    moved = on_device.DevicePipeline(ours, torch.device('cpu'))
-    loaded, plain = [], []
-    for seed in range(n_images):
-        manual_seed(seed)
-        plain.append(ours(photo))
-        manual_seed(seed)
-        loaded.append(moved.load(photo, moved.sample(photo)))
-    images = moved.finish(moved.collate(loaded))
-    assert images.dtype == torch.uint8
-    return torch.stack(plain), images / 255
+@pytest.mark.parametrize('end', [[], [v2.ToImage()], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+                                 [v2.ToImage(), v2.ToDtype(torch.float64, scale=True)]])
+def test_transforms_may_end_as_torchvisions_do(end, patterns, opt):
+    """Networks get the same image from each of these ends, in a batch as alone."""
+    images = datasets.select(opt(dataset='folder', source_path=str(patterns), augmentation='none'), 16).train
+    expected, _, _ = images[0]
+    images.transform = pipeline.Pipeline([*images.transform.transforms, *end])
+    batch = images.transform.collate([image for image, _, _ in images.loaded([0, 1])])
+    found = network_input(batch, torch.device('cpu'))
+    assert torch.equal(found[0], images[0][0]) and found.dtype == torch.float32
+    assert torch.allclose(found[0], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize('name, interpolation', [('base', 'bilinear'), ('adv', 'bilinear'), ('red', 'bilinear'),
-                                                 ('mlrc', 'bilinear'), ('base', 'bicubic')])
-def test_on_the_device_every_image_is_augmented_as_without(name, interpolation, opt, tmp_path):
-    """By the same random numbers; Pillow rounds after each of the steps, and hues to 256 levels."""
-    path = tmp_path / 'photo.png'
-    Image.fromarray(smooth(120, 170)).save(path)
-    plain, moved = on_both(name, opt, decoding.open_photo(path), 60, interpolation=interpolation)
-    differences = (plain - moved).abs() * 255
-    assert differences.mean() < (2.5 if name == 'adv' else .35)
-    assert differences.mean(dim=(1, 2, 3)).max() < (6 if name == 'adv' else .5)
-    greys = [(images[:, 0] == images[:, 1]).all(dim=(1, 2)) & (images[:, 1] == images[:, 2]).all(dim=(1, 2))
-             for images in (plain, moved)]
-    assert torch.equal(*greys) and bool(greys[0].any()) == (name == 'adv')
+@pytest.mark.parametrize('end, what', [
+    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=False)], r'a tensor \[3, 16, 16\] of float32 from'),
+    ([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([.5] * 3, [.5] * 3)], '.* from -'),
+    ([lambda image: image.convert('CMYK')], 'a PIL image of mode CMYK'), ([np.asarray], 'ndarray'),
+    ([v2.ToImage(), lambda image: image.long()], 'of int64 from')])
+def test_other_results_of_transforms_get_a_sentence(end, what, patterns, opt):
+    images = datasets.select(opt(dataset='folder', source_path=str(patterns), augmentation='none'), 16).train
+    images.transform = pipeline.Pipeline([*images.transform.transforms, *end])
+    with pytest.raises(UserError, match=f'the transforms of the images return .*{what}.*; expected a'):
+        images.loaded([0])
 
 
-def test_on_the_device_the_same_rectangles_are_erased_and_colours_changed(opt, tmp_path):
-    path = tmp_path / 'photo.png'
-    Image.fromarray(smooth(120, 170)).save(path)
-    flags = {'color_jitter': [.4, 0., .3, 0.], 'random_erasing': .5}
-    plain, moved = on_both('base', opt, decoding.open_photo(path), 80, **flags)
-    differences = (plain - moved).abs() * 255
-    assert differences.mean() < 1.5 and differences.mean(dim=(1, 2, 3)).max() < 4
-    colour = torch.tensor([124, 116, 104]).view(3, 1, 1)
-    holes = [((images * 255).round() == colour).all(dim=1) for images in (plain, moved)]
-    erased = [hole.float().mean(dim=(1, 2)) > .018 for hole in holes]              # 2 percent, up to rounding
-    assert torch.equal(*erased) and abs(erased[0].float().mean() - .5) < .2
-    agree = (holes[0] == holes[1]).float().mean(dim=(1, 2))
-    assert agree.min() > .99                                # other pixels may have this colour in one of the two
-
-
-@pytest.mark.parametrize('change, reference', [
-    (on_device.brightness, v2.functional.adjust_brightness), (on_device.contrast, v2.functional.adjust_contrast),
-    (on_device.saturation, v2.functional.adjust_saturation), (on_device.hue, v2.functional.adjust_hue)])
-def test_colours_are_torchvisions(change, reference):
-    images = torch.rand(5, 3, 6, 7, generator=torch.Generator().manual_seed(0))
-    images[4] = images[4, :1]                                                    # a grey one
-    factors = torch.tensor([-.2, -.1, 0, .15, .2]) + (0 if change is on_device.hue else 1)
-    found = change(images, factors.view(-1, 1, 1, 1)).clamp(0, 1)
-    for image, factor, expected in zip(images, factors.tolist(), found, strict=True):
-        torch.testing.assert_close(reference(image, factor), expected, rtol=0, atol=2e-3)
-
-
-def test_crops_flips_and_greys_are_as_frequent_as_they_should_be(opt, tmp_path):
-    """On a ramp from left to right, the mean shows the crop's centre, and the sign of the slope the flip."""
-    ramp = np.repeat(np.linspace(0, 255, 160).astype(np.uint8)[None, :, None], 3, axis=2).repeat(120, axis=0)
-    ramp[..., 2] //= 2                                                           # not grey
-    Image.fromarray(ramp).save(tmp_path / 'ramp.png')
-    photo = decoding.open_photo(tmp_path / 'ramp.png')
-    moved = on_device.DevicePipeline(transforms.select(opt(augmentation='adv'), 16)[0], torch.device('cpu'))
-    manual_seed(0)
-    images = moved.finish(moved.collate([moved.load(photo, moved.sample(photo)) for _ in range(1500)])).float()
-    flipped = (images[..., 0] > images[..., -1])[:, 0, 0].float().mean()
-    greys = (images[:, 0] == images[:, 2]).all(dim=(1, 2)).float().mean()
-    assert abs(flipped - .5) < .05 and abs(greys - .2) < .04
-    manual_seed(1)
-    ours, _ = transforms.select(opt(augmentation='adv'), 16)
-    plain = torch.stack([ours(photo) for _ in range(1500)]) * 255
-    for statistic in (torch.mean, torch.std):
-        both = [statistic(values, dim=(1, 2, 3)) for values in (images, plain)]
-        error = (both[0].var() / 1500 + both[1].var() / 1500) ** .5
-        assert abs(both[0].mean() - both[1].mean()) < 4 * error and .9 < both[0].std() / both[1].std() < 1.1
+def test_transforms_with_other_generators_do_not_depend_on_workers(patterns, opt):
+    """Python's random and numpy.random are seeded per image, and their states stay as they are."""
+    epochs = []
+    for kernels in (0, 2):
+        flags = opt(dataset='folder', source_path=str(patterns), kernels=kernels, iterations_per_epoch=3)
+        train = datasets.select(flags, 16).train
+        train.transform.transforms.append(lambda image: v2.functional.adjust_brightness(
+            image, 1 + random.random() * np.random.uniform()))
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        loader = TrainingLoader(flags, train, [[0, 5, 9], [5, 1, 2], [0, 0, 0]])
+        epochs.append(torch.cat([images for images, _, _ in loader.epoch(1)]))
+        assert before == (random.getstate(), np.random.get_state()[1].tolist()) or kernels
+    assert torch.equal(*epochs) and not torch.equal(epochs[0][0], epochs[0][6])
 
 
 def test_further_augmentation_does_not_depend_on_workers(patterns, opt):
@@ -332,26 +295,7 @@ def test_further_augmentation_does_not_depend_on_workers(patterns, opt):
     assert torch.equal(epochs[0][0], epochs[0][2]) and not torch.equal(epochs[0][0], epochs[0][1])
 
 
-def test_a_run_with_augmentation_on_the_device_does_not_depend_on_workers(patterns, opt):
-    epochs = []
-    for kernels in (0, 2):
-        flags = opt(dataset='folder', source_path=str(patterns), augment_on_gpu=True, augmentation='adv', decode='fast',
-                    random_erasing=.5, kernels=kernels, device=torch.device('cpu'), iterations_per_epoch=3)
-        data = datasets.select(flags, 16)
-        assert not isinstance(data.evaluation['test'].transform, on_device.DevicePipeline)
-        loader = TrainingLoader(flags, data.train, [[0, 5, 9], [5, 1, 2], [0, 0, 0]])
-        epochs.append(torch.cat([images for images, _, _ in loader.epoch(2)]))
-        assert epochs[0].shape == (9, 3, 16, 16) and len(torch.unique(epochs[0], dim=0)) == 9
-        image, _, _ = data.train[5, 8]
-        assert image.shape == (3, 16, 16) and torch.equal(image, data.train[5, 8][0])
-    assert torch.equal(*epochs)
-    characters = opt(dataset='folder', source_path=str(patterns), augment_on_gpu=True, augmentation='characters',
-                     device=torch.device('cpu'))
-    assert isinstance(datasets.select(characters, 16).train.transform, pipeline.Pipeline)
-
-
 def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
-    from utilities.errors import UserError
     content = large(tmp_path / 'large.jpg', 300, 400).read_bytes()
     (tmp_path / 'cut.jpg').write_bytes(content[:len(content) // 2])
     (tmp_path / 'hole.jpg').write_bytes(content[:2] + b'\xff\xdb\0\x03' + content[6:])
@@ -359,3 +303,23 @@ def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
         for decode in ('exact', 'fast'):
             with pytest.raises(UserError, match=f'{name}: not a readable image'):
                 transforms.select(opt(decode=decode), 32)[0](decoding.open_photo(tmp_path / name))
+
+
+def test_a_long_first_epoch_says_how_long_it_waited_for_images(opt, patterns, monkeypatch, capsys):
+    moved = []
+    monkeypatch.setattr(time, 'perf_counter', lambda: sum(moved))          # a clock that stands still
+    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
+
+    def slow(wait):
+        for number in range(4):
+            moved.append(wait)
+            yield number
+
+    for wait, step, n_epochs, share in ((1, 3, 1, '25%'), (1, 4, 1, ''), (1, 3, 2, ''), (.2, .6, 1, ''),
+                                        (3, 0, 1, '100%')):
+        loader = TrainingLoader(opt(iterations_per_epoch=1), data, [[0]])
+        loader.n_epochs = n_epochs
+        for _ in loader.watched(slow(wait), 7):
+            moved.append(step)
+        error = capsys.readouterr().err
+        assert f'Note: {share} of the training time of epoch 7 was spent waiting' in error if share else not error

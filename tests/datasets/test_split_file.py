@@ -46,12 +46,34 @@ def test_each_image_is_in_the_split_of_its_class(name, opt, tmp_path):
     ({'train': [1], 'test': [2], 'val': []}, None, 'val is empty'),
     ({'train': [1], 'test': 'class_02'}, None, 'test is not such a list'),
     ({'train': [True], 'test': [2]}, None, 'train is not such a list'),
-    ([1, 2], None, 'train is missing'), ({}, None, 'train is missing')])
+    ([1, 2], None, 'train is missing'), ({}, None, 'train is missing'),
+    ({'train': [1], 'test': [2], 'validation': [3], 'Val': [4]}, None, 'unknown: validation, Val; expected the lists')])
 def test_other_contents_get_a_sentence(content, step, message, opt, tmp_path):
     own = opt(splits=file_of(tmp_path, content), splits_step=step)
     with pytest.raises(UserError) as error:
         split_file.apply(own, ImageTable(CLASSES, CLASSES))
     assert f'--splits {own.splits}' in str(error.value) and message in str(error.value)
+
+
+def test_names_are_names_and_numbers_are_places_only_without_numeric_names(opt, tmp_path, capsys):
+    table = ImageTable(*[[str(c) for c in range(1, 21)]] * 2)
+    own = opt(splits=file_of(tmp_path, {'train': [10, '11'], 'test': [2, 20, 3]}))
+    assert split_file.apply(own, table) == {'train': [9, 10], 'test': [1, 2, 19]} and capsys.readouterr().out == ''
+    (tmp_path / 'zeros.yaml').write_text('train: [001]\ntest: [0]')
+    for splits, names in ((file_of(tmp_path, {'train': [0], 'test': [2]}), 'class 0; expected'),
+                          (str(tmp_path / 'zeros.yaml'), 'class 0; expected names such as 1, in quotes where')):
+        with pytest.raises(UserError, match=f'has no {names}.* numbers are not taken as places'):
+            split_file.apply(opt(splits=splits), table)
+    split_file.apply(opt(splits=file_of(tmp_path, {'train': [0], 'test': [2]})), ImageTable(CLASSES, CLASSES))
+    assert 'numbers are places in the sorted list of the classes, from 0 (class_00) to 11' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name, content', [('a.json', '{"train": ["a"], "train": ["b"], "test": ["c"]}'),
+                                           ('a.yaml', 'train: [a]\ntest: [c]\ntrain: [b]')])
+def test_a_key_that_occurs_twice_is_refused(name, content, opt, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match='the key train occurs twice'):
+        split_file.apply(opt(splits=str(tmp_path / name)), ImageTable(CLASSES, CLASSES))
 
 
 @pytest.mark.parametrize('content', [b'\x80\x04\x95', b'{', b'[' * 100_000])

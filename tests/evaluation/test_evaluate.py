@@ -15,7 +15,7 @@ from PIL import Image
 import criteria
 import evaluation
 from evaluation.pictures import PICTURES, short
-from records import checkpoint
+from records import checkpoint, reading
 from tests.blank.plots import PLOT, RETRIEVAL
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, after_training, folder_of, printed_metrics, rows_of
@@ -285,7 +285,7 @@ def test_short_names():
 
 
 @pytest.mark.parametrize('flags, sentence', [
-    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'a higher value is not a better network'),
+    (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'its value does not say which network is better'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train'],
      '--eval_reference train sets the gallery of test and validation queries'),
@@ -329,3 +329,17 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *metrics, *settings) == 0
     printed = printed_metrics(capsys.readouterr().out)
     assert 'test_h_ap_low' in printed and 'test_c_r_auroc_low' not in printed
+
+
+def test_the_untrained_network_may_be_left_out_and_batches_of_evaluation_have_a_size_of_their_own(quick, run, tmp_path):
+    some = [*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    assert run(*some) == 0
+    assert run(*some, '--check_untrained_accuracy', 'false', '--eval_bs', '5', '--group', 'other') == 0
+    plain, other = (rows_of(folder_of(tmp_path, name)) for name in ('quick_s1', 'other_s1'))
+    names = [name for name in plain[0] if '_e_recall' in name or '_map_at_r' in name]
+    assert [other[0].get(name) for name in names] == [''] * 4 and all(plain[0][name] for name in names)
+    for one, two in zip(plain[1:], other[1:], strict=True):
+        assert one['train_loss'] == two['train_loss']
+        assert [float(one[name]) for name in names] == pytest.approx([float(two[name]) for name in names], abs=.03)
+    assert reading.read(folder_of(tmp_path, 'other_s1')).rows[0]['epoch'] == 1
+    assert run('--resume', folder_of(tmp_path, 'other_s1'), '--n_epochs', '3', '--eval_bs', '7') == 0

@@ -1,5 +1,7 @@
 """Every metric against a slow, independent brute force on small random cases full of hazards."""
 import math
+import re
+import types
 
 import numpy as np
 import pytest
@@ -8,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluation
-from evaluation import clustering, geometry, retrieval
+from evaluation import clustering, geometry, metrics, protocol, retrieval, titles
+from evaluation.metrics import Metric
 from evaluation.ranking import choosing, counting, neighbours, ranks, sorting
+from records import checkpoint, columns, reading
+from reports import selection
+from tests.helpers import ROOT, folder_of, rows_of
 from utilities.errors import UserError
 
 RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precision_at_1', 'r_precision', 'map_at_r',
@@ -469,6 +475,48 @@ def test_rho_spectrum_at_0_is_the_spectrum_and_dead_dimensions_are_infinitely_fa
 def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
     with pytest.raises(UserError, match=sentence):
         evaluation.parse(name)
+
+
+@pytest.mark.parametrize('metric, sentence', [
+    (Metric('rank', retrieval.precision_at_1), "needs is 'rank'; expected a key of SHARED: ranks, levels, clusters"),
+    (Metric('ranks', retrieval.precision_at_1, depth=10), 'depth is 10; expected a function of \\(n_positives\\)'),
+    (Metric('ranks', retrieval.recall_at), 'function must be a function of .ranks, n_positives.: missing a'),
+    (Metric('clusters', lambda: 0), 'function must be a function of \\(clusters\\): too many positional'),
+    (Metric('ranks', lambda ranks, n_positives: 0.), 'function returned an array .. for 30 queries; expected'),
+])
+def test_a_wrong_entry_of_the_registry_gets_a_sentence(metric, sentence, monkeypatch):
+    monkeypatch.setitem(evaluation.METRICS, 'own', metric)
+    with pytest.raises(UserError, match=f"evaluation/metrics.py: METRICS\\['own'\\]: {sentence}"):
+        evaluation.compute(['own'], torch.randn(30, 4), np.arange(30) % 5)
+
+
+def test_a_metric_with_an_input_of_its_own_is_computed(monkeypatch):
+    monkeypatch.setitem(metrics.SHARED, 'norms', lambda wanted, job: {
+        name: metric.function(job.embeddings.norm(dim=1).numpy()) for name, (metric, _) in wanted.items()})
+    monkeypatch.setitem(evaluation.METRICS, 'own', Metric('norms', np.mean))
+    points = torch.randn(30, 4)
+    values = evaluation.compute(['nmi', 'own'], points, np.arange(30) % 5)
+    assert values['own'] == pytest.approx(float(points.norm(dim=1).mean()))
+    assert protocol.is_computed('own', 'class') and not protocol.is_computed('own', 'within')
+
+
+def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run, tmp_path, monkeypatch, capsys):
+    """docs/extending.md, as printed: registered, recorded, and the best where it is lowest."""
+    section = (ROOT / 'docs' / 'extending.md').read_text().partition('\n## A metric\n')[2].partition('\n## ')[0]
+    file, entry = re.findall(r'```python\n(.*?)```', section, re.DOTALL)
+    own = types.ModuleType('first_rank')
+    exec(file, vars(own))
+    for name, metric in eval('{' + entry.strip() + '}', vars(metrics) | {'first_rank': own}).items():
+        monkeypatch.setitem(evaluation.METRICS, name, metric)
+    arguments = [*quick, '--evaluation_metrics', 'e_recall@1', 'first_rank@4', '--storage_metrics', 'first_rank@4']
+    assert run(*arguments, '--n_epochs', '3', '--lr', '.01') == 0
+    values = [float(row['test_first_rank@4']) for row in rows_of(folder_of(tmp_path))]
+    best = checkpoint.load(folder_of(tmp_path) / 'checkpoint_test_first_rank@4.pt')
+    assert best['row']['test_first_rank@4'] == min(values) < max(values) and 1 <= min(values)
+    chosen = selection.best_row(reading.read(folder_of(tmp_path)), columns.parse('test_first_rank@4'), 'best_test')
+    assert chosen['epoch'] == best['epoch'] and not titles.is_fraction('test_first_rank@4')
+    points, labels = torch.tensor([[0.], [1.], [1.5], [9.]]), np.array([0, 1, 0, 1])
+    assert evaluation.compute(['first_rank@2'], points, labels)['first_rank@2'] == (2 + 3 + 2 + 2) / 4
 
 
 def test_every_metric_of_the_registry_is_computed(opt):

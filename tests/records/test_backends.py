@@ -1,15 +1,17 @@
 """W&B, TensorBoard and Comet, the real libraries in their offline modes: what they hold is log.csv."""
 import json
 import math
+import re
 import signal
 import time
 import zipfile
 
 import pytest
 import yaml
+from PIL import Image
 
 import Result_Evaluations
-from records import backends, reading, run_folder, wandb_files
+from records import backends, reading, run_folder, wandb_files, writing
 from records.columns import at_backend
 from reports import wandb_runs
 from tests.blank.plots import MAIN
@@ -59,8 +61,16 @@ def assert_holds(logged, folder):
             assert found == pytest.approx(value, rel=1e-12) or (math.isnan(found) and math.isnan(value)), (epoch, name)
 
 
-def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
+def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch):
     pytest.importorskip('wandb')
+    log, png = writing.Records.log, tmp_path / 'own.png'
+    Image.new('RGB', (4, 4)).save(png)
+
+    def with_picture(records, epoch, *more):
+        records.picture('own/picture', png, epoch)
+        return log(records, epoch, *more)
+
+    monkeypatch.setattr(writing.Records, 'log', with_picture)
     assert run(*quick, '--log_online', '--project', 'P', '--wandb_key', 's' * 40, '--loss', 'triplet',
                '--pictures', 'retrieval') == 0
     folder = folder_of(tmp_path)
@@ -73,6 +83,7 @@ def test_wandb_holds_log_csv_also_after_resume(quick, run, tmp_path):
     assert config['seed'] == 1 and config['loss'] == 'triplet' and 'wandb_key' not in config
     assert {'train/active_share', 'lr/backbone', 'train/grad_norm'} <= set(history[1])
     content = file.read_bytes()
+    assert {*re.findall(rb'own/picture_(\d)_', content)} == {b'0', b'1', b'2'}                # by epoch
     assert all(name in content for name in (b'test/rho_spectrum@0', b'"histogram"', b'gradients/embedding',
                                             b'distances/test, same class', b'retrieval/test'))
     assert list(folder.glob('wandb/offline-run-*/files/media/images/retrieval/test*.png'))

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 import Result_Evaluations
+from records import run_folder
 from reports import tables
 from tests.reports.printed import cells, column_of, expected
 
@@ -175,7 +176,7 @@ def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, m
 @pytest.mark.parametrize('arguments, sentence', [
     (['--metrics', 'ami'], 'A_s0: it has no test_ami in epoch 4; its metrics: test_dists@intra_over_inter'),
     (['--select', 'best_val'], 'A_s0: --select best_val needs val_e_recall@1, which it does not have; it was'),
-    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric in which higher is better'),
+    (['--select_by', 'rho_spectrum@1'], '--select_by rho_spectrum@1: not a metric that says which'),
     (['--per_metric'], '--per_metric goes with --select best_val or best_test'),
     (['--only', 'zzz'], '2 runs, but none is left'), (['--datasets', 'sop'], '2 runs, but none is left'),
     (['--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
@@ -256,11 +257,25 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
     rows = (tmp_path / 'r.csv').read_text()
     (tmp_path / 'new.csv').write_text(rows.replace('2' * 16, '3' * 16))
     code, out, _ = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
-    assert code == 0 and 'Not compared, since the test sets differ (other classes or numbers of images): B on' in out
+    assert code == 0 and 'Not compared, since the test sets differ (other classes or images): B on' in out
     assert set(cells(out)) == {'CUB200-2011'} and '| B |' not in out and '| A |' in out
     (tmp_path / 'new.csv').write_text(rows.replace('1' * 16, '3' * 16, 1))
     code, _, error = evaluate('--compare', tmp_path / 'r.csv', tmp_path / 'new.csv', source=['--metrics', 'nmi'])
     assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
+
+
+def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, evaluate):
+    for name, seed, images in (('A', 0, '2' * 16), ('A', 1, None), ('B', 0, '3' * 16)):
+        folder = make(name, seed, test='1' * 16)
+        if images:
+            config = run_folder.read(folder)
+            run_folder.write_checked(folder / 'config.yaml', config | {'test_images_hash': images})
+    code, _, error = evaluate()
+    assert code == 2 and 'Note: ' in error and 'which of the test sets of such classes it has is unknown' in error
+    assert 'group A: ' in error and 'were evaluated on different test sets' in error
+    code, out, error = evaluate('--exclude', 'A_s1')
+    assert code == 0 and '222222: A; 333333: B' in out
+    assert evaluate('--only', 'A')[0] == 0                                 # one of them is known, and taken for both
 
 
 def test_a_line_in_the_name_of_a_group_stays_in_its_cell(make, evaluate, tmp_path):

@@ -24,12 +24,14 @@ def test_titles_of_metrics():
 
 
 @pytest.mark.parametrize('name', evaluation.METRICS)
-def test_every_metric_is_a_fraction_where_it_can_select(name):
+def test_columns_have_the_facts_of_their_metric(name):
     argument = evaluation.METRICS[name].argument
     after_at = {None: '', int: '@1', float: '@0.01'}
     metric = name + (after_at[argument] if argument in after_at else f'@{argument[0]}')
     columns = [Column(split, metric, level).name for split in SPLITS for level in LEVELS]
-    assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].select}
+    assert {titles.is_fraction(column) for column in columns} == {evaluation.METRICS[name].is_fraction}
+    assert {titles.can_select(column) for column in columns} == {evaluation.METRICS[name].selects}
+    assert {titles.sign(column) for column in columns} == {1}
     assert len({titles.metric(column) for column in columns}) == len(columns)
 
 

@@ -81,7 +81,7 @@ def test_refusals(quick, place, flags, message, capsys):
 def test_other_data_than_those_of_the_run(quick, run, planted, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '0', '--no_train_metrics') == 0
     assert after_training(folder_of(tmp_path), 'overlap', '--source_path', planted) == 2
-    assert 'are not those of this run' in capsys.readouterr().err
+    assert 'the data have other classes or numbers of images' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('chunk, most', [(1 << 22, 10 ** 5), (60, 10 ** 5), (60, 20)])

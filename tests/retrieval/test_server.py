@@ -1,14 +1,15 @@
 """Retrieve_Images.py serve: what the page asks for by HTTP, and the page itself in a headless browser."""
 import http.client
 import io
+import os
 import re
 import shutil
 import socket
 import sys
 import threading
-import time
 from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from PIL import Image
 
 from retrieval import server, unknown
 from tests.helpers import wait_for
+from utilities import allocator
 from utilities.errors import UserError
 
 flask = pytest.importorskip('flask')
@@ -128,12 +130,21 @@ def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsew
 @pytest.mark.parametrize('headers, code', [
     ({'Sec-Fetch-Site': 'same-origin', 'Origin': 'http://localhost'}, 200), ({'Sec-Fetch-Site': 'none'}, 200),
     ({'Sec-Fetch-Site': 'cross-site'}, 403), ({'Sec-Fetch-Site': 'same-site'}, 403), ({'Origin': 'null'}, 403),
-    ({'Origin': 'http://other.example'}, 403), ({'Origin': 'http://localhost:9000'}, 403)])
+    ({'Origin': 'http://other.example'}, 403), ({'Origin': 'http://localhost:9000'}, 403),
+    ({'Origin': 'http://['}, 403), ({'Origin': ''}, 403), ({'Host': '['}, 403)])
 def test_requests_that_another_page_makes_are_refused(client, headers, code):
     for answer in (client.post('/neighbours', data=photo('red'), headers=headers),
                    client.get('/image/1', headers=headers)):
         assert answer.status_code == code
-        assert code == 200 or answer.json['error'].startswith('This page answers no requests of other pages')
+        assert code == 200 or answer.json['error'].startswith('This page ')
+
+
+def test_a_link_of_another_page_leads_to_the_page_and_to_nothing_else(client):
+    link = {'Sec-Fetch-Site': 'cross-site', 'Sec-Fetch-Mode': 'navigate'}
+    assert client.get('/', headers=link).status_code == 200
+    for address, headers in (('/start', link), ('/image/1', link), ('/', link | {'Sec-Fetch-Mode': 'cors'}),
+                             ('/', link | {'Origin': 'http://other.example'})):
+        assert client.get(address, headers=headers).status_code == 403
 
 
 def test_no_other_program_reads_an_image(client, index, other_program):
@@ -154,20 +165,41 @@ def test_pixels_are_counted_before_they_are_decoded(client, index, monkeypatch, 
     assert client.get('/image/0').json['error'] == 'photos/red.png is too large to be shown.'
 
 
-def test_few_photos_are_decoded_at_a_time(index, monkeypatch):
-    running, most = [], []
+def test_few_photos_are_decoded_at_a_time_and_other_requests_need_not_wait(index, monkeypatch):
+    monkeypatch.setattr(server, 'WAITING', 4)
+    running, most, go_on = [], [], threading.Event()
 
     def slow(image):
         running.append(image)
         most.append(len(running))
-        time.sleep(0.05)
+        go_on.wait(60)
         running.pop()
         return transform(image)
 
     app = server.application(index, MeanColour(), slow, k=3)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: app.test_client().post('/neighbours', data=photo('red')), range(8)))
-    assert {answer.status_code for answer in answers} == {200} and max(most) == server.DECODERS
+        answers = [pool.submit(app.test_client().post, '/neighbours', data=photo('red')) for _ in range(8)]
+        wait_for(lambda: sum(answer.done() for answer in answers) == 2)
+        for address in '/start', '/neighbours/1', '/image/1':
+            assert app.test_client().get(address).status_code == 200
+        go_on.set()
+    refused = [answer.result().json['error'] for answer in answers if answer.result().status_code == 503]
+    assert refused == ['Many photos are waiting to be decoded; try again in a moment.'] * 2
+    assert [answer.result().status_code for answer in answers].count(200) == 6 and max(most) == server.DECODERS
+    assert server.THREADS > 2 * (server.DECODERS + server.WAITING) + 2
+
+
+@pytest.mark.skipif(not allocator.has_glibc(), reason='other C libraries return memory by themselves')
+def test_memory_of_decoded_photos_goes_back(index):
+    file = io.BytesIO()
+    Image.new('RGB', (5000, 4000), 'red').save(file, 'PNG', compress_level=1)
+    app, used = server.application(index, MeanColour(), lambda image: transform(image.copy()), k=3), []
+    for n in 1, 8:
+        with ThreadPoolExecutor(n) as pool:                 # glibc has a heap of its own for each thread
+            assert {answer.status_code for answer in pool.map(
+                lambda _: app.test_client().post('/neighbours', data=file.getvalue()), range(n))} == {200}
+            used.append(int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2 ** 20)
+    assert used[1] < used[0] + 60                            # MB; a decoded photo has 60
 
 
 def test_a_format_that_browsers_do_not_show_is_sent_back_as_jpeg(client):

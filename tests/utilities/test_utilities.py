@@ -223,7 +223,7 @@ def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeyp
     run_folder.note_resumption(folder, {'lr': 1e-4, 'tau': [1]}, [], 7, description)
     resumed, = run_folder.read(folder)['resumed']
     assert resumed['changed_flags'] == {'lr': {'from': 1e-5, 'to': 1e-4}} and resumed['at_epoch'] == 7
-    with pytest.raises(UserError, match='the data have other classes or numbers of images than this run'):
+    with pytest.raises(UserError, match='the data have other classes or numbers of images'):
         run_folder.require_same_data(folder, {'hash': 'other'})
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match='--save_path .*: no folder can be made there'):

@@ -1,0 +1,331 @@
+"""
+From flags to a criterion: each loss of the sum --loss a+b, what is put around it, the sum, and what is put around that.
+
+A wrapper is a file with a function around(opt, build, miner) -> criterion. It calls build(opt, miner) for what is
+inside it, once or several times, with the flags and the miner that the inside shall have. It may have a function
+problem(opt), which returns a sentence about values of its flags that cannot work, or None. A module with the attribute
+`criterion` hands on what the criterion inside it has: its optimizer groups, its distance and its log.
+"""
+import argparse
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+import criteria
+from criteria import (
+    cascade,
+    cross_batch_memory,
+    deep_adversarial,
+    direction_regularisation,
+    distillation,
+    language_guidance,
+    mahalanobis,
+    matryoshka,
+)
+from criteria.requirements import COSTLY, asked_for, nested_flags, with_nested_losses
+from criteria.weighted_sum import WeightedSum
+from utilities import pml, public, torch_losses
+from utilities.errors import UserError, choose
+from utilities.loss_sums import Miner, parts
+from utilities.parameter_groups import own_groups
+
+
+def arguments_of(criterion):
+    """{name: inspect.Parameter} of what forward() takes of a criterion or its class."""
+    return inspect.signature(criterion.forward).parameters
+
+
+# The losses that a wrapper fits, each given as its file; None for the losses of a library
+
+def takes_pairs(loss):
+    """Whether a loss takes pairs only, from miners that return masks here and lists in the public code."""
+    allowed = {*(getattr(loss, 'ALLOWED_MINING_OPS', None) or ())}
+    return bool(allowed) and allowed <= {*public.PAIRS}
+
+
+def takes_memory(loss):
+    return getattr(loss, 'SUPPORTS_MEMORY', False)
+
+
+def takes_triplets(loss):
+    return bool(loss and loss.REQUIRES_BATCHMINER) and not takes_pairs(loss)
+
+
+def takes_synthetic_triplets(loss):
+    """Whether a loss of triplets can take embeddings that have no image."""
+    of_images = getattr(loss, 'REQUIRES_INPUTS', ()) or loss and 'indices' in arguments_of(loss.Criterion)
+    return takes_triplets(loss) and not of_images
+
+
+def takes_embeddings_only(loss):
+    """Whether a loss is a function of the embeddings: it takes neither other inputs nor losses inside it."""
+    beyond = {*COSTLY, 'batch_features', 'avg_batch_features', 'f_embed'}
+    names = {*arguments_of(loss.Criterion)} if loss else set()
+    return not (names & beyond or getattr(loss, 'REQUIRES_INPUTS', ()) or getattr(loss, 'REQUIRES_CRITERIA', ()))
+
+
+def every_loss(loss):
+    return True
+
+
+def takes_masks(loss):
+    """Whether a loss's miner may give masks of pairs; otherwise it gives triplets."""
+    return loss is None or getattr(loss, 'ACCEPTS_MASKS', False) or takes_pairs(loss)
+
+
+class Wrapper(NamedTuple):
+    """
+    flags:       it is put around a loss if all of them are set.
+    file:        the module with around().
+    fits:        (file of a loss) -> whether it can be around this loss.
+    not_with:    {flag: why it does not work with this flag}.
+    takes_masks: (file of a loss) -> whether its miner gives it masks of pairs.
+    nested:      whether it is put around the losses inside a loss, too.
+    everywhere:  whether it must fit every loss of a sum; otherwise it is put around those that it fits, at least one.
+    ranks:       whether evaluation ranks by its distance.
+    """
+    flags: tuple
+    file: types.ModuleType
+    fits: Callable = every_loss
+    not_with: dict = {}
+    takes_masks: Callable = takes_masks
+    nested: bool = False
+    everywhere: bool = False
+    ranks: bool = False
+
+
+# From the inside to the outside
+AROUND_A_LOSS = [
+    Wrapper(('xbm_size',), cross_batch_memory, takes_memory, nested=True),
+    Wrapper(('dr_weight',), direction_regularisation, takes_triplets, nested=True),
+    Wrapper(('cascade',), cascade, takes_triplets, takes_masks=lambda loss: getattr(loss, 'OF_PAIRS', False)),
+    Wrapper(('daml',), deep_adversarial, takes_synthetic_triplets, takes_masks=lambda loss: False, not_with={
+        'cascade': 'synthetic negatives have features of the last block only',
+        'xbm_size': 'they would be stored in the memory bank'}),
+    Wrapper(('matryoshka',), matryoshka, takes_embeddings_only, everywhere=True, not_with={
+        'cascade': 'its embedding consists of several',
+        'daml': 'synthetic negatives have features of the whole embedding'}),
+]
+AROUND_THE_SUM = [
+    Wrapper(('mahalanobis',), mahalanobis, takes_embeddings_only, everywhere=True, ranks=True, not_with={
+        'cascade': 'its embedding consists of several',
+        'matryoshka': 'a prefix of the mapped embedding is not the map of a prefix',
+        'daml': 'synthetic negatives are embedded without the map'}),
+    Wrapper(('language_distill_w',), language_guidance),
+    Wrapper(('distill', 'distill_w'), distillation),
+]
+
+
+def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
+    """The wrappers that the flags ask for."""
+    return [wrapper for wrapper in wrappers if all(getattr(opt, flag) for flag in wrapper.flags)]
+
+
+def check_flags(opt):
+    """Raises UserError for flags of wrappers that do not work together, or with values that cannot work."""
+    for wrapper in chosen(opt):
+        if sentence := getattr(wrapper.file, 'problem', lambda opt: None)(opt):
+            raise UserError(sentence)
+        for flag, reason in wrapper.not_with.items():
+            if getattr(opt, flag):
+                raise UserError(f'--{wrapper.flags[0]} does not work with --{flag}: {reason}; leave one of them out')
+
+
+def check_fit(opt, flags):
+    """
+    Raises UserError where a wrapper fits none of the losses that it could be put around, or not all that it must fit.
+    flags: one namespace per loss.
+    """
+    for wrapper in chosen(opt):
+        losses = [criteria.CRITERIA.get(part.loss) for part in (with_nested_losses(flags) if wrapper.nested else flags)]
+        if not (all if wrapper.everywhere else any)(map(wrapper.fits, losses)):
+            names = ', '.join(name for name, loss in criteria.CRITERIA.items() if wrapper.fits(loss))
+            raise UserError(f'--{wrapper.flags[0]} does not work with --loss {opt.loss}, but with {names}')
+    if 0 < opt.xbm_size < opt.bs:                      # here, since the run may have chosen --bs
+        raise UserError(f'--xbm_size {opt.xbm_size}: the memory bank must hold at least a batch, --bs {opt.bs}')
+
+
+def build_criterion(opt, batchminer, language=None):
+    """
+    The criterion of --loss, one name or a sum a+b, with all that is put around it.
+
+    batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
+    classes, with --language_distill_w; an evaluation needs none.
+    """
+    opt = argparse.Namespace(**vars(opt) | {'class_vectors': language})
+    check_flags(opt)
+    wrapped = functools.partial(put_around, None, AROUND_THE_SUM, build_sum)
+    return wrapped(opt, batchminer)
+
+
+def build_sum(opt, batchminer):
+    """The weighted sum of the losses of --loss a+b, or its only loss."""
+    flags = parts(opt)
+    if opt.loss_weights and len(opt.loss_weights) != len(flags):
+        raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
+    for position, part in enumerate(flags):
+        part.loss_pml_args = [pml.arguments(opt, 'loss', position, 'pml')]
+        part.loss_torch_args = [pml.arguments(opt, 'loss', position, 'torch')]
+    miners = batchminer if len(flags) > 1 else [batchminer]
+    built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
+    check_fit(opt, flags)
+    if len(built) == 1 and not opt.loss_weights:
+        return built[0]
+    names = [part.loss for part in flags]
+    names = [name if names.count(name) == 1 else f'{name}_{position}' for position, name in enumerate(names)]
+    return WeightedSum(names, built, opt.loss_weights or [1.0] * len(built))
+
+
+def build(opt, miner, wrappers=AROUND_A_LOSS):
+    """The loss --loss, a single name, with those of the wrappers around it that the flags ask for and that fit it."""
+    if opt.loss.startswith((pml.PREFIX, torch_losses.PREFIX)):
+        return put_around(None, wrappers, build_of_library, opt, miner)
+    loss = choose(criteria.CRITERIA, opt.loss, '--loss')
+    check_loss(opt, loss, miner)
+    return put_around(loss, wrappers, build_loss, opt, miner)
+
+
+def put_around(loss, wrappers, build_inside, opt, miner):
+    """build_inside(opt, miner), and around it the chosen wrappers that fit the loss; the last one is the outermost."""
+    for place in reversed(range(len(wrappers))):
+        wrapper = wrappers[place]
+        if wrapper in chosen(opt, [wrapper]) and wrapper.fits(loss):
+            inside = functools.partial(put_around, loss, wrappers[:place], build_inside)
+            try:
+                return hand_on(wrapper.file.around(opt, inside, miner_for(opt, miner, wrapper.takes_masks(loss))))
+            except matryoshka.NotShared as error:
+                raise UserError(f'--matryoshka does not work with --loss {opt.loss}: {error}, and only parameters '
+                                'whose last axis is the embedding can be shared; choose another loss') from None
+    return build_inside(opt, miner)
+
+
+def miner_for(opt, miner, takes_masks):
+    """The miner in the form in which a criterion or a wrapper takes it; None where there is none."""
+    if miner is None or isinstance(miner, list) or isinstance(miner, Miner) and miner.takes_masks == takes_masks:
+        return miner
+    return Miner(without_form(miner), opt.batch_mining, takes_masks)
+
+
+def without_form(miner):
+    return miner.batchminer if isinstance(miner, Miner) else miner
+
+
+def build_of_library(opt, miner):
+    """The loss pml:NAME or torch:NAME."""
+    if opt.loss.startswith(torch_losses.PREFIX):
+        return finished(torch_losses.Criterion(opt, opt.loss_torch_args[0]))
+    return finished(pml.Criterion(opt, miner_for(opt, miner, takes_masks=True), opt.loss_pml_args[0]))
+
+
+def build_loss(opt, miner):
+    """The Criterion of a loss's file."""
+    loss = criteria.CRITERIA[opt.loss]
+    if getattr(loss, 'REQUIRES_CRITERIA', False):
+        return finished(loss.Criterion(opt, nested_builder(opt, without_form(miner))))
+    given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
+    return finished(public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given))
+
+
+def nested_builder(opt, miner):
+    """(name of a loss, dimension of its embeddings) -> this loss, for the criterion of --loss, which is around it."""
+    for flag in nested_flags(opt.loss):
+        if getattr(criteria.CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
+            raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
+        if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
+            choose(criteria.CRITERIA, name, f'--{flag}')
+    wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
+
+    def build_nested(name, dim):
+        own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim})
+        reads_loss = miner is not None and opt.batch_mining in ('npair', 'semihard')    # they read flags of their loss
+        return build(own, type(miner)(own) if reads_loss else miner, wrappers)
+    return build_nested
+
+
+def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
+    """
+    The loss `name` for a criterion of the public code that contains it. With to_optim, a list of optimizer groups:
+    (criterion, to_optim with its groups).
+    """
+    choose(criteria.CRITERIA, name, 'criteria.select:')
+    own = {'loss': name}
+    if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
+        own['batch_mining'], batchminer = batchminer.name, batchminer.miner.batchminer
+    criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, wrappers=[])
+    return criterion if to_optim is None else (criterion, to_optim + criteria.parameter_groups(criterion))
+
+
+def check_loss(opt, loss, miner):
+    """Raises UserError if the run lacks what a loss's file asks for: super-classes, inputs, a miner that it takes."""
+    asked, names = asked_for(opt, opt.loss), getattr(loss, 'REQUIRES_INPUTS', ())
+    if getattr(loss, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
+        if opt.unsupervised:
+            raise UserError(f'--unsupervised: --loss {opt.loss} needs super-classes, and an image that is a class of '
+                            'its own has none; choose another loss')
+        raise UserError(f'--loss {opt.loss} needs the super-classes of the training classes, and --dataset '
+                        f'{opt.dataset} has none here; docs/data.md says which data sets have them')
+    if 'feature_maps' in asked and opt.n_maps is None:
+        what, instead = f'loss {opt.loss}', 'choose another loss'
+        if isinstance(names, dict):
+            what, instead = names['feature_maps'], 'leave the flag out'
+        raise UserError(f'--{what}: --arch {opt.arch} has no feature maps, or does not pool them by their average; '
+                        f'give --pool avg, or {instead}')
+    if 'teacher_batch' in asked and not opt.distill:
+        raise UserError(f'--loss {opt.loss} needs the embeddings of a teacher: give --distill')
+    if not loss.REQUIRES_BATCHMINER:
+        return
+    allowed = loss.ALLOWED_MINING_OPS
+    if miner is None:
+        names = ', '.join(name for name in allowed or ['any but none'] if name != 'none')
+        raise UserError(f'--loss {opt.loss} needs a miner: set --batch_mining ({names})')
+    if allowed is not None and opt.batch_mining not in allowed:
+        raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
+                        f'{", ".join(allowed)}')
+    if opt.dr_weight and takes_pairs(loss):
+        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
+
+
+def finished(criterion):
+    """
+    Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
+    parameter_groups().
+    """
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments_of(criterion).values()):
+        criterion.register_forward_pre_hook(keep_taken_keywords, with_kwargs=True)
+    if not hasattr(criterion, 'parameter_groups'):
+        criterion.parameter_groups = types.MethodType(own_groups, criterion)
+    return criterion
+
+
+def keep_taken_keywords(criterion, arguments, given):
+    taken = arguments_of(criterion)
+    return arguments, {name: value for name, value in given.items() if name in taken}
+
+
+def hand_on(wrapper):
+    """
+    Completes a criterion around another, its attribute `criterion`: it has the other's optimizer groups after its own,
+    the other's distance if it has none of its own, and the other's scalars for the log beside its own.
+    """
+    if not hasattr(wrapper, 'parameter_groups'):
+        wrapper.parameter_groups = types.MethodType(own_and_inner_groups, wrapper)
+    if hasattr(wrapper, 'criterion'):
+        if not hasattr(wrapper, 'ranking_embeddings') and hasattr(wrapper.criterion, 'ranking_embeddings'):
+            wrapper.ranking_embeddings = wrapper.criterion.ranking_embeddings
+        wrapper.register_forward_pre_hook(clear_log)
+        wrapper.register_forward_hook(add_inner_log)
+    return wrapper
+
+
+def own_and_inner_groups(wrapper):
+    return own_groups(wrapper, besides=wrapper.criterion) + wrapper.criterion.parameter_groups()
+
+
+def clear_log(wrapper, arguments):
+    wrapper.log = {}
+
+
+def add_inner_log(wrapper, arguments, loss):
+    wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}

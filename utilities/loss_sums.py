@@ -1,0 +1,100 @@
+"""Sums of losses, and the tuples that a miner gives to a loss: triplets or masks."""
+import argparse
+
+import torch
+
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .public import is_miner, mine_on_the_cpu
+
+
+def parts(opt):
+    """
+    One namespace per loss of the sum --loss a+b, with its own `loss` and `batch_mining`; one miner serves all losses.
+
+    Raises UserError where the numbers of losses and miners differ.
+    """
+    losses, miners = opt.loss.split('+'), opt.batch_mining.split('+')
+    miners = miners * len(losses) if len(miners) == 1 else miners
+    if len(miners) != len(losses):
+        raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
+                        '(none where it needs none)')
+    return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
+            for loss, miner in zip(losses, miners, strict=True)]
+
+
+def triplets_from_masks(positives, negatives):
+    """Masks of positive and negative pairs, two bool [B, B] -> every triplet that they make: [T, 3]."""
+    anchors, partners = positives.nonzero().T
+    pair, negative = negatives.index_select(0, anchors).nonzero().T
+    triplets = negative.new_empty(3, len(negative))          # in columns and in place: there may be tens of millions
+    torch.index_select(anchors, 0, pair, out=triplets[0])
+    torch.index_select(partners, 0, pair, out=triplets[1])
+    triplets[2] = negative
+    return triplets.T
+
+
+class Given:
+    """A miner that returns its attribute `tuples`, triplets or masks, which an outer criterion sets for each call."""
+    tuples = None
+
+    def __call__(self, batch, labels):
+        return self.tuples
+
+
+class Miner:
+    """
+    A miner as the criteria call it. Its tuples have one of two forms: triplets, an int64 tensor [T, 3], or masks of
+    positive and negative pairs, two bool [B, B].
+
+    batchminer:  the miner; it may return triplets as a list.
+    name:        --batch_mining, for messages.
+    takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
+    """
+
+    def __init__(self, batchminer, name, takes_masks):
+        self.batchminer, self.name, self.takes_masks, self.mined = batchminer, name, takes_masks, None
+        self.mine = mine_on_the_cpu(batchminer) if is_miner(batchminer) else batchminer
+
+    def __call__(self, batch, labels, **options):
+        """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
+        mined = self.mine(batch, labels, **options)
+        try:
+            self.mined = checked(mined, batch)
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an int64 '
+                            'tensor [T, 3] or a list of triples, or masks of positive and negative pairs, two bool '
+                            '[B, B] (docs/extending.md)') from error
+        if not self.takes_masks:
+            self.mined = self.last
+        return self.mined
+
+    @property
+    def last(self):
+        """The triplets [T, 3] of the last batch."""
+        return triplets_from_masks(*self.mined) if isinstance(self.mined, tuple) else self.mined
+
+    def given(self):
+        """A miner for a loss to which its wrapper gives the tuples."""
+        return Given()
+
+
+def checked(mined, batch):
+    """The tuples of a miner -> triplets or masks on the batch's device. Raises one of several errors for others."""
+    if isinstance(mined, tuple) and all(getattr(mask, 'dtype', None) == torch.bool for mask in mined):
+        positives, negatives = mined
+        if positives.shape != negatives.shape or positives.shape != (len(batch), len(batch)):
+            raise ValueError('masks of other shapes')
+        return mined
+    triplets = torch.as_tensor(mined, device=batch.device)
+    if len(triplets) and (triplets.is_floating_point() or triplets.dtype == torch.bool or triplets.shape[1:] != (3,)):
+        raise TypeError('no indices of triplets')
+    return triplets.long().reshape(-1, 3)
+
+
+def described(value):
+    """What a miner returned: 'Tensor of float32 [4, 2]', 'list of 3, the first int', 'dict'."""
+    if hasattr(value, 'dtype') and hasattr(value, 'shape'):            # a tensor or an array
+        return f'{type(value).__name__} of {str(value.dtype).removeprefix("torch.")} {[*value.shape]}'
+    if isinstance(value, list | tuple) and len(value):
+        return f'{type(value).__name__} of {len(value)}, the first {described(value[0])}'
+    return 'None' if value is None else type(value).__name__
