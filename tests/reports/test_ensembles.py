@@ -150,8 +150,8 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
         settings = yaml.safe_load((folder / 'ensemble.yaml').read_text())
         assert settings['n_folds_of'] == '2/2' and settings['flags']['loss'] == LOSSES[method][1]
         assert [member['run_id'] for member in settings['identity']['members']] == [
+            run_folder.read(run)['run_id'] for run in members]
     lines = [line for line in out.partition('| data set |')[0].splitlines() if line.startswith('| ')]
-    lines = [line for line in out.splitlines() if line.startswith('| ')]
     assert lines[0].startswith('| method | Concatenated (16-dim) P@1 | ') and 'Separated (8-dim) MAP@R' in lines[0]
     assert [line.split(' | ')[0] for line in lines[1:]] == ['| untrained trunk (64 dim)', '| untrained', '| A', '| B']
     for line in lines[3:]:
