@@ -69,7 +69,7 @@ class KReciprocal(Search):
         row, column, overlap = pick(overlap, overlap > 0)
         # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
         distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
-        return self.without_left_out(torch.from_numpy(-distances), rows)
+        return self.mask_excluded(torch.from_numpy(-distances), rows)
 
     def margins(self, rows, scores):
         """0: float32 decides."""
