@@ -24,7 +24,7 @@ from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES, ranking
 from records import checkpoint, published, reading, run_folder
-from utilities import command_line, loss_sums, method_flags, pml, torch_losses
+from utilities import command_line, loss_sums, method_flags, pml, processes, torch_losses
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -770,8 +770,14 @@ def metrics_of_old(folder):
 def find_run(opt):
     """
     The run with these settings as (its folder, whether it is finished); None if there is none. --n_epochs and the flags
-    of the machine may differ; with another --n_epochs, it does not count as finished.
+    of the machine may differ; with another --n_epochs, it does not count as finished. Process 0 looks for it, and all
+    processes know what it has found.
     """
+    return processes.run_on_rank_zero(look_for_run, opt)
+
+
+def look_for_run(opt):
+    """The work of find_run()."""
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in without_machine(settings_of(opt)).items()
                 if name not in {'n_epochs', *chosen}}
@@ -802,7 +808,7 @@ def checksums_of_files(settings):
     return found
 
 
-def of_the_untrained():
+def epoch0_flags():
     """The names of the flags that the metrics of the untrained network depend on."""
     return [name for name in flags_with('untrained') if name not in flags_with('machine')]
 
@@ -905,7 +911,7 @@ def without_effect(opt):
             if (value := getattr(opt, name)) != actions[name].default and is_idle(actions[name], opt, used)]
 
 
-def too_short(opt, n_steps):
+def unreachable_schedules(opt, n_steps):
     """Sentences on warm-ups, delays and decays that a training run is too short for. n_steps: of the whole run."""
     used = methods_of(opt)
     return [f'--n_epochs {opt.n_epochs} is too short for --{action.dest} {shown(getattr(opt, action.dest))}: '

@@ -21,7 +21,7 @@ from benchmarks import Row
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.measure import measure
 from evaluation import clustering, geometry
-from evaluation.ranking import choosing, neighbours
+from evaluation.ranking import neighbours, ranks
 
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
@@ -78,7 +78,7 @@ def ranking_row(size, dim, recall, unequal, rounds):
     """(seconds, MB: {contender: number}; measured recall at 1; the ways that are chosen for short and deep)."""
     points, labels, is_query = embeddings(*size, dim, recall, unequal)
     search = neighbours.Search(points, labels, is_query)
-    ways = [choosing.choose(search, depth) for depth in (search.n_positives, np.inf)]
+    ways = [ranks.faster_way(search, depth) for depth in (search.n_positives, np.inf)]
     found = interleaved(contenders(points, labels, is_query), rounds)
     seconds, peaks = ({name: pair[i] for name, pair in found.items()} for i in (0, 1))
     measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
@@ -110,7 +110,7 @@ def sweep_points(n, positives, recalls, dim=128, rounds=3):
         for metrics, depth in ((SHORT, search.n_positives), (DEEP, np.inf)):
             found = interleaved({way: lambda way=way: evaluation.compute(                      # noqa: B023
                 metrics, points, labels, backend=way) for way in WAYS}, rounds)                # noqa: B023
-            yield (n_positives, measured, 'short' if metrics is SHORT else 'deep', choosing.choose(search, depth),
+            yield (n_positives, measured, 'short' if metrics is SHORT else 'deep', ranks.faster_way(search, depth),
                    {way: seconds for way, (seconds, _) in found.items()})
 
 

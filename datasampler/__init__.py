@@ -87,9 +87,11 @@ def select(opt, images):
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:
         sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
-    except UserError as error:
-        if opt.views == 1:
+    except (UserError, ValueError) as error:               # files that can be copied alone raise ValueError
+        if isinstance(error, ValueError) and not str(error).startswith('--'):
             raise
+        if opt.views == 1:
+            raise UserError(str(error)) from None
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
     return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler

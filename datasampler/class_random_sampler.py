@@ -4,12 +4,10 @@ SPC-n of Roth et al., ICML 2020: bs / samples_per_class random classes, samples_
 Differs: The public code samples classes and images with replacement, so that a class could repeat in a batch, and an
 image could be its own positive.
 """
+import hashlib
 import itertools
 
 import torch
-
-from datasampler.sampling import chunks_of_permutations, classes_per_batch
-from utilities.randomness import derive
 
 DISTINCT = 'classes'            # no class repeats in a batch
 
@@ -22,10 +20,25 @@ class Sampler(torch.utils.data.Sampler):
     --iterations_per_epoch overrides both. An epoch is a function of the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
+
+    >>> import types
+    >>> opt = types.SimpleNamespace(bs=4, samples_per_class=2, seed=0, iterations_per_epoch=None,
+    ...                             data_cover_epoch=False)
+    >>> image_dict = {c: [(f'{i}.jpg', i) for i in range(4 * c, 4 * c + 4)] for c in range(3)}
+    >>> image_list = [(path, c) for c, images in image_dict.items() for path, _ in images]
+    >>> sampler = Sampler(opt, image_dict, image_list)
+    >>> [len(batch) for batch in sampler]
+    [4, 4, 4]
     """
 
     def __init__(self, opt, image_dict, image_list):
-        self.n_classes, self.per_class = classes_per_batch(opt, len(image_dict)), opt.samples_per_class
+        if opt.bs % opt.samples_per_class:
+            raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
+        self.n_classes, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
+        if self.n_classes > len(image_dict):
+            raise ValueError(f'--bs {opt.bs} with --samples_per_class {self.per_class} needs {self.n_classes} classes '
+                             f'per batch, but there are only {len(image_dict)} training classes; lower --bs or raise '
+                             '--samples_per_class')
         self.seed, self.epoch, self.cover_epoch = opt.seed, 0, opt.data_cover_epoch
         self.indices = [torch.tensor([index for _, index in images]) for images in image_dict.values()]
         length = -(-len(image_dict) // self.n_classes) if self.cover_epoch else max(1, len(image_list) // opt.bs)
@@ -38,7 +51,7 @@ class Sampler(torch.utils.data.Sampler):
         return self.sampler_length
 
     def __iter__(self):
-        generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
         choose = chunks_of_permutations if self.cover_epoch else independent_choices
         for classes in itertools.islice(choose(len(self.indices), self.n_classes, generator), self.sampler_length):
             yield torch.cat([self.sample(self.indices[c], generator) for c in classes.tolist()]).tolist()
@@ -54,3 +67,23 @@ def independent_choices(n, k, generator):
     """Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k], each time sampled from all of them."""
     while True:
         yield torch.randperm(n, generator=generator)[:k]
+
+
+def seed_of_epoch(seed, epoch):
+    """A 63-bit seed; different arguments give unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=8).digest(), 'big') >> 1
+
+
+def chunks_of_permutations(n, k, generator):
+    """
+    Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k]: consecutive chunks of one random
+    permutation after another. A chunk that spans two permutations skips numbers of the second that it
+    already contains.
+    """
+    remaining = torch.empty(0, dtype=torch.int64)
+    while True:
+        if len(remaining) < k:
+            following = torch.randperm(n, generator=generator)
+            remaining = torch.cat([remaining, following[torch.isin(following, remaining).int().argsort(stable=True)]])
+        yield remaining[:k]
+        remaining = remaining[k:]

@@ -16,21 +16,6 @@ def classes_per_batch(opt, n_classes=None):
     return n_per_batch
 
 
-def chunks_of_permutations(n, k, generator):
-    """
-    Yields, without end, k <= n distinct integers from 0 to n - 1, int64 [k]: consecutive chunks of one random
-    permutation after another. A chunk that spans two permutations skips numbers of the second that it
-    already contains.
-    """
-    remaining = torch.empty(0, dtype=torch.int64)
-    while True:
-        if len(remaining) < k:
-            following = torch.randperm(n, generator=generator)
-            remaining = torch.cat([remaining, following[torch.isin(following, remaining).int().argsort(stable=True)]])
-        yield remaining[:k]
-        remaining = remaining[k:]
-
-
 def random_integers(limits, generator):
     """Uniform integers from 0 to each limit - 1; `limits` is an int64 tensor of any shape."""
     return (torch.rand(limits.shape, generator=generator, dtype=torch.float64) * limits).long()

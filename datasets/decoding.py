@@ -189,13 +189,13 @@ def jpeg_header(data):
             precision, n_channels = data[start + 4], data[start + 9]
             height, width = (int.from_bytes(data[place:place + 2]) for place in (start + 5, start + 7))
             plain = precision == 8 and n_channels in CHANNELS and height and width
-            return (height, width) if plain and not (may_be_turned and is_turned(data)) else None
+            return (height, width) if plain and not (may_be_turned and has_exif_rotation(data)) else None
         may_be_turned |= marker == 0xe1                                    # EXIF or XMP
         start += 2 + length
     return None
 
 
-def is_turned(data):
+def has_exif_rotation(data):
     with Image.open(io.BytesIO(data), formats=['JPEG']) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from evaluation import retrieval
-from evaluation.ranking import precision
-from evaluation.ranking.neighbours import Search, chunks, rows_of
+from evaluation.ranking.nearest import first
+from evaluation.ranking.neighbours import Search, chunks
 from records import columns
 
 MORE = 1 + 1e-12             # factor for rate * number of queries, which rounding may put just below a whole number
@@ -162,49 +162,32 @@ def nearest(search, block=None, n_blocks=1):
 
     Returns the similarity of the nearest image of the own class [Q] (−inf where there is none) and of the other classes
     in each gallery [Q, n_blocks], float64, and whether the nearest of all is of the own class [Q, n_blocks]. Equal
-    similarities are ordered by index.
+    distances are ordered by index.
     """
-    n_queries = len(search.query_index)
-    places = [np.full(n_queries, -1)] + [np.full(n_queries, -1) for _ in range(n_blocks)]
-    similarities = np.full((n_blocks + 1, n_queries), -np.inf)
-    groups = [slice(None)] if block is None else [np.flatnonzero(block == number) for number in range(n_blocks)]
-    for rows in chunks(np.arange(n_queries), len(search.gallery)):
+    shape = n_blocks + 1, len(search.query_index)            # the own class; the other classes in each gallery
+    images, distances = np.full(shape, -1), np.full(shape, np.inf)
+    groups = [None] if block is None else [np.flatnonzero(block == number) for number in range(n_blocks)]
+    for rows in chunks(np.arange(shape[1]), len(search.gallery)):
         scores = search.scores(rows)
-        positives, exists = search.positives(rows)
-        row, slot = np.nonzero(exists)
-        own = torch.full(exists.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
-        index = tuple(torch.as_tensor(part, device=scores.device) for part in (row, positives[row, slot]))
-        own[index[0], torch.as_tensor(slot, device=scores.device)] = scores[index]
-        scores[index] = -torch.inf
-        some = exists.any(axis=1)
-        if some.any():
-            best = own.argmax(dim=1).cpu().numpy()
-            places[0][rows] = np.where(some, positives[np.arange(len(rows)), best], -1)
-        for number, images in enumerate(groups):
-            values, best = scores[:, images].max(dim=1)
-            best = best.cpu().numpy() if block is None else images[best.cpu().numpy()]
-            places[number + 1][rows] = np.where((values > -torch.inf).cpu().numpy(), best, -1)
-    for number, found in enumerate(places):
-        similarities[number, found >= 0] = similarity(search, np.flatnonzero(found >= 0), found[found >= 0])
+        is_own = torch.from_numpy(search.query_labels[rows][:, None] == search.gallery_labels).to(scores.device)
+        sought = [(scores.masked_fill(~is_own, -torch.inf), None)]
+        scores.masked_fill_(is_own, -torch.inf)
+        sought += [(scores if group is None else scores[:, group], group) for group in groups]
+        for number, (part, group) in enumerate(sought):
+            found = first(search, rows, part, 1, group)
+            images[number, rows], distances[number, rows] = (values[:, 0] for values in found)
     for number in range(2, n_blocks + 1):                  # each gallery has the images of the smaller ones
-        before, now = similarities[number - 1:number + 1]
-        keeps = (before > now) | (before == now) & (places[number - 1] < places[number])
-        similarities[number] = np.where(keeps, before, now)
-        places[number] = np.where(keeps, places[number - 1], places[number])
-    own, others = similarities[0], similarities[1:]
-    right = (own > others) | (own == others) & np.isfinite(own) & (places[0] < np.stack(places[1:]))
-    return own, others.T, right.T
+        keeps = comes_before(distances[number - 1], images[number - 1], distances[number], images[number])
+        for values in (images, distances):
+            values[number] = np.where(keeps, values[number - 1], values[number])
+    right = comes_before(distances[0], images[0], distances[1:], images[1:])
+    similarities = 1 - distances / 2 if search.euclidean else -distances
+    return similarities[0], similarities[1:].T, right.T
 
 
-def similarity(search, rows, images):
-    """[n] float64: the similarities of queries and gallery images, two index arrays [n]."""
-    found = [np.empty(0)]
-    for some in np.array_split(np.arange(len(rows)), -(-len(rows) // precision.ROWS) or 1):
-        queries, gallery = (precision.wide(rows_of(points, index[some]))
-                            for points, index in ((search.queries, rows), (search.gallery, images)))
-        pairs = 1 - (queries - gallery).square().sum(dim=1) / 2 if search.euclidean else (queries * gallery).sum(dim=1)
-        found.append(pairs.cpu().numpy())
-    return np.concatenate(found)
+def comes_before(distance, image, others, other_images):
+    """Whether an image comes before another one, elementwise; where there is none, the distance is inf."""
+    return (distance < others) | (distance == others) & np.isfinite(distance) & (image < other_images)
 
 
 def answers_of(search):

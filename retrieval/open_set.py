@@ -2,7 +2,6 @@
 Evaluate_Network.py RUN open_set: some test classes have no image in the gallery. Their queries are to be called
 unknown, by a threshold of the nearest similarity that is calibrated on validation classes (identification.py).
 """
-import json
 import sys
 
 import numpy as np
@@ -27,12 +26,13 @@ from retrieval.identification import (
     row_at,
     search_of,
 )
-from retrieval.unknown import file_of, folder_of
+from retrieval.unknown import file_of, folder_of, write
 from utilities import plotting, processes
 from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
-from utilities.files import require_writable, write_text
+from utilities.files import require_writable
 
+NAMES = {'val': 'validation', 'test': 'test'}
 WITHOUT = ('eval_level', 'eval_reference', 'splits_to_eval')   # main.py's flags that it does not read
 
 
@@ -46,12 +46,12 @@ def flags(parser):
 def work(opt):
     """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
     file = file_of(opt.evaluate)
-    processes.of_main(require_writable, file, 'open_set: the file')
+    processes.run_on_rank_zero(require_writable, file, 'open_set: the file')
     built = parts.restore(opt, opt.evaluate)
     check(opt, built.data)
     splits = [split for split in ('val', 'test') if split in built.data.evaluation]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
-    processes.of_main(save, opt, built.model, built.data, embedded, opt.evaluate)
+    processes.run_on_rank_zero(save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
 def check(opt, data):
@@ -74,18 +74,20 @@ def no_threshold(opt, data):
     if 'val' not in data.evaluation:
         return ('there are no validation classes, and neither test nor training classes can replace them; '
                 '--use_tv_split or --split_scheme class_folds, given when a run is trained, makes them')
-    images = data.evaluation['val']
-    others = {kind: data.evaluation[split].class_names if split in data.evaluation else []
-              for kind, split in (('training', 'train'), ('test', 'test'))}
     try:
-        splits = run_folder.read_checked(folder_of(opt.evaluate) / 'splits.yaml')['splits']
+        recorded = run_folder.read_checked(folder_of(opt.evaluate) / 'splits.yaml')['splits']
     except OSError:
         return f'{folder_of(opt.evaluate)} has no splits.yaml, the list of the classes that the network has seen'
-    others['training'] = {*others['training'], *splits.get('train', {}).get('classes', ())}
-    for kind, names in others.items():
-        if shared := sorted({*images.class_names} & {*names}):
-            return (f'the validation split has {len(shared):,} {kind} classes, such as {shared[0]}; train a run whose '
-                    'validation classes are of no other split (--use_tv_split without --tv_split_by_samples)')
+    known = {split: {*recorded.get(split, {}).get('classes', ())} for split in ('train', 'val', 'test')}
+    now = {split: {*images.class_names} for split, images in data.evaluation.items()}
+    for split, kind, others in (('val', 'training', known['train'] | now.get('train', set())),
+                                ('val', 'test', known['test'] | now['test']),
+                                ('test', 'training', known['train']), ('test', 'validation', known['val'])):
+        if shared := sorted(now[split] & others):
+            return (f'the {NAMES[split]} split has {len(shared):,} {kind} classes, such as {shared[0]}; evaluate the '
+                    'splits of a run whose validation classes are of no other split (--use_tv_split without '
+                    '--tv_split_by_samples)')
+    images = data.evaluation['val']
     if np.count_nonzero(np.bincount(images.labels) > 1) < 2:
         return 'fewer than two validation classes have two images or more (--tv_split_perc, --n_folds)'
     return None
@@ -121,14 +123,15 @@ def save(opt, model, data, embedded, place):
                'thresholds': rows, 'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
                                             'n_unknown_queries': len(answers.unknown), **found,
                                             'unknown_classes': sorted(unknown)}}
-    write_text(file_of(place), json.dumps(plain(content), indent=1) + '\n')
+    file = file_of(place)
+    if reason is None or not file.exists():                 # thresholds that were calibrated before stay
+        write(file, plain(content))
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
-    print(f'  thresholds:       {file_of(place)}')
+    print(f'  thresholds:       {file}')
     if opt.pictures != ['none']:
-        file = folder_of(place) / 'plots' / f'{file_of(place).stem}.png'
-        draw(answers, rows, row_at(rows, n_images) if rows else None,
-             [file, file.with_suffix('.svg')])
+        plot = folder_of(place) / 'plots' / f'{file.stem}.png'
+        draw(answers, rows, row_at(rows, n_images) if rows else None, [plot, plot.with_suffix('.svg')])
 
 
 def table(rows, n_images, found):

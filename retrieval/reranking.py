@@ -18,7 +18,8 @@ import parts
 from criteria import ranks
 from evaluation.metrics import compute, parse
 from evaluation.protocol import embed_splits, pool_of, splits_to_evaluate
-from evaluation.ranking.counting import highest, pick
+from evaluation.ranking.counting import pick
+from evaluation.ranking.nearest import first
 from evaluation.ranking.neighbours import Search, chunks, in_threads, rows_of
 from evaluation.ranking.precision import on_the_sphere
 from records.columns import Column, of_reranking
@@ -27,7 +28,6 @@ from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from utilities.errors import UserError, choose
 
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, and twice as much for their overlaps
-BLOCK = 64                   # gallery images of which `nearest` compares only the highest score at first
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
 ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
@@ -42,19 +42,19 @@ class KReciprocal(Search):
     which all queries and all gallery images contribute. d_J is 1 for images that share no entry of their encodings; d
     alone orders these.
 
-    ranking: must be None. k1: number of neighbours; k2: number of encodings that are averaged; weight: λ. cameras leave
-    images out of the ranking only, not out of the neighbours.
+    ranking: must be None. k1: number of neighbours; k2: number of encodings that are averaged; weight: λ. strict: as in
+    encoded(). cameras leave images out of the ranking only, not out of the neighbours.
     """
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, k1=K1, k2=K2,
-                 weight=0.3):
+                 weight=0.3, strict=False):
         super().__init__(embeddings, labels, is_query, in_gallery, cameras=cameras)
         used = np.union1d(self.query_index, self.gallery_index)
         everyone = Search(rows_of(embeddings, used), labels[used])
-        neighbours, farthest = nearest(everyone, max(k1, k2))
+        neighbours, farthest = neighbours_of(everyone, max(k1, k2))
         neighbours = np.column_stack([np.arange(len(used)), neighbours])             # each image is its own nearest
         largest = np.where(farthest > 0, farthest, 1)
-        encodings = averaged(encoded(everyone, neighbours, largest, k1), neighbours[:, :k2])
+        encodings = averaged(encoded(everyone, neighbours, largest, k1, strict), neighbours[:, :k2])
         queries = np.searchsorted(used, self.query_index)
         self.move, self.weight, self.largest = everyone.move, weight, largest[queries].astype(np.float32)
         self.of_queries = encodings[queries]
@@ -69,69 +69,58 @@ class KReciprocal(Search):
         row, column, overlap = pick(overlap, overlap > 0)
         # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
         distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
-        return self.without_left_out(torch.from_numpy(-distances), rows)
+        return self.mask_excluded(torch.from_numpy(-distances), rows)
 
     def margins(self, rows, scores):
         """0: float32 decides."""
         return torch.zeros_like(scores)
 
 
-def alpha_expanded(embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, n=N, alpha=3.0):
+class AlphaExpanded(Search):
     """
     A Search by cosine similarity in which each query is the sum of itself and its n nearest gallery images, each with
-    the weight max(similarity, 0)^alpha, on the unit sphere. The gallery does not change. ranking: must
-    be None. cameras leave images out of the ranking only, not out of the neighbours.
+    the weight max(similarity, 0)^alpha, on the unit sphere, in float64. The gallery does not change. ranking: must be
+    None. cameras leave images out of the ranking only, not out of the neighbours.
     """
-    unit = on_the_sphere(embeddings).float()
-    search = Search(unit, labels, is_query, in_gallery)
-    neighbours, _ = nearest(search, n)
-    queries = unit.clone()
-    for rows in chunks(np.arange(len(neighbours)), neighbours.shape[1] * unit.shape[1], CHUNK):
-        own, others = search.queries[rows], search.gallery[neighbours[rows]]            # [q, D], [q, n, D]
-        weights = torch.einsum('qd,qnd->qn', own, others).clamp(min=0) ** alpha
-        queries[search.query_index[rows]] = own + torch.einsum('qn,qnd->qd', weights, others)
-    return Search(unit, labels, is_query, in_gallery, (on_the_sphere(queries).float(), unit), cameras)
+
+    def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, n=N, alpha=3.0):
+        unit = on_the_sphere(embeddings)
+        neighbours, _ = neighbours_of(Search(unit, labels, is_query, in_gallery), n)
+        super().__init__(unit, labels, is_query, in_gallery, cameras=cameras)
+        expanded = self.queries.clone()
+        for rows in chunks(np.arange(len(neighbours)), neighbours.shape[1] * unit.shape[1], CHUNK):
+            own, others = self.queries[rows], self.gallery[neighbours[rows]]            # [q, D], [q, n, D]
+            weights = torch.einsum('qd,qnd->qn', own, others).clamp(min=0) ** alpha
+            expanded[rows] += torch.einsum('qn,qnd->qd', weights, others)
+        self.queries, self.symmetric = on_the_sphere(expanded), False
 
 
-METHODS = {'kreciprocal': KReciprocal, 'alphaqe': alpha_expanded}
+METHODS = {'kreciprocal': KReciprocal, 'alphaqe': AlphaExpanded}
 
 
-def nearest(search, k):
+def neighbours_of(search, k):
     """
-    [number of queries, k] the k nearest gallery images of each query, as indices in the gallery, ties in their order;
-    or all of them, if there are fewer. [number of queries] the largest squared distance to a gallery image, in the unit
-    of search.move.
+    [number of queries, k] the k nearest gallery images of each query, as indices in the gallery, or all of them if
+    there are fewer; and [number of queries] the largest squared distance to a gallery image, in search.move's unit.
     """
-    n, k = len(search.gallery), min(k, len(search.gallery) - int((search.own >= 0).any()))
+    k = min(k, len(search.gallery) - int((search.own >= 0).any()))
 
     def of_part(rows):
-        scores = search.scores(rows).numpy()
-        selves = np.flatnonzero(search.own[rows] >= 0), search.own[rows][search.own[rows] >= 0]
-        scores[selves] = 0                                 # for the minimum: no score is higher
-        lowest = scores.min(axis=1)
-        scores[selves] = -np.inf
-        if k == 0:
-            return np.zeros((len(rows), 0), np.int64), -2 * lowest
-        # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
-        bound = highest(scores[:, :n - n % BLOCK].reshape(len(rows), BLOCK, -1).max(axis=1, initial=-np.inf), k)
-        if not np.isfinite(bound).all():                   # fewer groups than k
-            bound = highest(scores, k)
-        row, column, score = pick(scores, scores >= bound[:, None])
-        order = np.lexsort((column, -score, row))
-        row, column = row[order], column[order]
-        place = np.arange(len(row)) - np.searchsorted(row, row)
-        return column[place < k].reshape(len(rows), k), -2 * lowest
+        scores = search.scores(rows)
+        found, _ = first(search, rows, scores, k)
+        return found, -2 * scores.where(scores > -torch.inf, 0).amin(dim=1).numpy()     # no score is above 0
 
-    found = in_threads(of_part, chunks(np.arange(len(search.queries)), n, CHUNK), 'neighbours')
+    found = in_threads(of_part, chunks(np.arange(len(search.queries)), len(search.gallery), CHUNK), 'neighbours')
     neighbours, farthest = zip(*found, strict=True)
     return np.concatenate(neighbours), np.concatenate(farthest)
 
 
-def encoded(search, neighbours, largest, k1):
+def encoded(search, neighbours, largest, k1, strict=False):
     """
     The k-reciprocal encodings, a sparse [N, N] matrix: exp(−d) for the images of the expanded set R*(p, k1) of each
     image p, divided by their sum. neighbours: [N, K] each image and its nearest ones; largest: [N] what divides the
-    squared distances.
+    squared distances. strict: the set grows by sets of which it shares more than 2/3, as in the authors' code; else by
+    those of which it shares at least 2/3, as in Eq. 4.
     """
     from scipy import sparse
     near, half = reciprocal(neighbours[:, :k1 + 1]), reciprocal(neighbours[:, :round(k1 / 2) + 1])
@@ -139,13 +128,14 @@ def encoded(search, neighbours, largest, k1):
     for start in range(0, len(neighbours), ROWS):
         own = near[start:start + ROWS]                                                  # R(p, k1)
         shared = (own @ half).multiply(own).tocoo()                # for q in R(p, k1): |R(p, k1) ∩ R(q, k1 / 2)|
-        enough = 3 * shared.data >= 2 * sizes[shared.col]
+        thirds, needed = 3 * shared.data, 2 * sizes[shared.col]
+        enough = thirds > needed if strict else thirds >= needed
         added = sparse.csr_array((np.ones(enough.sum(), np.int32), (shared.row[enough], shared.col[enough])), own.shape)
         members = (own + added @ half).tocsr()                                          # R*(p, k1)
         row, column = np.repeat(np.arange(own.shape[0]), np.diff(members.indptr)), members.indices
         squared = np.empty(len(row), np.float64)
-        for first in range(0, len(row), PAIRS):
-            pairs = slice(first, first + PAIRS)
+        for begin in range(0, len(row), PAIRS):
+            pairs = slice(begin, begin + PAIRS)
             squared[pairs] = np.square(points[start + row[pairs]] - points[column[pairs]]).sum(axis=1)
         values = np.exp(-squared / largest[start + row])
         values /= np.bincount(row, values)[row]
@@ -196,6 +186,8 @@ def flags(parser):
         help='number of encodings that are averaged; auto: 0.3 k1, so 6 of 20')
     add('--kreciprocal_lambda', type=FRACTION, default=0.3,
         help='weight of the original distance; 1 minus it weights the Jaccard distance')
+    add('--kreciprocal_strict', action='store_true',
+        help="expand by sets that share more than 2/3, as the authors' code does; the paper has at least 2/3")
     add('--alphaqe_n', type=auto_or(POSITIVE_INT), default='auto',
         help='number of neighbours that expand a query; auto: images per training class minus 1, at most 50')
     add('--alphaqe_alpha', type=NOT_NEGATIVE, default=3.0,
@@ -218,7 +210,7 @@ def work(opt):
     splits = splits_to_evaluate(opt, built.data)
     methods = settings(opt, built.data.evaluation.get('train'))
     embedded = embed_splits(opt, built.model, built.data, splits)
-    print(processes.of_main(report, opt, embedded, splits, methods, names))
+    print(processes.run_on_rank_zero(report, opt, embedded, splits, methods, names))
 
 
 def report(opt, embedded, splits, methods, names):
@@ -243,7 +235,8 @@ def settings(opt, train):
     k1 = min(positives, K1) if opt.kreciprocal_k1 == 'auto' else opt.kreciprocal_k1
     k2 = max(1, round(k1 * K2 / K1)) if opt.kreciprocal_k2 == 'auto' else opt.kreciprocal_k2
     n = min(positives, N) if opt.alphaqe_n == 'auto' else opt.alphaqe_n
-    known = {'kreciprocal': {'k1': k1, 'k2': k2, 'weight': opt.kreciprocal_lambda},
+    known = {'kreciprocal': {'k1': k1, 'k2': k2, 'weight': opt.kreciprocal_lambda,
+                             **({'strict': True} if opt.kreciprocal_strict else {})},
              'alphaqe': {'n': n, 'alpha': opt.alphaqe_alpha}}
     return {method: known[method] for method in METHODS if method in opt.methods}
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from evaluation.ranking.nearest import first
 from evaluation.ranking.neighbours import Search, chunks
 from utilities import stopping
 
@@ -65,10 +66,8 @@ def nearest(embeddings, labels, same):
         scores = search.scores(part)
         mine = torch.as_tensor(part, device=embeddings.device)
         scores[(classes[mine, None] == classes) != same] = -torch.inf
-        found = scores.topk(k)
-        exist = found.values.isfinite().cpu().numpy()
-        far = (embeddings[mine, None] - embeddings[found.indices]).norm(dim=2).cpu().numpy()
-        rows[part], distances[part] = np.where(exist, found.indices.cpu(), -1), np.where(exist, far, np.inf)
+        rows[part], squared = first(search, part, scores, k)
+        distances[part] = np.sqrt(squared)
     return rows, distances
 
 

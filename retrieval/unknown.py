@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from records import columns
+from records import columns, run_folder
 from records.checkpoint import LAST
 from retrieval import search
 from retrieval.identification import row_at
 from utilities.errors import UserError
+from utilities.files import write_text
 
+CONTENT = {'network_id', 'own_similarity', 'share', 'fpir', 'seed', 'reason', 'thresholds', 'test'}
+CHECKSUM = 'crc32'
 ERRORS = ('threshold', 'fpir', 'fnir')
 KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # of a row
 
@@ -29,6 +32,28 @@ def file_of(place):
     return folder_of(place) / f'{stem}open_set.json'
 
 
+def write(file, content):
+    """Writes the content of an open_set.json, a dict, with its checksum."""
+    write_text(file, json.dumps(content | {CHECKSUM: checksum_of(content)}, indent=1) + '\n')
+
+
+def read(file):
+    """
+    The content that write() wrote; files of earlier versions have no checksum. Raises ValueError where it is damaged or
+    was edited, and OSError where it cannot be opened.
+    """
+    content = json.loads(file.read_text(encoding='utf-8'))
+    if not isinstance(content, dict) or content.keys() - {CHECKSUM} != CONTENT:
+        raise ValueError('damaged: not the content of such a file')
+    if content.pop(CHECKSUM, None) not in (checksum_of(content), None):
+        raise ValueError('damaged, or edited: its checksum does not fit its content')
+    return content
+
+
+def checksum_of(content):
+    return run_folder.checksum_of(json.dumps(content, sort_keys=True))
+
+
 def of_run(source, network_id):
     """
     The thresholds that were calibrated for the network of the run folder or checkpoint `source`: a list of rows, each
@@ -37,7 +62,7 @@ def of_run(source, network_id):
     """
     file = file_of(source)
     try:
-        content = json.loads(file.read_text(encoding='utf-8'))
+        content = read(file)
         rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
         known, reason = content['network_id'], content['reason']
     except FileNotFoundError:

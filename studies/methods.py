@@ -43,7 +43,7 @@ class Method:
 
     def column(self, metric):
         name = Column('test', metric).name
-        return columns.of_average(name) if self.name in AVERAGED else name
+        return columns.ema_column(name) if self.name in AVERAGED else name
 
     def has(self, metric):
         return all(self.column(metric) in run.rows[-1] for run in self.runs.values())

@@ -355,7 +355,7 @@ def test_flags_without_effect_are_named(tmp_path):
 
 def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
     def flags(command):
-        return [sentence.split('--')[2].split()[0] for sentence in parameters.too_short(parse(command), 50)]
+        return [sentence.split('--')[2].split()[0] for sentence in parameters.unreachable_schedules(parse(command), 50)]
 
     assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
         'cosine_delay', 'lr_warmup']
@@ -372,9 +372,10 @@ def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named
 
 def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
     recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
-    assert recipes and not [file.name for file in recipes if parameters.too_short(parse(f'--config {file}'), 10 ** 9)]
+    assert recipes and not [file.name for file in recipes
+                            if parameters.unreachable_schedules(parse(f'--config {file}'), 10 ** 9)]
     file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
-    assert len(parameters.too_short(parse(f'--config {file} --n_epochs 4'), 100)) == 2
+    assert len(parameters.unreachable_schedules(parse(f'--config {file} --n_epochs 4'), 100)) == 2
 
 
 @pytest.mark.parametrize('command', [

@@ -41,6 +41,7 @@ KINDS = {
     'flipped pixels': (files.flipped_pixels, 4, 30),
     'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
+    'changed data': (inputs.changed_data, 8, 100),
     'mutated command lines': (inputs.mutated_command_lines, 30, 300),
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),

@@ -92,6 +92,36 @@ def mutated_csv(lab, n):
         yield problem
 
 
+def changed_data(lab, n):
+    """The --csv file of a run that has begun changes so that classes and their sizes stay: a resume refuses it."""
+    file, group = lab.folder / 'list.csv', lab.group()
+    images = sorted((lab.folder / 'data').rglob('*.png'))
+    rows = [[str(image), image.parent.name, '0', '0', '8', '8'] for image in images]
+    head = ['path', 'label', 'x1', 'y1', 'x2', 'y2']
+
+    def save(head, rows):
+        write(file, '\n'.join(map(','.join, [head, *rows])))
+
+    save(head, rows)
+    folder = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--label_noise', .2, '--csv', file],
+                      lab.place(group))
+    for i in range(n):
+        changed, columns = [list(row) for row in rows], list(head)
+        one, other = lab.random.sample(range(len(rows)), 2)
+        if i % 4 == 0:                                     # a box
+            changed[one][lab.random.choice([4, 5])] = str(lab.random.randrange(1, 8))
+        elif i % 4 == 1:                                   # two rows change places
+            changed[one], changed[other] = changed[other], changed[one]
+        elif i % 4 == 2:                                   # two files change places, and so their labels
+            changed[one][0], changed[other][0] = changed[other][0], changed[one][0]
+        else:
+            column = lab.random.randrange(len(head))
+            columns[column] = lab.random.choice([columns[column].upper(), columns[column] + ' ', columns[column - 1]])
+        save(columns, changed)
+        child = start(['--resume', folder, '--n_epochs', 2])
+        yield outcome(child, {2})
+
+
 def mutated_command_lines(lab, n):
     """A command line with mutated, missing, repeated or exchanged words."""
     words = [str(word) for word in lab.arguments('plain', 'mutated')] + ['--n_epochs', '0']

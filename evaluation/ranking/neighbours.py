@@ -155,7 +155,7 @@ class Search:
             copies, firsts = (torch.from_numpy(index).to(scores.device)
                               for index in (self.copies, self.originals[self.copies]))
             scores[:, copies] = scores[:, firsts]
-        return self.without_left_out(scores, rows, images)
+        return self.mask_excluded(scores, rows, images)
 
     def precise_scores(self, rows):
         """As scores(), in float64; for Euclidean scores."""
@@ -164,7 +164,7 @@ class Search:
         for start in range(0, len(self.gallery), precision.ROWS):
             part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
             scores[:, start:start + precision.ROWS] = (queries @ part.T).sub_(self.half_norms(part))
-        return self.without_left_out(scores.sub_(self.half_norms(queries)[:, None]), rows)
+        return self.mask_excluded(scores.sub_(self.half_norms(queries)[:, None]), rows)
 
     def left_out(self, rows):
         """Places in `rows` and gallery images, [n] each: the pairs that are left out of the rankings."""
@@ -176,7 +176,7 @@ class Search:
         place = np.repeat(np.arange(len(rows)), counts)
         return place, order[np.arange(len(place)) + (first[rows] - ends + counts)[place]]
 
-    def without_left_out(self, scores, rows, images=None):
+    def mask_excluded(self, scores, rows, images=None):
         place, column = self.left_out(rows)
         if images is not None:
             found = np.minimum(np.searchsorted(images, column), len(images) - 1)
@@ -226,7 +226,7 @@ class Search:
         rows, everyone = np.searchsorted(self.query_index, queries), np.arange(len(self.gallery_index))
         if self.euclidean:
             scores = -torch.from_numpy(np.stack([self.squared_distances(row, everyone) for row in rows]))
-            scores = self.without_left_out(scores, rows)
+            scores = self.mask_excluded(scores, rows)
         else:
             scores = self.scores(rows)
         order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()

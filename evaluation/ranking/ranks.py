@@ -2,20 +2,22 @@
 The ranks of every query's positives: exact, in memory that grows with the number of positive pairs only.
 
 The rank of a positive is 1 + the number of gallery images that come before it: images with a higher score, or with the
-same score and a smaller index. Three ways give the same ranks: by_counting or by_sorting on the CPU (choosing selects
+same score and a smaller index. Three ways give the same ranks: by_counting or by_sorting on the CPU (faster_way chooses
 one of them), and by_torch on a GPU. They leave the queries that float32 cannot rank to by_differences.
 """
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from evaluation.ranking import choosing
 from evaluation.ranking.counting import by_counting
 from evaluation.ranking.deciding import by_differences
 from evaluation.ranking.neighbours import chunks
 from evaluation.ranking.sorting import by_sorting
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
+FEW = 4000                   # gallery images below which sorting is faster
+MOST_SHORT, MOST_DEEP = 100, 10    # positives per query above which sorting is faster: if no rank beyond their number
+                                   # matters, as for MAP@R; if others do
 
 BACKENDS = ('auto', 'count', 'sort', 'torch')
 
@@ -29,8 +31,17 @@ def positive_ranks(search, depth=np.inf, backend='auto'):
     backend:     one of BACKENDS.
     """
     if backend == 'auto':
-        backend = choosing.choose(search, depth) if search.queries.device.type == 'cpu' else 'torch'
+        backend = faster_way(search, depth) if search.queries.device.type == 'cpu' else 'torch'
     return {'count': by_counting, 'sort': by_sorting, 'torch': by_torch}[backend](search, depth)
+
+
+def faster_way(search, depth):
+    """
+    'count' or 'sort', whichever is usually faster on the CPU. Counting looks up nearly all scores where classes are
+    large and all ranks matter. The limits are from python -m benchmarks.evaluation sweep, at recall@1 of 0.3 to 0.99.
+    """
+    most = MOST_SHORT if np.all(depth <= search.n_positives) else MOST_DEEP
+    return 'count' if len(search.gallery) >= FEW and search.n_positives.mean() <= most else 'sort'
 
 
 def by_torch(search, depth):

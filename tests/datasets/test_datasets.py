@@ -387,7 +387,7 @@ def test_splits_that_may_be_empty(opt):
         assert 'test' not in found and sum(map(len, found.values())) == 8
     new = {'evaluate': 'a run', 'test_size': 1, 'split_scheme': 'half'}
     assert splits.split(opt(**new, use_tv_split=True), table([2] * 4)) == {'test': list(range(8))}
-    assert list(splits.split(opt(embed=['run', 'x.npz']), table([1], parts=['test']))) == ['test']
+    assert list(splits.split(opt(evaluate='run'), table([1], parts=['test']))) == ['test']
     with pytest.raises(UserError, match='split is empty'):
         splits.split(opt(**new), table([]))
 

@@ -76,7 +76,7 @@ def test_a_key_that_occurs_twice_is_refused(name, content, opt, tmp_path):
         split_file.apply(opt(splits=str(tmp_path / name)), ImageTable(CLASSES, CLASSES))
 
 
-@pytest.mark.parametrize('content', [b'\x80\x04\x95', b'{', b'[' * 100_000])
+@pytest.mark.parametrize('content', [b'\x80\x04\x95', b'{', b'[' * 3_000])
 def test_files_that_are_not_json_are_refused_and_pickles_never_loaded(content, opt, tmp_path):
     for name in ('a.json', 'a.pkl'):
         (tmp_path / name).write_bytes(content)

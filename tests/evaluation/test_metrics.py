@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import evaluation
 from evaluation import clustering, geometry, metrics, protocol, retrieval, titles
 from evaluation.metrics import Metric
-from evaluation.ranking import choosing, counting, neighbours, ranks, sorting
+from evaluation.ranking import counting, neighbours, ranks, sorting
 from records import checkpoint, columns, reading
 from reports import selection
 from tests.helpers import ROOT, folder_of, rows_of
@@ -181,20 +181,15 @@ def within_depth(groups, depth=30):
             for row, ranks in zip(rows, found, strict=True)}
 
 
-def test_auto_chooses_by_the_scores():
-    """Few positives, or well separated classes: counting; large classes that overlap, or few images: sorting."""
-    random = np.random.default_rng(0)
-    normal = random.normal(size=(2, 4200, 16)).astype(np.float32)
-
-    def chosen(n_classes, spread, short=False, n=4200):
+def test_auto_chooses_by_the_numbers_of_images():
+    """Few positives, or few ranks that matter: counting; large classes, or few images: sorting."""
+    def chosen(n_classes, short=False, n=4200):
         labels = np.arange(n) % n_classes
-        search = neighbours.Search(torch.from_numpy(normal[0][labels] + spread * normal[1][:n]), labels)
-        return {choosing.choose(search, search.n_positives if short else np.inf) for _ in range(2)}
+        search = neighbours.Search(torch.zeros(n, 2), labels)
+        return ranks.faster_way(search, search.n_positives if short else np.inf)
 
-    assert chosen(n_classes=1000, spread=.1) == chosen(n_classes=50, spread=.1) == {'count'}
-    assert chosen(n_classes=50, spread=.1, n=3999) == {'sort'}
-    assert chosen(n_classes=50, spread=2) == {'sort'}
-    assert chosen(n_classes=300, spread=2, short=True) == {'count'} and chosen(n_classes=300, spread=2) == {'sort'}
+    assert chosen(1000) == chosen(1000, short=True) == chosen(50, short=True) == 'count'
+    assert chosen(1000, n=3999) == chosen(50) == chosen(30, short=True) == 'sort'
 
 
 def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():

@@ -1,6 +1,7 @@
 """Unknown classes: the metrics, the gallery and the threshold against loops over queries; the command."""
 import argparse
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import retrieval
 from evaluation.embedding import Embedded
-from retrieval import identification
+from retrieval import identification, open_set
 from retrieval.identification import Answers
 from tests.helpers import after_training, folder_of, printed_metrics
 
@@ -111,6 +112,20 @@ def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
         assert found.similarity[place] == pytest.approx(similarity, abs=1e-12)
         assert found.is_right[place] == (labels[image] == labels[query]) and found.labels[place] == labels[query]
         assert found.is_known[place] == (sizes[labels[query]] > 0)
+
+
+@pytest.mark.parametrize('share', [0, .5])
+def test_tight_clusters_are_judged_as_in_float64(share):
+    """Clusters of several classes, too small for float32 to order their images."""
+    random = np.random.default_rng(0)
+    labels, centres = random.integers(0, 40, 400), random.normal(size=(8, 32))
+    points = centres[labels % 8] / np.linalg.norm(centres[labels % 8], axis=1, keepdims=True)
+    part = Embedded(torch.from_numpy(points + 3e-5 * random.normal(size=points.shape)).float(), images_of(labels))
+    wide, (is_query, in_gallery) = part.embeddings.double().numpy(), identification.divided(part.images, share, 0)
+    squared = ((wide[is_query][:, None] - wide[in_gallery]) ** 2).sum(axis=2)
+    found = identification.answers_of(identification.search_of(part, share, 0))
+    assert np.array_equal(found.is_right, labels[in_gallery][squared.argmin(axis=1)] == labels[is_query])
+    np.testing.assert_allclose(found.similarity, 1 - squared.min(axis=1) / 2, rtol=0, atol=1e-15)
 
 
 def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
@@ -226,7 +241,18 @@ def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, mo
     assert again['test']['os_threshold'] <= stored['test']['os_threshold']
     assert after_training(folder / f'{name}.pt', 'open_set') == 0
     assert (folder / f'{name}_open_set.json').exists() and retrieval.load(folder / f'{name}.pt', 'cpu')[0].open_set
-    capsys.readouterr()
+    stored = (folder / 'open_set.json').read_text()
+    for flags, kind in ((['--test_start', '0'], 'test'), (['--test_size', '.3'], 'test'),
+                        (['--tv_split_perc', '.3'], 'training')):
+        capsys.readouterr()
+        assert after_training(folder, 'open_set', *flags) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf'No threshold: the validation split has \d {kind} classes, such as class_', out)
+        assert 'os_threshold' not in out and (folder / 'open_set.json').read_text() == stored, flags
+    images = {'val': ['class_03', 'class_04'], 'test': ['class_00', 'class_07']}
+    images = {split: argparse.Namespace(class_names=names) for split, names in images.items()}
+    reason = open_set.no_threshold(argparse.Namespace(evaluate=folder), argparse.Namespace(evaluation=images))
+    assert reason.startswith('the test split has 1 training classes, such as class_00')
     for flags, sentence in ((['.05'], 'open_set 0.05: 0 of the 6 test classes would be unknown; give a share'),
                             (['1'], 'open_set 1: 6 of the 6 test classes would be unknown'),
                             (['1.5'], 'expected a number of at least 0 and at most 1'),

@@ -27,7 +27,7 @@ def squared(points):
     return [[float(((a - b) ** 2).sum()) for b in points] for a in points]
 
 
-def jaccard_distances(points, k1, k2, weight):
+def jaccard_distances(points, k1, k2, weight, strict=False):
     """The final distance of Zhong et al. for all pairs of points, by loops over sets."""
     original, everyone = squared(points), range(len(points))
     # each image is the nearest one of its own
@@ -43,7 +43,7 @@ def jaccard_distances(points, k1, k2, weight):
         members = set(near)
         for q in near:
             half = reciprocal(q, round(k1 / 2))
-            if len(near & half) >= 2 / 3 * len(half) - 1e-9:
+            if 3 * len(near & half) >= 2 * len(half) + strict:
                 members |= half
         weights = [math.exp(-original[p][g] / largest[p]) if g in members else 0.0 for g in everyone]
         encodings.append([weight / sum(weights) for weight in weights])
@@ -144,8 +144,27 @@ def test_alpha_query_expansion_is_the_definition_of_the_paper(n, alpha, divided)
     is_query = np.arange(len(labels)) % 4 == 0 if divided else None
     in_gallery = ~is_query if divided else np.ones(len(labels), bool)
     expected = -expanded_similarities(points, n, alpha, in_gallery)
-    values = computed(points, labels, functools.partial(reranking.alpha_expanded, n=n, alpha=alpha), is_query)
+    values = computed(points, labels, functools.partial(reranking.AlphaExpanded, n=n, alpha=alpha), is_query)
     assert values == pytest.approx(judged(expected, labels, is_query))
+
+
+def test_alpha_query_expansion_far_from_the_origin_is_exact():
+    """Around 100, the points of the unit sphere differ in the last digits of float32."""
+    for seed in range(20):
+        points, labels = images([5, 3, 6, 4], seed)
+        expected = -expanded_similarities(points + 100, 3, 3.0, np.ones(18, bool))
+        values = computed(points + 100, labels, functools.partial(reranking.AlphaExpanded, n=3))
+        assert values == pytest.approx(judged(expected, labels)), seed
+
+
+def test_strict_takes_the_rule_of_the_authors_code():
+    points, labels = images([6] * 8)
+    for k1 in (5, 9):
+        both = [jaccard_distances(points, k1, 2, 0.3, strict) for strict in (False, True)]
+        found = 0.7 - reranking.KReciprocal(points, labels, k1=k1, k2=2, strict=True).scores(np.arange(48)).numpy()
+        off = ~np.eye(48, dtype=bool)
+        np.testing.assert_allclose(found[off], both[1][off], atol=2e-6)
+        assert np.abs(both[0] - both[1]).max() > 1e-3
 
 
 def test_images_of_the_querys_camera_are_neighbours_but_not_ranked():
@@ -187,7 +206,7 @@ def test_nearest_images_are_those_of_a_stable_sort(n, k):
     points = torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(n)).float()       # many ties
     distances = np.array([((points - point) ** 2).sum(dim=1).numpy() for point in points])
     np.fill_diagonal(distances, np.inf)
-    found, farthest = reranking.nearest(search := Search(points, np.zeros(n, int)), k)
+    found, farthest = reranking.neighbours_of(search := Search(points, np.zeros(n, int)), k)
     assert (found == np.argsort(distances, axis=1, kind='stable')[:, :min(k, n - 1)]).all()
     scale = float((-2 * search.scores(np.arange(n))[0, -1]) / distances[0, -1]) if n > 1 and distances[0, -1] else 1
     np.testing.assert_allclose(farthest, scale * np.where(np.isinf(distances), 0, distances).max(axis=1), rtol=1e-5)
@@ -197,8 +216,8 @@ def test_auto_takes_the_size_of_the_training_classes_and_at_most_the_papers_numb
     class Train(list):
         n_classes = 10
 
-    defaults = {'kreciprocal_k1': 'auto', 'kreciprocal_k2': 'auto', 'kreciprocal_lambda': 0.3, 'alphaqe_n': 'auto',
-                'alphaqe_alpha': 3.0}
+    defaults = dict.fromkeys(('kreciprocal_k1', 'kreciprocal_k2', 'alphaqe_n'), 'auto')
+    defaults |= {'kreciprocal_lambda': 0.3, 'kreciprocal_strict': False, 'alphaqe_alpha': 3.0}
 
     def used(size, **flags):
         train = Train(range(size)) if size else None

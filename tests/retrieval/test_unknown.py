@@ -22,8 +22,8 @@ def calibrated(trained, tmp_path):
     def make(*rows, **changes):
         run = shutil.copytree(trained, tmp_path / 'runs' / 'calibrated', dirs_exist_ok=True)
         (run / 'open_set.json').write_text(json.dumps({
-            'network_id': retrieval.load(trained, 'cpu')[0].id, 'own_similarity': None, 'share': 0.5, 'reason': None,
-            'thresholds': rows} | changes))
+            'network_id': retrieval.load(trained, 'cpu')[0].id, 'own_similarity': None, 'share': 0.5, 'fpir': 0.1,
+            'seed': 1, 'reason': None, 'thresholds': rows, 'test': {}} | changes))
         return run
     return make
 
@@ -97,9 +97,13 @@ def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, t
         assert code == 0 and out.endswith('exact search\n') and sentence in err
         assert call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')[2].find(
             'Note: no query') < 0
-    with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python main.py'):
+    with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python Eval'):
         retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
-    for text in '{"thresholds": [{}]}', '[', '{}', '[]':
+    unknown.write(run / 'open_set.json', json.loads((run / 'open_set.json').read_text()) | {'reason': None})
+    whole = (run / 'open_set.json').read_text()
+    edited = whole.replace('0.999999', '0.899999'), whole.replace('"crc32"', '"crc22"'), whole.replace('share', 'shard')
+    for text in ('{"thresholds": [{}]}', '[', '{}', '[]', *edited):
+        assert text != whole
         (run / 'open_set.json').write_text(text)
         code, _, err = call('index', run, photos, '--out', tmp_path / 'index')
         assert code == 2 and 'open_set.json: not readable' in err

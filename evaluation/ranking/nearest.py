@@ -1,0 +1,67 @@
+"""The nearest gallery images of the queries of a Search: float32 finds the candidates, float64 decides their order."""
+import numpy as np
+import torch
+
+from evaluation.ranking import precision
+from evaluation.ranking.counting import highest, pick
+from evaluation.ranking.neighbours import chunks, rows_of
+
+BLOCK = 64                   # gallery images of which only the highest score is compared at first
+PAIRS = 1 << 16              # pairs whose distances are computed together: 64 MB with 128 dimensions
+
+
+def first(search, rows, scores, k, images=None):
+    """
+    The k images that come first for the queries `rows` by their float32 `scores` [q, n], which are those of the whole
+    gallery, or of its `images`, an ascending index array [n]. A score of −inf leaves an image out.
+
+    Returns their indices in the gallery [q, k], −1 where there are fewer, and their distances() [q, k] float64, inf
+    there. Equal distances are ordered by index, and float64 decides between all scores that float32 cannot order.
+    """
+    found, distance = np.full((len(rows), k), -1), np.full((len(rows), k), np.inf)
+    n = min(k, scores.shape[1])
+    if not n or not len(rows):
+        return found, distance
+    least = at_place(scores, n) - search.blur(rows).to(scores.device)
+    chosen = (scores >= least[:, None]) & (scores > -torch.inf)
+    if scores.device.type == 'cpu':
+        row, column, _ = pick(scores.numpy(), chosen.numpy())
+    else:
+        row, column = chosen.nonzero().cpu().numpy().T
+    column = column if images is None else images[column]
+    far = distances(search, rows[row], column)
+    order = np.lexsort((column, far, row))
+    row, column, far = row[order], column[order], far[order]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    some = place < k
+    found[row[some], place[some]], distance[row[some], place[some]] = column[some], far[some]
+    return found, distance
+
+
+def at_place(scores, k):
+    """[q] the k-th highest score of each row of [q, n]."""
+    if scores.device.type != 'cpu':
+        return scores.topk(k, dim=1).values[:, -1]
+    scores, n = scores.numpy(), scores.shape[1]
+    # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
+    bound = highest(scores[:, :n - n % BLOCK].reshape(len(scores), BLOCK, -1).max(axis=1, initial=-np.inf), k)
+    return torch.from_numpy(bound if np.isfinite(bound).all() else highest(scores, k))
+
+
+def distances(search, rows, images):
+    """
+    [n] float64: the squared distances of queries and gallery images, two index arrays [n], from differences; in a
+    ranking of its own, minus the scores. Gallery images with identical embeddings have equal distances.
+    """
+    copies = None
+    if len(search.copies):
+        pairs, copies = np.unique(rows * len(search.gallery) + search.originals[images], return_inverse=True)
+        rows, images = pairs // len(search.gallery), pairs % len(search.gallery)
+    found = [np.empty(0)]
+    for some in chunks(np.arange(len(rows)), 1, PAIRS):
+        queries, gallery = (precision.wide(rows_of(points, index[some]))
+                            for points, index in ((search.queries, rows), (search.gallery, images)))
+        pairs = (queries - gallery).square_().sum(dim=1) if search.euclidean else -(queries * gallery).sum(dim=1)
+        found.append(pairs.cpu().numpy())
+    found = np.concatenate(found)
+    return found if copies is None else found[copies]
