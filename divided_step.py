@@ -55,9 +55,7 @@ class DividedStep:
         if processes.count() == 1 and n_pieces == 1:
             return plain(images, labels, indices, step, epoch)
         self.connect()
-        for optimizer in plain.optimizers:
-            optimizer.zero_grad()
-        labels, indices = (given.to(self.opt.device, non_blocking=True) for given in (labels, indices))
+        labels, indices = plain.begin(labels, indices)
         pieces, part, keep = images.tensor_split(n_pieces), exchange.part(n), n_pieces == 1
         sizes = [len(piece) for piece in pieces]
         seeds = [derive(self.opt.seed, 'piece', step, start)
@@ -112,8 +110,7 @@ class DividedStep:
         parameters and, if it calls f_embed, of f_embed's parameters.
         """
         leaves = {name: inputs[name].requires_grad_() for name in self.shapes}
-        loss = self.plain.loss(inputs, **more)
-        self.scaler.scale(loss).backward()
+        loss = self.plain.backward(inputs, **more)
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
         gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
         return leaves['batch'].detach(), gradient, loss.detach().to(gradient.dtype)

@@ -17,7 +17,7 @@ import evaluation
 import parameters
 import parts
 from architectures.depth import gradients_by_block
-from records import columns, lock, reading, run_folder
+from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
 from records.writing import Records, untrained
@@ -33,28 +33,25 @@ def run(opt, arguments):
     """One run: build the parts, evaluate the untrained network, then train, evaluate and record epoch by epoch."""
     built, state = begin(opt, arguments)
     with lock.held(state.folder), explained_stop(opt, state):
-        first = continue_run(opt, state, arguments, built.data) if opt.resume else 0
-        print(parts.summary(opt, state.folder, built, first))
-        own = (opt, state.folder, state.settings, first, state.records)
-        with Records(*own) if processes.is_main() else contextlib.nullcontext() as records:
+        if opt.resume:
+            continue_run(opt, state, arguments, built.data)
+        print(parts.summary(opt, state.folder, built, state.next_epoch))
+        with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
-            if first == 0:
+            if state.next_epoch == 0:
                 evaluated = None
                 if opt.check_untrained_accuracy or not opt.n_epochs:
                     evaluated, embedded = evaluate_untrained(opt, built, state.folder)
-                processes.of_main(record, records, built, state, 0, {}, evaluated, embedded)
-            for epoch in range(max(first, 1), opt.n_epochs + 1):
-                if processes.of_main(patience_is_over, opt, state):
+                record(records, built, state, 0, {}, evaluated, embedded)
+            for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
+                if state.patience_is_over(opt.patience):
                     break
                 trained, evaluated = train_epoch(opt, built, loader, epoch), None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluate(opt, built, epoch)
-                processes.of_main(record, records, built, state, epoch, trained, evaluated, embedded)
-            split = evaluation.split_of_pictures(opt, built.data)
-            if split not in embedded:
-                embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
-            processes.of_main(finish, opt, built, embedded, split, records, state)
+                record(records, built, state, epoch, trained, evaluated, embedded)
+            finish(opt, built, embedded, records, state)
 
 
 def begin(opt, arguments):
@@ -63,30 +60,27 @@ def begin(opt, arguments):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.settings_of(opt)
     built = parts.build(opt)
-    for sentence in parameters.too_short(opt, opt.n_epochs * built.schedule.n_steps):
+    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
+        print(f'Note: the data have {changed} than {opt.reproduce}.')
+    for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
-    folder = Path(processes.of_main(find_folder, opt, settings, arguments, built.data))
-    run_id = processes.of_main(lambda: run_folder.read(folder)['run_id'])
-    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), run_id, lowest)
-
-
-def find_folder(opt, settings, arguments, data):
-    """The run's folder: a new one, or the folder of --resume, whose splits must equal the splits of `data`."""
+    files = parameters.checksums_of_files(settings)
     if opt.resume:
-        run_folder.require_same_data(opt.resume, data.description)
-        run_folder.require_same_files(opt.resume, parameters.checksums_of_files(settings))
-        return Path(opt.resume)
-    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), data.description)):
-        print(f'Note: the data have {changed} than {opt.reproduce}.')
-    return run_folder.create(opt, settings, arguments, data.description, datasampler.chosen_later(opt),
-                             parameters.checksums_of_files(settings))
+        folder = Path(opt.resume)
+        run_folder.require_same_data(folder, built.data.description)
+        run_folder.require_same_files(folder, files)
+    else:
+        chosen = datasampler.chosen_later(opt)
+        folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
+    lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), checkpoint.run_id(folder),
+                             lowest)
 
 
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = processes.of_main(parameters.find_run, opt)
+    found = parameters.find_run(opt)
     if found is None:
         return opt
     folder, is_finished = found
@@ -97,20 +91,11 @@ def continued(opt, arguments):
 
 
 def continue_run(opt, state, arguments, data):
-    """Restores the run of --resume and records the resumption; returns the next epoch."""
+    """Restores the run of --resume, and records that it goes on."""
     if moved := parameters.metrics_of_old(opt.resume):
         print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
               f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
-    if first != processes.of_main(note_resumption, opt, state, arguments, first, data):
-        raise RunFailed(f'The processes of the run do not see the same {state.last}: the run folder must be in a file '
-                        'system that all machines share.')
-    return first
-
-
-def note_resumption(opt, state, arguments, first, data):
-    """Checks and records that a run goes on with the epoch `first`, which it returns."""
-    remove_temporary(state.folder)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
@@ -118,8 +103,13 @@ def note_resumption(opt, state, arguments, first, data):
         state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    run_folder.note_resumption(state.folder, state.settings, arguments, first, data.description)
-    return first
+    note_resumption(state, arguments, data)
+
+
+@processes.rank_zero_only
+def note_resumption(state, arguments, data):
+    remove_temporary(state.folder)
+    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description)
 
 
 @contextlib.contextmanager
@@ -148,7 +138,7 @@ def evaluate(opt, built, epoch):
     row, embedded = evaluation.evaluate(opt, built.model, built.data, built.criterion, epoch)
     if built.ema:
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
-        row |= {columns.of_average(name): value for name, value in averaged.items() if isinstance(value, float)}
+        row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
     return row, embedded
 
 
@@ -156,7 +146,7 @@ def evaluate_untrained(opt, built, folder):
     """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
     if not opt.untrained:
         return evaluate(opt, built, epoch=0)
-    return processes.of_main(untrained, opt.untrained, folder, parameters.of_the_untrained()), {}
+    return untrained(opt.untrained, folder, parameters.epoch0_flags()), {}
 
 
 def train_epoch(opt, built, loader, epoch):
@@ -192,20 +182,23 @@ def record(records, built, state, epoch, trained, evaluated, embedded):
     records.summarise(state)
 
 
-def patience_is_over(opt, state):
-    """Whether the best validation score is from more than --patience epochs before the last evaluation."""
-    best = state.best.get(Column('val', opt.storage_metrics[0]).name)
-    return bool(opt.patience and best and state.row['epoch'] - best['epoch'] > opt.patience)
+def finish(opt, built, embedded, records, state):
+    """Plots the curves and the last network's embeddings of a split, and marks the run as finished."""
+    split = evaluation.split_of_pictures(opt, built.data)
+    if split not in embedded:
+        embedded = evaluation.embed_splits(opt, built.model, built.data, [split], built.criterion)
+    finish_records(opt, embedded[split], split, records, state)
 
 
-def finish(opt, built, embedded, split, records, state):
-    """Plots the curves and the last network's embeddings of `split`, and marks the run as finished."""
+@processes.rank_zero_only
+def finish_records(opt, embedded, split, records, state):
+    """The part of finish() that process 0 does alone. embedded: the Embedded of `split`."""
     plots, panel = state.folder / 'plots', state.folder / f'retrieval_{split}.png'
     if opt.pictures != ['none']:
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
-    saved = evaluation.pictures.save(opt, embedded[split], split, plots, panel if opt.pictures != ['none'] else None)
+    saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
     if opt.projector:
-        evaluation.projector.write(embedded[split], state.folder / 'tensorboard')
+        evaluation.projector.write(embedded, state.folder / 'tensorboard')
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

@@ -49,15 +49,21 @@ class TrainingStep:
         step:    number of the step in the run, from 1.
 
         Returns the embeddings [B, D] and {name: scalar} for the log.
+
+        What is changed in the lines below is without effect with --micro_bs or several processes: divided_step.py has
+        lines of its own, which embed the batch in parts. It calls the methods below, so that changes there act in both.
         """
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        labels, indices = (given.to(self.opt.device, non_blocking=True) for given in (labels, indices))
+        labels, indices = self.begin(labels, indices)
         outputs = self.embed(images) | self.costly(images)
-        loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
-        self.scaler.scale(loss).backward()
+        loss = self.backward(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
         norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
         return outputs['batch'], self.update(loss, norm)
+
+    def begin(self, labels, indices):
+        """Sets all gradients to zero. Returns labels and indices [B] on the device."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        return (given.to(self.opt.device, non_blocking=True) for given in (labels, indices))
 
     def embed(self, images):
         """images [b, 3, H, W] -> embeddings, pooled features and, if asked for, feature maps, in at least float32."""
@@ -78,8 +84,18 @@ class TrainingStep:
             found['images'] = self.model.normalised(network_input(images, self.opt.device))
         return found
 
+    def backward(self, outputs, **more):
+        """Returns the loss of the whole batch, after its backward pass. The arguments are those of loss()."""
+        loss = self.loss(outputs, **more)
+        self.scaler.scale(loss).backward()
+        return loss
+
     def loss(self, outputs, **more):
-        """The loss of the whole batch. outputs: from embed() and costly(); more: labels, indices, step and epoch."""
+        """
+        The loss of the whole batch: the place for a further term. outputs: from embed() and costly(); more: labels,
+        indices, step and epoch. In a divided step, the gradient goes back to the outputs first, then to the network, so
+        that a term may use the gradient with respect to the outputs, but not the one with respect to the images.
+        """
         if self.opt.tuple_statistics:
             self.counted = hard_pairs(outputs['batch'], more['labels'])
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)

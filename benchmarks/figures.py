@@ -87,10 +87,10 @@ def markdown(found):
     keys = sorted(dict.fromkeys(key for rows in of_machine for key in rows), key=lambda key: order.index(key[0]))
     heads = [one['machine']['device'] or one['machine']['processor'] for one in found]
     return table(['job; peer', *heads, 'target', 'met'], [
-        [key[1], *(ratio_of(rows[key]) if key in rows else '' for rows in of_machine), f'{key[2]:.2f}',
+        [key[1], *(ratio_text(rows[key]) if key in rows else '' for rows in of_machine), f'{key[2]:.2f}',
          'yes' if all(rows[key]['met'] for rows in of_machine if key in rows) else 'no'] for key in keys])
 
 
-def ratio_of(row):
+def ratio_text(row):
     """The ratio of a record, in bold if it misses the target."""
     return f'{row["ratio"]:.2f}' if row['met'] else f'**{row["ratio"]:.2f}**'

@@ -96,7 +96,7 @@ def processes(run):
     """A batch that two processes share, on NCCL, beside one process."""
     if run.device.type == 'cuda' and torch.cuda.device_count() < N_PROCESSES:
         raise UserError('two processes need two GPUs, and there is one')
-    shared, _ = step.of_processes(N_PROCESSES, run.flags)
+    shared, _ = step.measure_processes(N_PROCESSES, run.flags)
     alone = median(step.measure({'step': step.Case(run.flags).step})['step'])
     yield Row(f'training step, {run.job}, {N_PROCESSES} processes; one process', shared, alone, 0.75)
 

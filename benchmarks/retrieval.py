@@ -72,15 +72,15 @@ def search_row(folder, queries, truth, is_exact):
     """Seconds and MB to the answer of the first query, ms of a query alone, of one among N_QUERIES, and the recall."""
     seconds, memory = measure(lambda: opened(folder, is_exact))
     index = opened(folder, is_exact)
-    alone = [seconds_of(lambda query=query: index.query(query[None])) for query in queries[:50]]
-    together = seconds_of(lambda: index.nearest(queries)) / len(queries)
+    alone = [processor_seconds(lambda query=query: index.query(query[None])) for query in queries[:50]]
+    together = processor_seconds(lambda: index.nearest(queries)) / len(queries)
     found = index.nearest(queries)[0]
     recall = np.mean([np.isin(one, other).mean() for one, other in zip(truth, found, strict=True)])
     return (f'| {"exact" if is_exact else "inverted file"} | {seconds:.1f} | {memory:,.0f} | '
             f'{np.median(alone) * 1e3:.2f} | {together * 1e3:.2f} | {recall:.3f} |')
 
 
-def seconds_of(function):
+def processor_seconds(function):
     began = time.process_time()
     function()
     return time.process_time() - began

@@ -84,7 +84,7 @@ def measure(opt):
           f'--cpu_rank {time.process_time() - began:.2f}    (a loss of a batch of 32: {1e3 * times["loss"]:.2f} ms)')
 
 
-def of_run(opt, data, n_gpus):
+def run_costs(opt, data, n_gpus):
     """
     The costs of one run whose batch is shared by n_gpus GPUs: {'hours': wall time, 'GB': network traffic, 'memory': GB
     per GPU}.
@@ -120,7 +120,7 @@ def main():
     print('|---|---|---|---|---|---|---|---|')
     for n_gpus in (1, 8, 64):
         for n_of_run in sorted({1, min(n_gpus, opt.per_machine), n_gpus}):
-            costs = [of_run(opt, data, n_of_run) for data in DATA]
+            costs = [run_costs(opt, data, n_of_run) for data in DATA]
             hours = n_runs * sum(cost['hours'] for cost in costs)
             traffic, at_once = n_runs * sum(cost['GB'] for cost in costs), n_gpus // n_of_run
             print(f'| {n_gpus} | {n_of_run} | {at_once} | {hours * n_of_run:,.0f} | {hours / at_once / DAY:.1f} | '

@@ -142,7 +142,7 @@ def shared(rank, n, flags, folder):
     dist.destroy_process_group()
 
 
-def of_processes(n, flags):
+def measure_processes(n, flags):
     """(seconds per step, peak memory of a process in MiB) of n processes."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(shared, (n, flags, folder), n)
@@ -187,7 +187,7 @@ def main(flags):
         print('2 processes: need two GPUs')
     else:
         for more in ([], ['--micro_bs', str(-(-opt.bs // 8))]):
-            taken, memory = of_processes(2, [*flags, *more])
+            taken, memory = measure_processes(2, [*flags, *more])
             line(' '.join(['2 processes', *more]), taken, taken / median(bare), opt.bs, memory)
     parts = plain.parts()
     print('the plain step: ' + ', '.join(f'{name} {taken / sum(parts.values()):.1%}' for name, taken in parts.items()))

@@ -32,10 +32,11 @@ def draw(opt, model, data, criterion, folder):
                         f'the setting of the run; name some of {", ".join(PICTURES)}')
     if processes.is_main() and not Path(folder).parent.is_dir():
         raise UserError(f'pictures {folder}: there is no folder {Path(folder).parent}')
-    processes.of_main(require_writable_folder, folder, 'pictures')
+    processes.run_on_rank_zero(require_writable_folder, folder, 'pictures')
     split = split_of_pictures(opt, data)
     embedded = embed_splits(opt, model, data, [split], criterion)[split]
-    files = [Path(file) for file in processes.of_main(save, opt, embedded, split, folder, None, ('png', 'svg'))]
+    saved = processes.run_on_rank_zero(save, opt, embedded, split, folder, None, ('png', 'svg'))
+    files = [Path(file) for file in saved]
     for file in files:
         print(file)
     drawn = {file.stem for file in files}

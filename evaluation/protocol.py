@@ -42,7 +42,7 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits, criterion)
-    return processes.of_main(metrics_of, opt, embedded, splits, metrics), embedded
+    return processes.run_on_rank_zero(metrics_of, opt, embedded, splits, metrics), embedded
 
 
 def show(opt, built):
@@ -89,7 +89,7 @@ def validate(opt, model, data, metrics):
     """
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
-        values = processes.of_main(compute, metrics, embedded.embeddings, embedded.images.labels,
+        values = processes.run_on_rank_zero(compute, metrics, embedded.embeddings, embedded.images.labels,
                                    embedded.images.is_query, opt.seed)
     model.train()
     return values
@@ -97,10 +97,10 @@ def validate(opt, model, data, metrics):
 
 def write_embeddings(opt, model, data, file):
     """Writes the embeddings of the splits to evaluate into an .npz file. Raises UserError if it cannot be written."""
-    processes.of_main(require_writable, file, 'embeddings')
+    processes.run_on_rank_zero(require_writable, file, 'embeddings')
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits)
-    processes.of_main(write, {split: embedded[split] for split in splits}, file)
+    processes.run_on_rank_zero(write, {split: embedded[split] for split in splits}, file)
     print(f'Embeddings, their norms, labels, class names, paths and splits: {file}')
 
 

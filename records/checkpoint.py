@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from records import columns, published
+from records import columns, published, run_folder
 from records.run_folder import LAST
-from utilities.errors import UserError
+from utilities import processes
+from utilities.errors import RunFailed, UserError
 from utilities.files import atomic, kind_of
 
 
@@ -26,14 +27,18 @@ class Checkpoint:
     row:      the last row that has metrics.
     records:  the result of Records.contents() at the last save; None for a new run.
     run_id:   the id in config.yaml, by which a checkpoint of another run is recognised.
+    next_epoch: the epoch after the one that resume() has restored; 0 for a new run.
+
+    Process 0 alone saves; all processes resume.
     """
 
     def __init__(self, folder, settings, metrics, parts, run_id=None, lowest=()):
         self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
         self.run_id, self.lowest = run_id, lowest
         self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
-        self.last = self.folder / LAST
+        self.last, self.next_epoch = self.folder / LAST, 0
 
+    @processes.rank_zero_only
     def save(self, epoch, row, records=None):
         """
         Writes the state after `epoch`, and the network for each metric whose value in `row` is the best so far.
@@ -66,9 +71,15 @@ class Checkpoint:
         differences: function of a checkpoint's settings; returns sentences on the settings that differ, although no
                      resumption can have changed them.
         """
-        if not self.last.exists():
-            return 0
-        states = load(self.last)
+        if self.last.exists():
+            self.restore(load(self.last), differences)
+        if self.next_epoch != processes.run_on_rank_zero(lambda: self.next_epoch):
+            raise RunFailed(f'The processes of the run do not see the same {self.last}: the run folder must be in a '
+                            'file system that all machines share.')
+        return self.next_epoch
+
+    def restore(self, states, differences):
+        """Takes over the content of a checkpoint."""
         if found := differences(states['settings']):
             raise UserError(f'{self.last}: it was written by a run with other settings than those in config.yaml: '
                             f'{", ".join(found)}; copy the run folder again')
@@ -80,8 +91,19 @@ class Checkpoint:
                                 f'{" ".join(str(error).split())[:200]}'
                                 ) from None
         self.best, self.row, self.records = states['best'], states['row'], states.get('records')
-        self.trained = states['epoch'] > 0
-        return states['epoch'] + 1
+        self.trained, self.next_epoch = states['epoch'] > 0, states['epoch'] + 1
+
+    def patience_is_over(self, patience):
+        """Whether the best validation score is from more than `patience` epochs before the last evaluation."""
+        best = self.best.get(columns.Column('val', self.metrics[0]).name)
+        return processes.run_on_rank_zero(
+            lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
+
+
+@processes.rank_zero_only
+def run_id(folder):
+    """The id of a run; None in the other processes, which may not see a new folder yet."""
+    return run_folder.read(folder)['run_id']
 
 
 def load(path):

@@ -92,11 +92,11 @@ def sem(name):
     return SEM + name
 
 
-def of_average(name):
+def ema_column(name):
     """
     The column of a metric of the moving average of the weights; as for sem(), parse() takes names without EMA.
 
-    >>> of_average('test_nmi'), parse(of_average('test_nmi'))
+    >>> ema_column('test_nmi'), parse(ema_column('test_nmi'))
     ('ema_test_nmi', None)
     """
     return EMA + name

@@ -31,7 +31,8 @@ def savename(opt):
 
 def create(opt, settings, arguments, description, chosen=(), files=None):
     """
-    Makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is appended.
+    Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
+    appended. All processes return the folder.
 
     settings:    the flags, as parameters.settings_of gives them.
     arguments:   the arguments of the command line.
@@ -39,6 +40,12 @@ def create(opt, settings, arguments, description, chosen=(), files=None):
     files:       {flag: checksum of the file that it names}.
     chosen:      the flags that were not given, and whose values the run may adapt to its data.
     """
+    from utilities import processes  # imports torch, which reading run folders does not need
+    return Path(processes.run_on_rank_zero(make, opt, settings, arguments, description, chosen, files))
+
+
+def make(opt, settings, arguments, description, chosen, files):
+    """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),

@@ -9,6 +9,7 @@ import numpy as np
 
 from records import backends, columns, database, reading, run_folder
 from records.columns import Column
+from utilities import processes
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
 
@@ -17,7 +18,7 @@ SPECTRUM = 'rho_spectrum@0'                                # the metric that is 
 
 class Records:
     """
-    A context manager, which closes the database and the backends at the end.
+    A context manager, which closes the database and the backends at the end. It writes in process 0 only.
 
     folder: the run folder. start: the epoch with which the run begins or continues. Rows from this epoch on, which a
     killed run has left, are dropped, since these epochs are repeated.
@@ -25,7 +26,9 @@ class Records:
     """
 
     def __init__(self, opt, folder, settings, start, recorded=None):
-        self.folder, self.opt = Path(folder), opt
+        self.folder, self.opt, self.backends = Path(folder), opt, []
+        if not processes.is_main():
+            return
         self.rows, self.spectra = (recorded['rows'], recorded['spectra']) if recorded else ([], [])
         self.database, whole = database.opened(self.folder / 'records.sqlite', self.rows, self.spectra)
         damaged = [] if whole else ['records.sqlite']
@@ -43,6 +46,7 @@ class Records:
             self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
                          {Column(spectrum['split'], SPECTRUM).name: spectrum_of(spectrum) for spectrum in spectra})
 
+    @processes.rank_zero_only
     def contents(self):
         """The rows of log.csv and of spectrum.csv, lists of {column: text}."""
         return {'rows': self.rows, 'spectra': self.spectra}
@@ -55,6 +59,7 @@ class Records:
             if epoch > backend.last:
                 self.try_to(backend, backend.log, epoch, scalars, spectra)
 
+    @processes.rank_zero_only
     def picture(self, name, file, epoch=None):
         """
         Gives a picture, in the PNG `file`, to the backends. epoch: the epoch that is logged next; None: the last one,
@@ -70,6 +75,7 @@ class Records:
             backends.note(type(backend).__name__, 'takes no more records', problem, self.folder)
             backends.failure(backend.close, True)            # releases what it still holds
 
+    @processes.rank_zero_only
     def log(self, epoch, trained, evaluated=None, histograms=None):
         """
         trained:   {'train_loss', 'lr', and other scalars for the backends, named <group>/<name>}.
@@ -98,6 +104,7 @@ class Records:
         self.pass_on(epoch, trained | row, spectra | (histograms or {}))
         return row
 
+    @processes.rank_zero_only
     def summarise(self, state, finished=False):
         """Writes summary.json: whole rows of the Checkpoint `state`, chosen by the first storage metric."""
         metric = self.opt.storage_metrics[0]
@@ -111,6 +118,7 @@ class Records:
     def __enter__(self):
         return self
 
+    @processes.rank_zero_only
     def __exit__(self, kind, error, traceback):
         self.database.close()
         for backend in self.backends:
@@ -118,6 +126,7 @@ class Records:
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
 
 
+@processes.rank_zero_only
 def untrained(other, folder, flags):
     """
     The untrained network's metrics, {'<split>_<metric>': float, or array for rho_spectrum@0}, that the run folder

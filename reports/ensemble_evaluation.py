@@ -139,7 +139,7 @@ def network(opt, member, state):
 def key_of(ensemble, state):
     """Everything on which the scores of untrained networks depend, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    names = parameters.of_the_untrained()
+    names = parameters.epoch0_flags()
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 

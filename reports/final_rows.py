@@ -40,7 +40,7 @@ def write(file, groups, rule, names=()):
             chosen = selection.row_of(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
             lines.append(key | metrics_of(chosen, 6 if names else None) | hashes_of(run) | origin(run))
-            kept = ('epoch', *names, *map(columns.of_average, names))
+            kept = ('epoch', *names, *map(columns.ema_column, names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     last = (TEST, IMAGES, *ORIGIN)
     metrics = dict.fromkeys(name for line in lines for name in line if name not in KEYS + last)

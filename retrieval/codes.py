@@ -306,13 +306,13 @@ def work(opt):
     built = parts.restore(opt, opt.evaluate)
     place, split = Path(opt.evaluate), split_of_pictures(opt, built.data)
     file = (place if place.is_dir() else place.parent) / f'codes_{split}.csv'
-    processes.of_main(require_writable, file, 'codes')
+    processes.run_on_rank_zero(require_writable, file, 'codes')
     splits = [name for name in built.data.evaluation if name in ('train', split)]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
     if embedded[split].ranking:
         raise UserError(f'codes: --loss {opt.loss} ranks by a distance of its own, and codes keep Euclidean distances; '
                         'give --eval_features')
-    print(processes.of_main(write, opt, embedded, split, file))
+    print(processes.run_on_rank_zero(write, opt, embedded, split, file))
 
 
 def write(opt, embedded, split, file):

@@ -104,9 +104,9 @@ def data_of(dataset, splits, flags):
     return '\n'.join([f'`--dataset {dataset} {made}`. {shared}', '', *lines])
 
 
-def metrics_of(row, of_average):
+def metrics_of(row, is_average):
     """A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them."""
-    of = columns.of_average if of_average else str
+    of = columns.ema_column if is_average else str
     found = {name: row[of(name)] for name in row if columns.parse(name) and columns.parse(name).split == 'test'
              and not columns.is_interval(name) and isinstance(row.get(of(name)), float)}
     if not found:

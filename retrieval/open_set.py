@@ -46,12 +46,12 @@ def flags(parser):
 def work(opt):
     """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
     file = file_of(opt.evaluate)
-    processes.of_main(require_writable, file, 'open_set: the file')
+    processes.run_on_rank_zero(require_writable, file, 'open_set: the file')
     built = parts.restore(opt, opt.evaluate)
     check(opt, built.data)
     splits = [split for split in ('val', 'test') if split in built.data.evaluation]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)
-    processes.of_main(save, opt, built.model, built.data, embedded, opt.evaluate)
+    processes.run_on_rank_zero(save, opt, built.model, built.data, embedded, opt.evaluate)
 
 
 def check(opt, data):

@@ -46,7 +46,7 @@ def work(opt):
                     for of, images in sets.items()]
         if is_trunk or opt.eval_normalize:
             embedded = [F.normalize(part, dim=1) for part in embedded]
-        found[name] = processes.of_main(alone_and_together, opt, embedded, [*sets.values()])
+        found[name] = processes.run_on_rank_zero(alone_and_together, opt, embedded, [*sets.values()])
     if processes.is_main():
         print(tables(opt, sets, found))
 

@@ -48,11 +48,11 @@ def work(opt):
     folder = folder_of(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
     if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
         raise UserError(f'{run}: the data have {changed} than this run; --source_path must lead to the same data')
-    processes.of_main(require_writable_folder, folder, 'overlap: the folder')
+    processes.run_on_rank_zero(require_writable_folder, folder, 'overlap: the folder')
     folder.mkdir(parents=True, exist_ok=True)
     with lock.held(folder):
         embedded = {split: embed(opt, built.model, data.evaluation[split], split, features=True) for split in splits}
-        processes.of_main(report, embedded, opt.threshold, folder, bool(run))
+        processes.run_on_rank_zero(report, embedded, opt.threshold, folder, bool(run))
 
 
 def report(embedded, threshold, folder, of_run):

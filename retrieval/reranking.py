@@ -210,7 +210,7 @@ def work(opt):
     splits = splits_to_evaluate(opt, built.data)
     methods = settings(opt, built.data.evaluation.get('train'))
     embedded = embed_splits(opt, built.model, built.data, splits)
-    print(processes.of_main(report, opt, embedded, splits, methods, names))
+    print(processes.run_on_rank_zero(report, opt, embedded, splits, methods, names))
 
 
 def report(opt, embedded, splits, methods, names):

@@ -25,7 +25,7 @@ def asked(question):
     return f'{dict(zip(questions.ASKS, (">", "<", "within ±"), strict=True))[question.expects]} {question.margin:g}'
 
 
-def table_of(finding):
+def question_table(finding):
     """Returns the lines of the table of one question: each contrast with its intervals and the place of the first;
     and the command of its runs."""
     question, is_points = finding.question, finding.question.effect not in UNITS
@@ -61,7 +61,7 @@ def tables(titles):
     heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
     short = [row[:4] for row in summary(primary, titles, RESULTS)]
     study = methods.read()
-    return {f'question {one.question.name}': table_of(one) for one in found} | equality.tables() | {
+    return {f'question {one.question.name}': question_table(one) for one in found} | equality.tables() | {
         'answers': markdown_table(heads, summary(primary, titles, '')),
         'answers in short': markdown_table(heads[:4], short),
         'methods': methods.table(study), 'origins': methods.origins(study),

@@ -32,7 +32,7 @@ FOLDS = re.compile(r'(?P<group>.+?)(_fold(?P<fold>\d+))?_s(?P<seed>\d+)')
 TOLERANCE = 1e-5                             # between the mean over images here and the value in the records of the run
 
 
-def values_of(part):
+def class_means(part):
     """(MAP@R per test class [C], number of queries per class [C]) of the Embedded test split, by class number."""
     search, found = part.search(), np.full(len(part.images), np.nan)
     for queries, ranks in ranking.positive_ranks(search, search.n_positives):
@@ -42,17 +42,17 @@ def values_of(part):
     return np.bincount(labels[judged], found[judged]) / sizes, sizes
 
 
-def of_run(folder):
-    """values_of() of the network in a run folder, and the MAP@R that its log.csv has."""
+def run_values(folder):
+    """class_means() of the network in a run folder, and the MAP@R that its log.csv has."""
     opt = parameters.parse(['--evaluate', str(folder), '--device', 'cpu'])
     opt.device = device.select(opt)
     built = parts.restore(opt, opt.evaluate)
     part = evaluation.embed_splits(opt, built.model, built.data, ['test'], built.criterion)['test']
-    return *values_of(part), reading.read(folder).rows[-1]['test_map_at_r']
+    return *class_means(part), reading.read(folder).rows[-1]['test_map_at_r']
 
 
-def of_folds(folders):
-    """values_of() of the networks of several folds, concatenated, and the MAP@R of Evaluate_Ensemble.py."""
+def fold_values(folders):
+    """class_means() of the networks of several folds, concatenated, and the MAP@R of Evaluate_Ensemble.py."""
     machine = dict.fromkeys(ensemble_evaluation.MACHINE) | {'device': 'cpu'}           # the others: as in the records
     opt = SimpleNamespace(**machine, evaluation_metrics=['map_at_r'], pca=0)
     ensemble, = folds.gather(map(str, folders))
@@ -62,12 +62,12 @@ def of_folds(folders):
     for member in ensemble.members:
         own, built = ensemble_evaluation.network(opt, member, 'trained')
         members.append(ensembles.embed_member(own, built.model, built.data))
-    return *values_of(ensembles.as_one(own, members)), ensembles.concatenated(own, members)['test_map_at_r']
+    return *class_means(ensembles.as_one(own, members)), ensembles.concatenated(own, members)['test_map_at_r']
 
 
-def line_of(group, seed, folders):
+def csv_line(group, seed, folders):
     is_ensemble = FOLDS.fullmatch(folders[0].name)['fold'] is not None
-    classes, sizes, recorded = of_folds(folders) if is_ensemble else of_run(*folders)
+    classes, sizes, recorded = fold_values(folders) if is_ensemble else run_values(*folders)
     mean = classes @ sizes / sizes.sum()
     if abs(mean - recorded) > TOLERANCE:
         raise UserError(f'{folders[0]}: MAP@R is {mean:.6f} here, and {recorded:.6f} in its records')
@@ -105,7 +105,7 @@ def main(arguments=None):
     for key, folders in tqdm(found.items(), 'networks', disable=None):
         if key not in known:
             with contextlib.redirect_stdout(io.StringIO()):
-                lines.append(line_of(*key, folders))
+                lines.append(csv_line(*key, folders))
             write_csv(opt.file, lines)
     print(opt.file)
 

@@ -75,11 +75,11 @@ def average(points, is_fixed=False):
     error, freedom = 0.0, np.inf
     if not is_fixed:
         squares = [np.var([one[0] for one in half], ddof=1) / len(half) if len(half) > 1 else np.nan for half in halves]
-        error, freedom = np.sqrt(sum(squares)) / len(halves), freedom_of(squares, sizes - 1)
+        error, freedom = np.sqrt(sum(squares)) / len(halves), combined_freedom(squares, sizes - 1)
     return Estimate(float(mean[0]), len(points), float(error), freedom, over_classes=mean[1:] if length > 1 else None)
 
 
-def freedom_of(squares, freedoms):
+def combined_freedom(squares, freedoms):
     """Returns the degrees of freedom of a sum of values with these squared errors, as Welch and Satterthwaite."""
     squares = np.array(squares)
     return float(squares.sum() ** 2 / (squares ** 2 / freedoms).sum()) if squares.any() else np.inf
@@ -91,7 +91,7 @@ def difference(one, other):
     if one.over_classes is not None and other.over_classes is not None:
         classes = one.over_classes - other.over_classes
     return Estimate(one.mean - other.mean, min(one.n, other.n), float(np.sqrt(squares.sum())),
-                    freedom_of(squares, [one.freedom, other.freedom]), over_classes=classes)
+                    combined_freedom(squares, [one.freedom, other.freedom]), over_classes=classes)
 
 
 def mean_difference(pairs):

@@ -1,4 +1,5 @@
 """The methods of Study_Runs.sh, without tuning: their numbers over seeds, and their commands."""
+import functools
 import json
 import os
 import shlex
@@ -43,7 +44,7 @@ class Method:
 
     def column(self, metric):
         name = Column('test', metric).name
-        return columns.of_average(name) if self.name in AVERAGED else name
+        return columns.ema_column(name) if self.name in AVERAGED else name
 
     def has(self, metric):
         return all(self.column(metric) in run.rows[-1] for run in self.runs.values())
@@ -64,7 +65,7 @@ class Method:
         epochs = sorted(set.intersection(*map(set, by_seed)))
         return [100 * float(np.mean([values[epoch] for values in by_seed])) for epoch in epochs]
 
-    @property
+    @functools.cached_property
     def command(self):
         """The command of the first seed, without flags of the machine, and with the data in the folder Datasets."""
         words = shlex.split(self.runs[min(self.runs)].flags.get('command', ''))
@@ -75,12 +76,12 @@ class Method:
         for word in words:
             if word.startswith('--'):
                 flag = word.removeprefix('--')
-                is_kept = flag == 'source_path' or flag not in parameters.flags_with('machine')
+                is_kept = flag == 'source_path' or flag not in machine_flags()
             if is_kept:
                 kept.append(str('Datasets' / PurePath(word).relative_to(root)) if word in paths else word)
         return shlex.join(kept)
 
-    @property
+    @functools.cached_property
     def flags(self):
         """The flags of the command, each with its values as one text, but for group and seed."""
         return [flag for flag in map(str.strip, self.command.replace(' --', '\n--').splitlines())
@@ -104,6 +105,11 @@ def read(file=ROWS / 'study.csv', prefix=''):
     for group, method in found.items():
         groups.require_one_test_set(group, list(method.runs.values()))
     return found
+
+
+@functools.cache
+def machine_flags():
+    return parameters.flags_with('machine')
 
 
 def metric_title(metric):

@@ -52,12 +52,12 @@ def resampled(half, classes, sizes):
     Returns the mean over queries on bootstrap samples of the test classes, [N_CLASS_DRAWS]. classes, sizes: the mean of
     each class and its number of queries, [C]. All runs of a half have the same samples: their differences are paired.
     """
-    counts = samples_of(half, len(sizes)) * sizes
+    counts = class_draws(half, len(sizes)) * sizes
     return counts @ classes / counts.sum(axis=1)
 
 
 @functools.cache
-def samples_of(half, n_classes):
+def class_draws(half, n_classes):
     """Returns how often each bootstrap sample has each class: [N_CLASS_DRAWS, n_classes]."""
     return np.random.default_rng(ord(half)).multinomial(n_classes, np.full(n_classes, 1 / n_classes), N_CLASS_DRAWS)
 
@@ -265,7 +265,7 @@ def findings(questions, results):
             raise UserError(f'{question.name}: {n} of {question.seeds} seeds')
         decisive = [*estimates] if question.effect == 'each' else [*estimates][-1:]
         word, p = joint_answer([estimates[name] for name in decisive], question)
-        changes = changes_of(methods.used)
+        changes = late_changes(methods.used)
         found.append(Finding(question, {name: (one, beside.get(name)) for name, one in estimates.items()}, decisive,
                              word, p if question.primary else np.nan, sum(abs(one) >= CHANGING for one in changes),
                              len(changes)))
@@ -282,7 +282,7 @@ def joint_answer(estimates, question):
     return 'yes' if set(words) == {'yes'} else 'open', max(p_values)
 
 
-def changes_of(used):
+def late_changes(used):
     """Returns the change of MAP@R on validation classes over the last third of the epochs of each method, in points."""
     changes = []
     for results in used.values():

@@ -44,7 +44,7 @@ def best_trials(folder, n):
     return [[f'--{name}={value}' for name, value in row.items() if name not in NO_FLAGS and value] for row in rows[:n]]
 
 
-def of_searches(studies, is_grid, n):
+def search_lines(studies, is_grid, n):
     """Lines of the best trials of the searches in the folder `studies`, of grids or of controls."""
     lines = []
     for folder in sorted(Path(studies).glob('Claims_Omniglot_*')):
@@ -57,7 +57,7 @@ def of_searches(studies, is_grid, n):
     return lines
 
 
-def of_candidates(runs):
+def candidate_lines(runs):
     """Lines of the candidates whose mean over folds of MAP@R on validation classes at the last epoch is the highest."""
     file = FOLDER / 'candidates.txt'
     if not file.exists():
@@ -85,9 +85,9 @@ def main(arguments=None):
     parser.add_argument('--runs', default='Candidates/omniglot', help='folder of the runs of the candidates')
     opt = parser.parse_args(arguments)
     if opt.kind == 'best':
-        lines = of_candidates(opt.runs)
+        lines = candidate_lines(opt.runs)
     else:
-        lines = of_searches(opt.studies, opt.kind == 'grids', 1 if opt.kind == 'grids' else N_CANDIDATES)
+        lines = search_lines(opt.studies, opt.kind == 'grids', 1 if opt.kind == 'grids' else N_CANDIDATES)
     FOLDER.mkdir(exist_ok=True)
     file = FOLDER / f'{opt.kind}.txt'
     known = read(file) if file.exists() else {}

@@ -70,6 +70,7 @@ TRAINED = LOSSES | {
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
     'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
     'of two images': '--bs 2 --samples_per_class 1 --loss proxyanchor --batch_mining none',
+    'of one image': '--bs 1 --samples_per_class 1 --loss softmax --batch_mining none',
     'clipped': '--loss proxyanchor --batch_mining none --clip_grad 0.5 --clip_grad_value 0.2',
     'views': '--bs 12 --views 3 --loss margin --batch_mining distance',
     'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',

@@ -168,17 +168,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
 
 
-def test_a_flag_added_by_argparse_alone_has_an_effect_where_its_method_is_used(monkeypatch):
-    def with_own(parser, add=parameters.loss_parameters):
-        add(parser)
-        parser.add_argument('--loss_triplet_own', default=1.0, type=float, help='of a user')
-        parser.add_argument('--own', default=1.0, type=float, help='of a user')
-
-    monkeypatch.setattr(parameters, 'loss_parameters', with_own)
-    assert idle('--loss margin --loss_triplet_own 2 --own 3') == ['--loss_triplet_own 2.0']
-    assert idle('--loss triplet --loss_triplet_own 2') == [] and '--loss_triplet_own' in help_on('triplet')
-
-
 def completed(script, line):
     """What bash completes after a line, with a completion script."""
     test = (f'{script}\nCOMP_WORDS=({line})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n_shtab_main_py\n'
@@ -355,7 +344,7 @@ def test_flags_without_effect_are_named(tmp_path):
 
 def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
     def flags(command):
-        return [sentence.split('--')[2].split()[0] for sentence in parameters.too_short(parse(command), 50)]
+        return [sentence.split('--')[2].split()[0] for sentence in parameters.unreachable_schedules(parse(command), 50)]
 
     assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
         'cosine_delay', 'lr_warmup']
@@ -372,9 +361,10 @@ def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named
 
 def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
     recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
-    assert recipes and not [file.name for file in recipes if parameters.too_short(parse(f'--config {file}'), 10 ** 9)]
+    assert recipes and not [file.name for file in recipes
+                            if parameters.unreachable_schedules(parse(f'--config {file}'), 10 ** 9)]
     file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
-    assert len(parameters.too_short(parse(f'--config {file} --n_epochs 4'), 100)) == 2
+    assert len(parameters.unreachable_schedules(parse(f'--config {file} --n_epochs 4'), 100)) == 2
 
 
 @pytest.mark.parametrize('command', [

@@ -62,15 +62,20 @@ def foreign_values():
     class Attack:
         def __reduce__(self):
             return os.mkdir, ('executed',)
-    store, n = processes.store(), processes.store().add('of_main/calls of 0', 0) + 1
-    store.set(f'of_main/{n}/0', pickle.dumps(Attack()))
-    store.set(f'of_main/{n}', '1')
+    store, n = processes.store(), processes.store().add('run_on_rank_zero/calls of 0', 0) + 1
+    store.set(f'run_on_rank_zero/{n}/0', pickle.dumps(Attack()))
+    store.set(f'run_on_rank_zero/{n}', '1')
     while not store.check([processes.ENDED]):
         pass
 def interrupted_in_a_long_call():
     import hashlib, threading
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     hashlib.pbkdf2_hmac('sha256', b'', b'', 5_000_000)           # in C; Python calls the handler only afterwards
+"""
+# For `before`: the variables of a process that no launcher has started, as under srun; process 0 hosts the store.
+WITHOUT_LAUNCHER = """
+del os.environ['TORCHELASTIC_USE_AGENT_STORE'], os.environ['LOCAL_WORLD_SIZE']
+os.environ['MASTER_PORT'] = str(30000 + os.getppid() % 20000)
 """
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
 
@@ -98,7 +103,7 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
         plan += [(n, [whole[0], 'embeddings', tmp_path / f'{n}.npz'], after),
                  (n, [whole[0], 'pictures', tmp_path / f'drawn{n}'], after)]
     codes, out, error = runs(tmp_path, *plan)
-    assert codes == [[0] * n for n, _ in plan], error
+    assert codes == [[0] * n for n, *_ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
     printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 8]]
@@ -113,14 +118,14 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
 
 def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick, tmp_path):
     """A value of a TCPStore has at most 8 MiB, and the batches of an epoch of a million images have more."""
-    of_main = ('sizes = lambda: [len(processes.of_main("a".__mul__, 20 << 20)) for _ in range(4)]\n'
+    run_on_rank_zero = ('sizes = lambda: [len(processes.run_on_rank_zero("a".__mul__, 20 << 20)) for _ in range(4)]\n'
                'def work(arguments):\n'
-               '    before = processes.of_main(processes.store().num_keys)\n'
+               '    before = processes.run_on_rank_zero(processes.store().num_keys)\n'
                '    right = sizes() == [20 << 20] * 4\n'
                '    dist.all_reduce(torch.zeros(1))\n'
                '    return 0 if right and processes.store().num_keys() <= before + 6 else 1\n'
                'main.work = work')
-    codes, _, error = runs(tmp_path, (3, quick, of_main))
+    codes, _, error = runs(tmp_path, (3, quick, run_on_rank_zero))
     assert codes == [[0, 0, 0]], error
 
 
@@ -157,11 +162,13 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
             (3, [*flags, '--group', 'term1'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 15))'),
             (3, [*flags, '--group', 'term0'], AT_EPOCH_2, 'disturb(0, lambda: os.kill(os.getpid(), 15))'),
             (2, [*flags, '--group', 'once'], AT_EPOCH_2, 'disturb(0, interrupted_in_a_long_call)'),
+            (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2,
+             'disturb(0, lambda: os.kill(os.getpid(), 15))'),
             *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
               for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
     codes, out, error = runs(tmp_path, *plan)
     assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
-    assert codes[5:8] == [[130, 130, 130]] * 2 + [[130, 130]] and codes[8:] == [[0] * 3] * 4 + [[0]], error
+    assert codes[5:9] == [[130, 130, 130]] * 2 + [[130, 130]] * 2 and codes[9:] == [[0] * 3] * 4 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1

@@ -1,5 +1,6 @@
 """House rules that a machine can check: who imports whom, what runs without optional packages, what the docs say."""
 import ast
+import functools
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # what files of these folders import beside the standard library; samplers share files, and the generators of utilities
 SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'},
                   'datasampler': {'torch', 'numpy', 'joblib', 'datasampler', 'utilities'}}
-RUNNERS = {ROOT / 'benchmarks' / 'parity.py'}         # calls main.py in a process of its own
+RUNNERS = {ROOT / 'benchmarks' / name for name in ('parity.py', 'calls.py')}         # they call main.py
 LARGEST_CORE = 1_060_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -43,13 +44,13 @@ def sources(name):
     return [path for path in [ROOT / f'{name}.py', *sorted((ROOT / name).rglob('*.py'))] if path.exists()]
 
 
+@functools.cache
 def imports(path):
     """The top-level names that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split('.')[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module.split('.')[0]
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split('.')[0] for name in names}
 
 
 @pytest.mark.parametrize('name', [name for floor in FLOORS for name in floor if name not in ('>', 'scripts')])
@@ -60,7 +61,7 @@ def test_a_folder_imports_from_the_floors_below_and_files_that_are_copied_from_n
     above = {other for floor in FLOORS[:number + 1] for other in floor} - beside - {name}
     assert sources(name), f'{name} of the diagram in docs/development.md does not exist'
     for path in sources(name):
-        found = set(imports(path)) - (SCRIPTS if path in RUNNERS else set())
+        found = imports(path) - (SCRIPTS if path in RUNNERS else set())
         assert not (wrong := found & above), f'{path} imports {wrong}'
         if name in SELF_CONTAINED and path.stem not in ('__init__', 'requirements', 'wrapping'):
             assert found <= SELF_CONTAINED[name] | set(sys.stdlib_module_names), path
@@ -73,7 +74,7 @@ def test_every_folder_of_code_has_its_floor_and_there_are_at_most_eight():
 
 
 def test_nothing_imports_a_script():
-    files = {path for floor in FLOORS for name in floor for path in sources(name) if set(imports(path)) & SCRIPTS}
+    files = {path for floor in FLOORS for name in floor for path in sources(name) if imports(path) & SCRIPTS}
     assert files <= RUNNERS
 
 

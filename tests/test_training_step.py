@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.testing._internal.distributed import fake_pg
 
 import architectures
 import criteria
@@ -24,7 +26,7 @@ from records import checkpoint
 from tests.helpers import assert_same_end, executing, folder_of
 from tests.shared_batches import LOSSES, TRAINED, AsksForAll, build, module_of, train, train_on_gpus
 from training_step import TrainingStep
-from utilities import device
+from utilities import device, processes
 from utilities.errors import RunFailed, UserError
 from utilities.randomness import derive, seed_everything, seeded
 from utilities.trace import Trace
@@ -101,6 +103,62 @@ def test_a_step_in_float16_that_is_not_finite_is_skipped_by_all_processes(way, t
         assert all(math.isfinite(log['train_grad_norm']) for log in results['float16']['logs'])
         assert 'train_skipped_steps' not in results['bfloat16']['logs'][0]
     assert trained[way][0]['float16']['criterion']['factor'].isfinite()
+
+
+def test_a_gradient_penalty_acts_in_a_divided_step_too(monkeypatch):
+    flags, loss = '--loss proxyanchor --batch_mining none --n_epochs 1', TrainingStep.loss
+
+    def penalised(self, outputs, **more):
+        value = loss(self, outputs, **more)
+        gradient, = torch.autograd.grad(value, outputs['batch'], create_graph=True)
+        return value + 10 * gradient.square().sum()
+
+    without = train(flags)['network']
+    monkeypatch.setattr(TrainingStep, 'loss', penalised)
+    whole, divided = (train(flags + more)['network'] for more in ('', ' --micro_bs 3'))
+    assert_near(whole, divided, 1e-6)
+    with pytest.raises(AssertionError):
+        assert_near(whole, without, 1e-3)
+
+
+def step_of_eight(rank, bs, monkeypatch):
+    """
+    One step of the process `rank` of eight, whose collectives transmit nothing. Returns its embeddings, its scalars,
+    and [(collective, size of its tensor)] in their order.
+    """
+    calls = []
+
+    def noting(name, work):
+        def noted(tensor, *more, **options):
+            calls.append((name, tensor.numel()))
+            return work(tensor, *more, **options)
+        return noted
+
+    dist.init_process_group('fake', rank=rank, world_size=8, store=fake_pg.FakeStore())
+    try:
+        with monkeypatch.context() as patch:
+            for name in ('gather', 'scatter', 'reduce', 'broadcast'):
+                patch.setattr(dist, name, noting(name, getattr(dist, name)))
+            patch.setattr(torch, 'empty_like', torch.zeros_like)                     # what nobody sends is zero
+            patch.setattr(processes, 'run_on_rank_zero', lambda work, *arguments: work(*arguments))
+            _, built, loader = build(f'--data_sampler image_random --bs {bs} --loss proxyanchor --batch_mining none')
+            built.model.start_epoch(warming_up=False)
+            images, labels, indices = next(iter(loader.epoch(1)))
+            return *built.step(images, labels, indices, 1, 1), calls
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize('bs', [10, 5])
+def test_a_step_of_eight_processes_on_a_fake_group(bs, monkeypatch):
+    """With 10 images the parts are uneven; with 5, those of the last three processes are empty."""
+    embeddings, scalars, calls = step_of_eight(0, bs, monkeypatch)
+    assert embeddings.shape == (bs, 5) and scalars['loss'].isfinite() and scalars['grad_norm'] > 0
+    for rank in (1, 7):
+        embeddings, scalars, other_calls = step_of_eight(rank, bs, monkeypatch)
+        assert embeddings is None and {'loss', 'grad_norm'} <= scalars.keys()
+        assert other_calls == calls, 'else the processes would wait for each other without end'
+    assert [name for name, _ in calls][-4:] == ['gather', 'scatter', 'reduce', 'broadcast']
 
 
 def statistics_of(starts):

@@ -126,7 +126,8 @@ class TrainingLoader:
         image if the part is empty. If the features of the data set are kept, they replace the images.
         """
         self.n_epochs += 1
-        self.whole = [[(index, seed) for index, seed in batch] for batch in processes.of_main(self.sampled, epoch)]
+        sampled = processes.run_on_rank_zero(self.sampled, epoch)
+        self.whole = [[(index, seed) for index, seed in batch] for batch in sampled]
         if getattr(self.dataset, 'features', None) is not None:
             return KeptFeatures(self.dataset, [[index for index, _ in batch] for batch in self.whole])
         if processes.count() == 1:

@@ -1,14 +1,15 @@
 """
 The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
-All execute the same program. Only process 0 writes, prints, and does the work that is needed once (of_main). If a
-process ends early, for any reason, all of them end: it writes its exit code to the store to which all are connected, so
-that none of them waits for it.
+All execute the same program. Only process 0 writes, prints, and does the work that is needed once (run_on_rank_zero).
+If a process ends early, for any reason, all of them end: it writes its exit code to the store to which all are
+connected, so that none of them waits for it.
 
 Whoever reaches the store can write to it, so that nothing read from it is ever unpickled. On one machine, nothing that
 the processes open can be reached from another one.
 """
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ LONGEST_PAUSE = 0.05                     # seconds between two checks for a resu
 GRACE = 10                               # seconds that a process has to end by itself after another one has ended
 LAUNCHER = 'RUN_LAUNCHER_PID'            # environment variable: the process whose start() has started this one
 ENDED = 'ended'                          # key in the store: '<rank> <exit code>' of the first process that ended early
+N_ENDED = 'n_ended'                      # key in the store: the number of processes that have read or written ENDED
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 FOREIGN = ('The store through which the processes of the run communicate holds a value that none of them has written. '
            'Another program has reached it: start the run where only trusted programs and machines can.')
@@ -77,7 +79,7 @@ def store():
     return dist.distributed_c10d._get_default_store()
 
 
-def of_main(work, *arguments):
+def run_on_rank_zero(work, *arguments):
     """
     Calls work(*arguments) in process 0 and returns its result in all processes, which wait for it. The others get it as
     JSON: a tuple or an array becomes a list, and a path a text. All processes must call this function equally often.
@@ -85,7 +87,7 @@ def of_main(work, *arguments):
     """
     if not connected():
         return work(*arguments)
-    key = f'of_main/{n_calls("of_main")}'
+    key = f'run_on_rank_zero/{n_calls("run_on_rank_zero")}'
     if is_main():
         result = work(*arguments)
         content = json.dumps(result, default=as_json).encode()
@@ -103,6 +105,14 @@ def of_main(work, *arguments):
         for read in (*keys, key, f'{key}/readers'):
             store().delete_key(read)
     return result
+
+
+def rank_zero_only(function):
+    """The decorated function does nothing, and returns None at once, in all processes except process 0."""
+    @functools.wraps(function)
+    def limited(*arguments, **options):
+        return function(*arguments, **options) if is_main() else None
+    return limited
 
 
 def as_json(value):
@@ -164,6 +174,7 @@ def together():
         with silent_unless_main(), ending_together():
             watcher.store = store().clone()     # another connection, since this one may block
             yield
+            run_on_rank_zero(int)               # waits until process 0 has written everything, without a time limit
             dist.all_reduce(torch.zeros(1))     # process 0 may host the store, so that no process ends before the last
         dist.destroy_process_group()
     except SystemExit:                                       # after --help
@@ -296,6 +307,11 @@ def end(code):
     mine = f'{rank()} {code}'
     try:
         first = store().compare_set(ENDED, '', mine)
+        store().add(N_ENDED, 1)
+        if is_main() and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != str(True):
+            until = time.monotonic() + GRACE + 1             # it hosts the store, where the others read the code
+            while store().add(N_ENDED, 0) < count() and time.monotonic() < until:
+                time.sleep(LONGEST_PAUSE)
     except RuntimeError:                                     # the process that hosts the store has ended
         return None
     return None if first == mine.encode() else exit_code_in(first)
@@ -343,7 +359,11 @@ class Watcher(threading.Thread):
                 ended = True
         stopping.requested = True
         if not self.over.wait(GRACE if self.store else 1):
-            leave_now((code_of_ended() if connected() else None) or CODES[KeyboardInterrupt])
+            code = (code_of_ended() if connected() else None) or CODES[KeyboardInterrupt]
+            if self.store:
+                with contextlib.suppress(RuntimeError):
+                    self.store.add(N_ENDED, 1)
+            leave_now(code)
 
 
 def is_orphan():

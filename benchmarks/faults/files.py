@@ -116,17 +116,20 @@ def full_disk(lab, n):
 
 def unwritable_outputs(lab, n):
     """No file can become larger than a random size while an output is written: a sentence, and nothing is left."""
-    run, photos = lab.undisturbed('plain'), lab.folder / 'data' / 'images'
-    for (name, line), number in itertools.product(OUTPUTS.items(), range(n)):
-        folder, size = lab.folder / 'outputs', 0 if number == 0 else int(4096 + 20_000 * lab.random.random() ** 3)
-        folder.mkdir()
+    run, photos, folder = lab.undisturbed('plain'), lab.folder / 'data' / 'images', lab.folder / 'outputs'
+    for name, line in OUTPUTS.items():
         script, *arguments = line.format(run=run, photos=photos, out=folder / 'out').split()
-        child = start(arguments, limited_to(size), script)
-        problem = outcome(child, {0, 2} if number else {2})
-        left = [path.name for path in folder.rglob('.*') if path.name != '.lock']
-        problem = problem or (f'left over: {left}' if left else None)
-        shutil.rmtree(folder)
-        yield problem and f'{name}, {size} bytes: {problem}'
+        for number in range(n + 1):
+            size = 0 if number == 1 else int(4096 + 20_000 * lab.random.random() ** 3)
+            folder.mkdir()
+            if number == 0:                               # without a fault
+                lab.done(arguments, script=script)
+            else:
+                problem = outcome(start(arguments, limited_to(size), script), {2} if number == 1 else {0, 2})
+                left = [path.name for path in folder.rglob('.*') if path.name != '.lock']
+                problem = problem or (f'left over: {left}' if left else None)
+                yield problem and f'{name}, {size} bytes: {problem}'
+            shutil.rmtree(folder)
 
 
 def damaged_indexes(lab, n):

@@ -49,7 +49,7 @@ def bombs(lab, n):
     """A small file of up to a gigapixel: refused in a sentence, within MEMORY, by --max_megapixels and by the page."""
     for i in range(n):
         side = lab.random.randrange(8000, 32000)
-        content, group = png_of(side), lab.group()
+        content, group = black_png(side), lab.group()
         if i % 2:
             code, text = answered(content)
             refused = code == 400 and 'million pixels' in text
@@ -71,7 +71,7 @@ def with_image(lab, group, name, content):
     return place
 
 
-def png_of(side):
+def black_png(side):
     """A PNG file of side x side black pixels."""
     rows = zlib.compressobj(1)
     data = b''.join([*(rows.compress(bytes(1 + (side + 7) // 8)) for _ in range(side)), rows.flush()])

@@ -189,10 +189,10 @@ class Lab:
         group = self.group()
         return self.done([*self.arguments('plain', group), '--n_epochs', 1], self.place(group))
 
-    def done(self, arguments, folder=None):
-        """Runs main.py without a fault; returns `folder`."""
-        if problem := outcome(start(arguments), {0}):
-            raise SystemExit(f'a run without a fault, {shlex.join(map(str, arguments))}: {problem}')
+    def done(self, arguments, folder=None, script='main.py'):
+        """Runs a script without a fault; returns `folder`."""
+        if problem := outcome(start(arguments, script=script), {0}):
+            raise SystemExit(f'without a fault: {script} {shlex.join(map(str, arguments))}: {problem}')
         return folder
 
     def wait(self, name, longest=1.0):

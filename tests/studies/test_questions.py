@@ -253,7 +253,7 @@ def test_methods_that_still_change_are_counted():
                 run.rows[-1] | {'epoch': 30, 'val_map_at_r': last}]
     methods = questions.Methods(question('paired', {'pairs': [['a', 'c']]}), found)
     methods('pairs')
-    assert questions.changes_of(methods.used) == pytest.approx([1.0, .4])
+    assert questions.late_changes(methods.used) == pytest.approx([1.0, .4])
     one = found_of(found, 'paired', {'pairs': [['a', 'c']]})
     assert (one.changing, one.n_methods) == (1, 2)
 

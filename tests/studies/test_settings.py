@@ -1,8 +1,10 @@
 """The settings that pass from the claims' searches to their runs."""
-import numpy as np
+from pathlib import Path
+
 import pytest
 
 from records import reading
+from records.reading import Run
 from studies import settings
 from utilities.errors import UserError
 
@@ -42,23 +44,21 @@ def test_the_best_finished_trials_of_a_search(folder, capsys):
             settings.main(['candidates', '--studies', str(folder / place)])
 
 
-def test_the_candidate_with_the_highest_mean_over_folds_at_the_last_epoch(folder, quick, run):
+def test_the_candidate_with_the_highest_mean_over_folds_at_the_last_epoch(folder, monkeypatch):
     (folder / 'settings').mkdir()
     with pytest.raises(UserError, match=r'candidates\.txt: missing'):
-        settings.main(['best', '--runs', str(folder / 'runs' / 'folder')])
+        settings.main(['best', '--runs', str(folder / 'runs')])
     (folder / 'settings' / 'candidates.txt').write_text('A triplet_1 --lr=0.1\nA triplet_2 --lr=0.2 --gamma=0.5\n')
-    values = []
-    for place, rate in (('1', '0.000001'), ('2', '0.01')):
-        groups = [f'Candidates_Omniglot_A_triplet_{place}_fold{fold}' for fold in (0, 1)]
-        for fold, group in enumerate(groups):
-            if (place, fold) == ('2', 1):
-                with pytest.raises(UserError, match='expected two folds of each candidate of triplet, half A'):
-                    settings.main(['best', '--runs', str(folder / 'runs' / 'folder')])
-            assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', 2, '--fold', fold, '--bs', 6, '--lr', rate,
-                       '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--no_train_metrics', '--group', group) == 0
-        values.append(np.mean([reading.read(folder / 'runs' / 'folder' / f'{group}_s1').rows[-1]['val_map_at_r']
-                               for group in groups]))
-    (folder / 'runs' / 'folder' / 'Candidates_Omniglot_A_triplet_1_fold0_s1.log').write_text('of Launch_Runs.py')
-    settings.main(['best', '--runs', str(folder / 'runs' / 'folder')])
-    expected = ('A triplet --lr=0.1\n', 'A triplet --lr=0.2 --gamma=0.5\n')[int(np.argmax(values))]
-    assert values[0] != values[1] and (folder / 'settings' / 'best.txt').read_text() == expected
+    monkeypatch.setattr(reading, 'is_run_folder', Path.is_dir)
+    monkeypatch.setattr(reading, 'read', lambda path: Run(path.name, path, {'group': path.name[:-3], 'seed': 0}, [
+        {'epoch': epoch, 'val_map_at_r': value} for epoch, value in enumerate(values[path.name[:-3]])]))
+    names = [f'Candidates_Omniglot_A_triplet_{place}_fold{fold}' for place in (1, 2) for fold in (0, 1)]
+    values = dict(zip(names, ([.1, .6], [.1, .3], [.9, .5], [.9, .5]), strict=True))
+    for name in names:
+        if name == names[-1]:
+            with pytest.raises(UserError, match='expected two folds of each candidate of triplet, half A'):
+                settings.main(['best', '--runs', str(folder / 'runs')])
+        (folder / 'runs' / f'{name}_s1').mkdir(parents=True)
+    (folder / 'runs' / f'{names[0]}_s1.log').write_text('of Launch_Runs.py')
+    settings.main(['best', '--runs', str(folder / 'runs')])
+    assert (folder / 'settings' / 'best.txt').read_text() == 'A triplet --lr=0.2 --gamma=0.5\n'
