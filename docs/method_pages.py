@@ -243,10 +243,11 @@ def recipes(kind, name):
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in used
             if flag in settings or name != actions()[flag].default]
     by_default = len(used) - len(rows)
-    lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.',
-             ''] if by_default else []
-    return [*lines, *(markdown_table(['paper and data', 'command'], rows) if rows else [])] or [
-        'No file of `configs/papers/` uses it.']
+    lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.'
+             ] if by_default else []
+    if rows:
+        lines += ['', *markdown_table(['paper and data', 'command'], rows)]
+    return lines or ['No file of `configs/papers/` uses it.']
 
 
 def used_by(kind, settings):
