@@ -72,15 +72,15 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
         gamma_1:      γ₁, further factor of the Gram matrix in R.
         gamma_2:      γ₂, factor of R in its term.
         eps:          ε, distortion up to which points are coded.
-        rate_scale:   factor of the Gram matrix of n proxies in D dimensions; of samples it is D / (n ε).
+        rate_scale:   factor of the Gram matrix of n proxies; of samples it is D / (n ε).
         rate_term:    term of the coding rate.
-        align_weight: weight of the proxy loss, which is oproxy in mode anchor; see proxy_alignment.
+        align_weight: weight of the proxy loss, which is oproxy in mode anchor.
         pos_alpha:    α⁺, scale of the cosines of positive pairs.
         neg_alpha:    α⁻, scale of the cosines of negative pairs.
         pos_delta:    δ⁺, cosine that positives should have at least.
         neg_delta:    δ⁻, cosine that negatives should have at most.
 
-    Returns: scalar, the weighted proxy loss plus the weighted e^−γ₂R, where R = ½ log det(I + γ₁ factor Σ z zᵀ).
+    Returns: scalar, the weighted proxy loss (see proxy_alignment) plus the weighted e^−γ₂R, where R = ½ log det(I + γ₁ factor Σ z zᵀ).
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> antico_loss(batch, torch.tensor([0, 1]), proxies, align_weight=0.)

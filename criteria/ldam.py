@@ -33,7 +33,7 @@ def ldam_loss(batch, labels, weights, class_counts, max_margin=0.5, scale=30.0, 
         class_counts: [C], the number of training images n_c of each class.
         max_margin:   the margin of the smallest class, a cosine; others have max_margin (n_c / min n)^(−1/4).
         scale:        s, factor of the cosines.
-        weights_beta: β; the terms of a class have the weight (1 − β) / (1 − β^n_c); 0 means equal weights.
+        weights_beta: β; a class has the weight (1 − β) / (1 − β^n_c); 0 means equal weights.
 
     Returns: scalar, the cross entropy of s (cos θ − m) for the sample's class and s cos θ for others, averaged with the
     weights of the classes.
