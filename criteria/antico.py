@@ -80,7 +80,8 @@ def antico_loss(batch, labels, proxies, rate_of='batch_proxy', rate_weight=1.0, 
         pos_delta:    δ⁺, cosine that positives should have at least.
         neg_delta:    δ⁻, cosine that negatives should have at most.
 
-    Returns: scalar, the weighted proxy loss (see proxy_alignment) plus the weighted e^−γ₂R, where R = ½ log det(I + γ₁ factor Σ z zᵀ).
+    Returns: scalar, the weighted proxy loss (see proxy_alignment) plus the weighted e^−γ₂R, where
+    R = ½ log det(I + γ₁ factor Σ z zᵀ).
 
     >>> batch, proxies = torch.tensor([[1., 0.], [0.6, 0.8]]), torch.tensor([[1., 0.], [0., 1.]])
     >>> antico_loss(batch, torch.tensor([0, 1]), proxies, align_weight=0.)
