@@ -290,7 +290,7 @@ def contextual(x, y, opt):
         return (value >= 0) + 10 * (value - value.detach())
 
     def neighbours(i, k):
-        limit = sorted(float(value) for value in d[i])[min(k, n) - 1] + flags['eps']
+        limit = sorted(value.item() for value in d[i])[min(k, n) - 1] + flags['eps']
         return torch.stack([step(limit - value) for value in d[i]])
 
     near, nearest = ([neighbours(i, size) for i in range(n)] for size in (k, k // 2))
