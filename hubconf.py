@@ -27,6 +27,7 @@ _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'}
         'n_features': {'type': 'int', 'at_least': 1, 'help': 'number of pooled features of the backbone'},
         'n_maps': {'type': 'int', 'at_least': 1, 'help': 'number of feature maps, None without'},
         'superclasses': {'help': 'the super-classes of each class, [n_classes, levels]'},
+        'class_counts': {'help': 'number of training images of each class, [n_classes]'},
         'lr': {'default': 0.00001, 'at_least': 0, 'help': 'learning rate'},
         'tuple_statistics': {'default': False, 'help': 'whether to count the tuples'}}
 
@@ -41,9 +42,9 @@ def criterion(loss, miner=None, **settings):
                   triplets [T, 3] or two masks [B, B].
         settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
                   what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
-                  features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels], `lr`. The
-                  latter are accepted by every loss, so that one line switches losses; some need them. `lr` is the
-                  flag `loss_<loss>_lr` where there is one.
+                  features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels],
+                  `class_counts` [n_classes] (training images), `lr`. The latter are accepted by every loss, so that
+                  one line switches losses; some need them. `lr` is the flag `loss_<loss>_lr` where there is one.
 
     Returns: a torch.nn.Module, criterion(batch=, labels=) -> scalar. docs/extending.md lists further keywords that
     some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].

@@ -28,6 +28,8 @@ KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
 RATES = {'nir': 1e-5}       # in place of SIZES['lr']: its proxies learn 4000 times as fast; with 1e-3 it diverges
+# what a run takes from its data, with an entry for each class
+OF_CLASSES = {'superclasses': '[[label // 2] for label in range(n_classes)]', 'class_counts': '[8] * n_classes'}
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
     same = labels[:, None] == labels
@@ -74,7 +76,7 @@ def read_by(kind, name, **changes):
     """{attribute of opt that the method reads: its value}, in the order of reading. changes: instead of defaults."""
     sizes = SIZES | ({'lr': RATES[name]} if name in RATES else {})
     values = {flag: action.default for flag, action in actions().items()} | sizes | {'data_sampler': name} | changes
-    values['superclasses'] = [[label // 2] for label in range(values['n_classes'])]
+    values |= {name: eval(text, {'n_classes': values['n_classes']}) for name, text in OF_CLASSES.items()}
     opt, module = Reads(values), KINDS[kind][1][name]
     if kind == 'losses':
         module.Criterion(opt, *([None] if module.REQUIRES_BATCHMINER else []),
@@ -101,7 +103,7 @@ def snippet(kind, name, **changes):
     folder, registry, _ = KINDS[kind]
     module, read = registry[name], read_by(kind, name, **changes)
     stem = Path(module.__file__).stem
-    written = {flag: f'[[label // 2] for label in range({read["n_classes"]})]' if flag == 'superclasses'
+    written = {flag: OF_CLASSES[flag].replace('n_classes', str(read['n_classes'])) if flag in OF_CLASSES
                else repr(value) for flag, value in read.items()}
     opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
                     ) if read else 'opt = types.SimpleNamespace()'
@@ -163,8 +165,7 @@ def two_lines(kind, name):
     if 'batch_features' in inspect.signature(module.Criterion.forward).parameters:
         given, more = given | {'n_features': SIZES['n_features']}, ', batch_features=features'
     settings = ', '.join(f'{setting}={value!r}' for setting, value in given.items())
-    if getattr(module, 'REQUIRES_SUPERCLASSES', False):
-        settings += ', superclasses=superclasses'
+    settings += ''.join(f', {needed}={needed}' for needed in read_by(kind, name) if needed in OF_CLASSES)
     return '\n'.join([f"criterion = torch.hub.load(REPO, 'criterion', {name!r}, {settings}, source='local')",
                       f'loss = criterion(embeddings, labels{more})'])
 
