@@ -107,11 +107,10 @@ def snippet(kind, name, **changes):
     opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
                     ) if read else 'opt = types.SimpleNamespace()'
     if kind == 'samplers':
-        about = {'storage': '# storage: a datasampler.storage.Storage, the embeddings of all training images',
+        about = {'storage': '# storage: the embeddings of all training images, a tensor [N, D]',
                  'superclasses': '# superclasses: the super-class of each class, in the order of image_dict'}
         return '\n'.join([
-            '# in a checkout: the samplers share files of datasampler/', 'import types', '',
-            f'from datasampler import {stem}', '', opt,
+            f'# copy datasampler/{stem}.py beside your script', 'import types', '', f'import {stem}', '', opt,
             '# image_dict: class -> [(path, index)]; image_list: [(path, class)] of all training images',
             *(about[argument] for argument in further(module)),
             f'sampler = {stem}.Sampler({", ".join(["opt", "image_dict", "image_list", *further(module)])})',
