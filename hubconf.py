@@ -32,7 +32,8 @@ def criterion(loss, miner=None, **settings):
                   triplets [T, 3] or two masks [B, B].
         settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
                   what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
-                  features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels], `lr`.
+                  features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels],
+                  `class_counts` [n_classes] (training images), `lr`.
 
     Returns: a torch.nn.Module, criterion(batch=, labels=) -> scalar. docs/extending.md lists further keywords that
     some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].

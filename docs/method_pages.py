@@ -30,6 +30,8 @@ KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
+# what a run takes from its data, with an entry for each class
+OF_CLASSES = {'superclasses': '[[label // 2] for label in range(n_classes)]', 'class_counts': '[8] * n_classes'}
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some
     same = labels[:, None] == labels
@@ -75,7 +77,7 @@ def actions():
 def read_by(kind, name, **changes):
     """{attribute of opt that the method reads: its value}, in the order of reading. changes: instead of defaults."""
     values = {flag: action.default for flag, action in actions().items()} | SIZES | {'data_sampler': name} | changes
-    values['superclasses'] = [[label // 2] for label in range(values['n_classes'])]
+    values |= {name: eval(text, {'n_classes': values['n_classes']}) for name, text in OF_CLASSES.items()}
     opt, module = Reads(values), KINDS[kind][1][name]
     if kind == 'losses':
         module.Criterion(opt, *([None] if module.REQUIRES_BATCHMINER else []),
@@ -102,7 +104,7 @@ def snippet(kind, name, **changes):
     folder, registry, _ = KINDS[kind]
     module, read = registry[name], read_by(kind, name, **changes)
     stem = Path(module.__file__).stem
-    written = {flag: f'[[label // 2] for label in range({read["n_classes"]})]' if flag == 'superclasses'
+    written = {flag: OF_CLASSES[flag].replace('n_classes', str(read['n_classes'])) if flag in OF_CLASSES
                else repr(value) for flag, value in read.items()}
     opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
                     ) if read else 'opt = types.SimpleNamespace()'
