@@ -430,7 +430,7 @@ def batch_creation_parameters(parser):
     add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
-    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE, datasampler.big_batch: ()})
+    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
 
 
 def batch_mining_parameters(parser):

@@ -108,11 +108,10 @@ def snippet(kind, name, **changes):
     opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
                     ) if read else 'opt = types.SimpleNamespace()'
     if kind == 'samplers':
-        about = {'storage': '# storage: a datasampler.storage.Storage, the embeddings of all training images',
+        about = {'storage': '# storage: the embeddings of all training images, a tensor [N, D]',
                  'superclasses': '# superclasses: the super-class of each class, in the order of image_dict'}
         return '\n'.join([
-            '# in a checkout: the samplers share files of datasampler/', 'import types', '',
-            f'from datasampler import {stem}', '', opt,
+            f'# copy datasampler/{stem}.py beside your script', 'import types', '', f'import {stem}', '', opt,
             '# image_dict: class -> [(path, index)]; image_list: [(path, class)] of all training images',
             *(about[argument] for argument in further(module)),
             f'sampler = {stem}.Sampler({", ".join(["opt", "image_dict", "image_list", *further(module)])})',
@@ -154,8 +153,13 @@ def snippet(kind, name, **changes):
 
 
 def two_lines(kind, name):
-    """The lines that build a loss or a miner by torch.hub, and call it."""
+    """The lines that build a loss, a miner or a sampler by torch.hub, and use it."""
     module = KINDS[kind][1][name]
+    if kind == 'samplers':
+        named = {'storage': 'embeddings', 'superclasses': 'superclasses'}
+        more = ''.join(f', {named[argument]}={named[argument]}' for argument in further(module))
+        return '\n'.join([f"sampler = torch.hub.load(REPO, 'sampler', {name!r}, labels{more}, source='local')",
+                          'loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)'])
     if kind == 'miners':
         return '\n'.join([f"miner = torch.hub.load(REPO, 'miner', {name!r}, source='local')",
                           'triplets = miner(embeddings, labels)      # [B, D], [B] -> [T, 3]'])
@@ -302,9 +306,8 @@ def page(kind, name):
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
-        '## In your own loop', '',
-        *(['REPO is a checkout ([own_loop.md](../../own_loop.md)).', '', '```python', two_lines(kind, name), '```', '',
-           'The file copied alone:', ''] if kind != 'samplers' else []),
+        '## In your own loop', '', 'By torch.hub, from a checkout REPO ([own_loop.md](../../own_loop.md)):', '',
+        '```python', two_lines(kind, name), '```', '', 'With its file copied alone:', '',
         '```python', snippet(kind, name).rstrip(), '```', '',
         '## Recipes', '', *recipes(kind, name), '',
         '## Time', '', *measured(kind, name), '',
