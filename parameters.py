@@ -181,6 +181,10 @@ def run_parameters(parser):
     add('--config', nargs='+', metavar='FILE', default=[], mode=True, common=True,
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
+    add('--reproduce_results', metavar='FOLDER', mode=True,
+        help='train as an experiment of powerful-benchmarker, whose options are in FOLDER/configs/config_*.yaml')
+    switch('--reproduce_results_partly', mode=True,
+           help='with --reproduce_results: leave out options that have no counterpart here, instead of stopping')
     add('--resume', metavar='RUN_FOLDER', mode=True, common=True,
         help='continue this run exactly where it stopped; larger --n_epochs extends it; `--help resumable machine` '
              'lists flags that may change')
@@ -433,7 +437,7 @@ def batch_creation_parameters(parser):
     add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
-    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE, datasampler.big_batch: ()})
+    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
 
 
 def batch_mining_parameters(parser):
@@ -567,15 +571,17 @@ def without_machine(settings):
     return {name: value for name, value in settings.items() if name not in flags_with('machine')}
 
 
-def parse(arguments, defaults=None):
+def parse(arguments, defaults=None, parser=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
     the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
     flags of the command line and the --config files. Raises UserError for whatever the user must change.
+
+    parser: what build() gives, for callers that parse many command lines.
     """
-    parser = build()
+    parser = parser or build()
     modes = parser.parse_args(arguments)
     folders = [folder for folder in (modes.resume, modes.reproduce, modes.evaluate) if folder]
     if len(folders) > 1:
