@@ -166,9 +166,10 @@ def drawn_by_hier(batch, labels, namespace, proxies):
 def fast(criterion, batch, labels, **kwargs):
     """The loss, given all keywords of docs/extending.md."""
     manual_seed(0)
-    return criterion(batch=batch, labels=labels, batch_features=batch, f_embed=torch.nn.Identity(),
-                     indices=torch.arange(len(batch)), step=1, epoch=1, feature_maps=maps_of(batch),
-                     images=maps_of(batch.detach())[:, :3], teacher_batch=batch.detach(), **kwargs)
+    given = {'batch_features': batch, 'f_embed': torch.nn.Identity(), 'indices': torch.arange(len(batch)), 'step': 1,
+             'epoch': 1, 'feature_maps': maps_of(batch), 'images': maps_of(batch.detach())[:, :3],
+             'teacher_batch': batch.detach()}
+    return criterion(batch=batch, labels=labels, **given | kwargs)
 
 
 def maps_of(batch):
