@@ -52,7 +52,13 @@ def work(opt, others):
 
 def main(arguments):
     """Returns the exit code: 0, 1 where a reproduction failed, 2 after a UserError, 130 after Ctrl-C."""
-    return errors.exit_code('Hyperparameter_Search.py', lambda: work(*build().parse_known_args(arguments)))
+    own, more = command_line.parted(arguments)
+
+    def parsed_work():
+        opt, others = build().parse_known_args(own)
+        return work(opt, [*others, *more])
+
+    return errors.exit_code('Hyperparameter_Search.py', parsed_work)
 
 
 if __name__ == '__main__':

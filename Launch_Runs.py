@@ -8,9 +8,11 @@ from utilities.errors import UserError
 
 def build():
     parser = command_line.Parser(prog='Launch_Runs.py',
+                                 usage='Launch_Runs.py SCRIPT [FLAG ...] [-- FLAG of main.py ...]',
                                description='Runs the lines of a script in parallel. Finished runs are skipped, and '
                                            'stopped ones are resumed: the same command continues after any '
-                                           'interruption.')
+                                           'interruption. The flags after -- go to every run, and override those '
+                                           'of its line, as in -- --source_path DATA.')
     add = parser.add_argument
     add('script', nargs='?', metavar='SCRIPT',
         help=f'Revisit_Runs.sh, or lines python main.py ...; executed only if its second line is "{script.MARKER}"')
@@ -41,18 +43,19 @@ def build():
     return parser
 
 
-def work(opt):
-    """Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained."""
+def work(opt, more):
+    """
+    Lists, submits or trains the runs, as the flags say; returns the exit code of the runs, if any were trained.
+
+    more: arguments of main.py that follow those of each run.
+    """
     if bool(opt.script) == bool(opt.line):
         raise UserError('give a script of runs, such as Revisit_Runs.sh')
-    if opt.script and opt.status and not opt.skip_refused:
-        from launching import remembered, status  # import no torch where the script is unchanged
-        return status.show(remembered.of_script(opt.script, opt.only))
     from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
-        return local.run_line(opt.line, opt.gpus_per_job, opt.nodes)
+        return local.run_line(opt.line, opt.gpus_per_job, opt.nodes, more)
     at_once = slots.of_flags(opt)
-    runs = plan.of_script(opt.script, opt.only, opt.skip_refused)
+    runs = plan.runs_of_script(opt.script, opt.only, opt.skip_refused, more)
     if opt.dry_run:
         return status.dry_run(runs)
     if opt.status:
@@ -64,7 +67,8 @@ def work(opt):
 
 def main(arguments):
     """Returns the exit code: 0, 1 where a run failed, 2 after a UserError, 130 after Ctrl-C."""
-    return errors.exit_code('Launch_Runs.py', lambda: work(build().parse_args(arguments)))
+    own, more = command_line.parted(arguments)
+    return errors.exit_code('Launch_Runs.py', lambda: work(build().parse_args(own), more))
 
 
 if __name__ == '__main__':

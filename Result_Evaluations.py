@@ -60,7 +60,7 @@ def build():
 def planned(script):
     """(data set, group, seed) of each run of a script, in its order."""
     from launching import plan
-    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan.of_script(script)]
+    return [tuple(run.settings[flag] for flag in ('dataset', 'group', 'seed')) for run in plan.runs_of_script(script)]
 
 
 def work(arguments):

@@ -1,12 +1,12 @@
 """
-Every flag of main.py, grouped, and declared once with all that is known of it; the only place with defaults.
+Every flag of main.py, grouped, and declared once with all that is known of it.
 
 `add` and `switch` take what argparse takes, and Facts (utilities/manual.py): when the flag has an effect, whether
 --resume may change it, whether it belongs to the machine, and so on.
 
-A flag that belongs to one method is named after it: --loss_<loss>_<parameter>, --miner_<miner>_<parameter>,
---data_<sampler>_<parameter>; it has an effect where the method is used. Every part of the program gets the whole
-namespace.
+A flag that belongs to one method is declared in its file (utilities/method_flags.py) and named after it:
+--loss_<loss>_<parameter>, --miner_<miner>_<parameter>, --data_<sampler>_<parameter>; it has an effect where the method
+is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
@@ -18,7 +18,20 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
+from criteria import (
+    CRITERIA,
+    cascade,
+    cross_batch_memory,
+    deep_adversarial,
+    direction_regularisation,
+    distillation,
+    language_guidance,
+    mahalanobis,
+    matryoshka,
+    required_inputs,
+    takes_miner,
+    with_nested_losses,
+)
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -32,7 +45,6 @@ from utilities.command_line import (
     POSITIVE,
     POSITIVE_INT,
     REAL,
-    WHOLE,
     Parser,
     given,
     known,
@@ -44,7 +56,7 @@ from utilities.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
-from utilities.manual import Facts
+from utilities.manual import facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -54,8 +66,10 @@ main.py --help all            every flag
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
+# what is put around a loss, in the order of the help
+WRAPPERS = [direction_regularisation, cascade, matryoshka, mahalanobis, deep_adversarial, cross_batch_memory,
+            distillation, language_guidance]
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
-OF_CANDIDATES = [name for name in SAMPLERS if name.endswith('batchmatch')]
 NO_DECAY = [1000]                                                  # the default of --tau
 OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
@@ -64,7 +78,6 @@ MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'o
          'open_set_fpir': 'open_set',
          **dict.fromkeys(('rerank', 'rerank_kreciprocal_k1', 'rerank_kreciprocal_k2', 'rerank_kreciprocal_lambda',
                           'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
-OF_BIG_BATCHES = [name for name in SAMPLERS if name.endswith(('batchmatch', 'coreset'))]
 
 
 def losses_of(opt):
@@ -113,17 +126,23 @@ def not_in_training(opt):
     return False
 
 
-def add_methods(add, switch, kind, registry):
+def add_methods(add, switch, start, registry, shared=None):
     """
     Adds the flags that the files of a registry declare. A flag has an effect where a method is used that declares it or
-    USES it. kind: what the flags begin with.
+    USES it.
+
+    start:  what the flags begin with, with {} for the method's name.
+    shared: {a file that declares flags of several methods: the methods that use all of them}
     """
     flags, users = {}, {}
     for name, module in registry.items():
-        own = method_flags.declared(module, f'{kind}_{name}_')
-        flags |= own
+        flags |= (own := method_flags.declared(module, start.format(name)))
         for flag in [*own, *getattr(module, 'USES', ())]:
             users.setdefault(flag, []).append(name)
+    for module, names in (shared or {}).items():
+        flags |= (own := method_flags.declared(module, start))
+        for flag in own:
+            users.setdefault(flag, []).extend(names)
     for flag, values in flags.items():
         add_method_flag(add, switch, flag, values, of=users[flag])
 
@@ -155,6 +174,10 @@ def run_parameters(parser):
     add('--config', nargs='+', metavar='FILE', default=[], mode=True, common=True,
         help='YAML files of flags and values; later files override earlier ones, and the command line overrides all')
     add('--reproduce', metavar='RUN_FOLDER', mode=True, help='start a new run with the settings of this run')
+    add('--reproduce_results', metavar='FOLDER', mode=True,
+        help='train as an experiment of powerful-benchmarker, whose options are in FOLDER/configs/config_*.yaml')
+    switch('--reproduce_results_partly', mode=True,
+           help='with --reproduce_results: leave out options that have no counterpart here, instead of stopping')
     add('--resume', metavar='RUN_FOLDER', mode=True, common=True,
         help='continue this run exactly where it stopped; larger --n_epochs extends it; `--help resumable machine` '
              'lists flags that may change')
@@ -417,95 +440,16 @@ def batch_creation_parameters(parser):
     add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0, fixed=True,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', fixed=True, help='train with each image as a class of its own; evaluation uses the labels')
-    switch('--data_cover_epoch', of=['class_random'], help='class_random: visit every class once per epoch')
-    add('--data_hierarchical_superclasses', type=POSITIVE_INT, default=2,
-        help='hierarchical: number of super-classes per batch; more if these have too few classes')
-    add('--data_batchmatch_bigbs', type=POSITIVE_INT, default=512, of=OF_BIG_BATCHES,
-        help='coreset and batchmatch samplers: number of images in the big batch that a batch is selected from')
-    add('--data_batchmatch_ncomps', type=POSITIVE_INT, default=10, of=OF_CANDIDATES,
-        help='batchmatch samplers: number of candidates per batch')
-    switch('--data_storage_no_update', of=WITH_STORAGE,
-           help='do not update the memory bank with the embeddings of the training batches')
-    add('--data_d2_coreset_lambda', type=REAL, default=1.0,
-        help='d2_coreset: exponent of the distance to earlier anchors; a larger value spreads the anchors')
-    add('--data_gc_coreset_lim', type=REAL, default=1e-9, of=['greedy_coreset'],
-        help='greedy_coreset: images within this distance of an anchor count as covered and are chosen last')
-    add('--data_sampler_lowproj_dim', type=WHOLE, default=-1, of=WITH_STORAGE,
-        help='dimension of a random projection of the embeddings in the memory bank; -1 means no projection')
-    add('--data_sim_measure', choices=['euclidean', 'cosine'], default='euclidean', of=WITH_STORAGE,
-        help='distance between embeddings of the memory bank; cosine: Euclidean after L2 normalisation')
-    switch('--data_gc_softened', of=['greedy_coreset'],
-           help='greedy_coreset: choose each anchor at random from the farthest 3 percent of the images')
-    switch('--data_idx_full_prec', of=WITH_STORAGE, help='recompute the whole memory bank before each epoch')
-    add('--data_mb_mom', type=REAL, default=-1.0, of=WITH_STORAGE,
-        help='momentum of the changes of the embeddings in the memory bank; -1 means no momentum')
-    add('--data_mb_lr', type=REAL, default=1.0, of=WITH_STORAGE, effect=lambda opt: opt.data_mb_mom > 0,
-        help='with --data_mb_mom: factor of the change that is added to each new embedding')
+    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE, datasampler.big_batch: ()})
 
 
 def batch_mining_parameters(parser):
     add, switch = new_group(parser, 'batch mining', 'miners: which tuples of a batch the loss gets')
     add('--batch_mining', default='distance', common=True, names=BATCHMINERS, effect=is_mined,
         help='miner, also pml:NAME, a class of pytorch-metric-learning')
-    for miner in ('distance', 'rho_distance'):
-        add(f'--miner_{miner}_lower_cutoff', type=number(float, 0, 2), default=0.5,
-            of={'distance': ['distance', 'random_distance']}.get(miner),
-            help='smaller distances are treated as equal to this one')
-        add(f'--miner_{miner}_upper_cutoff', type=NOT_NEGATIVE, default=1.4, obsolete=True,
-            help='without effect; kept for compatibility with the public code')
-    add('--miner_distance_positives',
-        choices={'one': 'a random one, as in the public code of Roth et al.',
-                 'all': 'every positive, each with its own negative, as in Wu et al.'}, default='one',
-        of=['distance', 'random_distance'], help='positives of each anchor')
-    add('--miner_rho_distance_cp', type=FRACTION, default=0.2,
-        help='probability that a triplet pushes a positive away from the anchor, in place of a negative')
-    add('--miner_semihard_margin', type=POSITIVE,
-        help="width of the window of semi-hard negatives, in squared distance; by default the loss's margin, or 0.2")
-    add('--miner_easyhard_pos', choices={'easy': 'the nearest', 'hard': 'the farthest'}, default='easy',
-        help='positive to choose')
-    add('--miner_easyhard_neg',
-        choices={'semihard': 'the nearest that is farther than the positive', 'hard': 'the nearest'},
-        default='semihard', help='negative to choose')
-    add('--miner_multisimilarity_epsilon', type=REAL, default=0.1,
-        help='margin of the pair mining, in cosine similarity')
-    add('--miner_parametric_mode',
-        choices={'uniform': 'all', 'hards': 'up to 0.5', 'semihards': '0.3 to 0.7', 'veryhards': 'up to 0.3'},
-        default='uniform', effect=lambda opt: not opt.miner_parametric_adapt,
-        help='without --miner_parametric_adapt: distances of the sampled negatives')
-    add('--miner_parametric_n_support', type=number(int, 2), default=30, help='number of edges of the distance bins')
-    add('--miner_parametric_support_lim', nargs=2, type=NOT_NEGATIVE, default=[0.1, 1.4],
-        help='first and last edge of the distance bins; the outer bins cover all distances beyond')
-    switch('--miner_parametric_adapt',
-           help='PADS: a policy adapts the distribution of negatives by validation metrics; needs --use_tv_split')
-    add('--miner_parametric_init', choices=['uniform_low', 'uniform', 'hards', 'semihards', 'veryhards'],
-        default='uniform_low', effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: initial distribution of negatives, as for --miner_parametric_mode; uniform_low: 0.3 to 0.7')
-    add('--miner_parametric_update_every', type=POSITIVE_INT, default=30, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: number of training steps between two updates of the distribution')
-    add('--miner_parametric_actions', nargs='+', type=POSITIVE, default=[0.8, 1.0, 1.25],
-        effect=lambda opt: opt.miner_parametric_adapt,
-        help="PADS: factors of a bin's weight that the policy chooses from")
-    add('--miner_parametric_policy_lr', type=NOT_NEGATIVE, default=0.01, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: learning rate of the policy')
-    add('--miner_parametric_policy_size', nargs='+', type=POSITIVE_INT, default=[128, 128],
-        effect=lambda opt: opt.miner_parametric_adapt, help='PADS: widths of the hidden layers of the policy')
-    add('--miner_parametric_history', type=POSITIVE_INT, default=20, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: number of past validations in the state that the policy sees')
-    add('--miner_parametric_reward', choices={'recall_nmi': 'mean of recall@1 and NMI', 'recall': 'recall@1'},
-        default='recall_nmi', effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: metric whose change since the last update gives the reward, by its sign')
-    add('--miner_parametric_learning',
-        choices={'ppo': 'PPO with a value head', 'reinforce': 'REINFORCE with the mean reward as baseline'},
-        default='ppo', effect=lambda opt: opt.miner_parametric_adapt, help='PADS: how the policy learns')
-    add('--miner_parametric_ppo_clip', type=FRACTION, default=0.2, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: clipping range of the probability ratio in PPO')
-    add('--miner_parametric_old_update', type=POSITIVE_INT, default=5, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: number of policy updates between two updates of the old policy in PPO')
-    add('--miner_parametric_baseline_rate', type=FRACTION, default=0.05, effect=lambda opt: opt.miner_parametric_adapt,
-        help='PADS: rate of the moving average of the rewards in REINFORCE')
-    switch('--miner_parametric_no_self_reg', effect=lambda opt: opt.miner_parametric_adapt,
-           help='PADS: sample negatives from other classes only, and never the anchor as its own positive')
-    add('--miner_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='batch_mining',
+    add_methods(add, switch, 'miner_{}_', BATCHMINERS)
+    add('--miner_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+        arguments_of='batch_mining',
         help="arguments of pml:NAME as YAML, such as '{epsilon: 0.2}'; one mapping per such miner, or for all")
 
 
@@ -515,80 +459,19 @@ def loss_parameters(parser):
         help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
-    add('--dr_weight', type=NOT_NEGATIVE, default=0.0,
-        help='weight of direction regularisation (Mohan et al.) for any loss that takes a miner; 0 means none')
-    add('--cascade_fractions', nargs='+', type=FRACTION, default=[0.5, 0.2], effect=lambda opt: opt.cascade,
-        help='for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding')
-    add('--matryoshka', nargs='+', metavar='D', type=POSITIVE_INT, default=[],
-        help='train prefixes of the embedding: the loss is summed over the first D dimensions; the last is --embed_dim')
-    add('--matryoshka_weights', nargs='+', type=NOT_NEGATIVE, default=[], effect=lambda opt: opt.matryoshka,
-        help='weights of the numbers in --matryoshka; by default 1 each')
-    switch('--matryoshka_mine_prefixes', effect=lambda opt: opt.matryoshka and miners_of(opt),
-           help='--matryoshka: mine tuples for each prefix, by its own distances, not once for all')
-    switch('--mahalanobis', help='learn a linear map of the embeddings, under the loss, its miner and evaluation')
-    add('--mahalanobis_lr', type=REAL, default=-1.0, resumable=True, effect=lambda opt: opt.mahalanobis,
-        help='--mahalanobis: learning rate of the map; a negative value means --lr')
-    switch('--daml', help='deep adversarial metric learning: a generator makes a hard negative for each triplet')
-    add('--daml_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
-        help='--daml: weight of the loss of the triplets with synthetic negatives (lambda in the paper)')
-    add('--daml_real_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
-        help='--daml: weight of the loss of the mined triplets; 0 means that only synthetic negatives are used')
-    add('--daml_reg_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.daml,
-        help='--daml: weight of the distance between synthetic and replaced negatives (lambda_1 in the paper)')
-    add('--daml_adv_weight', type=NOT_NEGATIVE, default=50.0, effect=lambda opt: opt.daml,
-        help='--daml: weight of the term that makes synthetic negatives violate the margin (lambda_2 in the paper)')
-    add('--daml_margin', type=REAL, default=0.2, effect=lambda opt: opt.daml,
-        help='--daml: margin in the term of --daml_adv_weight, a squared distance of embeddings')
-    add('--daml_layers', nargs='*', type=POSITIVE_INT, default=[512, 512], effect=lambda opt: opt.daml,
-        help='--daml: widths of the hidden layers of the generator')
-    add('--daml_lr', type=REAL, default=-1.0, resumable=True, effect=lambda opt: opt.daml,
-        help='--daml: learning rate of the generator; a negative value means --lr')
-    add('--daml_delay', type=COUNT, default=0, effect=lambda opt: opt.daml,
-        never=('synthetic negatives never train the network', lambda opt, n_steps: opt.daml_delay >= n_steps),
-        help='--daml: number of batches before synthetic negatives train the network; the generator starts at once')
-    add('--xbm_size', type=COUNT, default=0,
-        help='number of embeddings in the cross-batch memory bank; 0 means no memory bank')
-    add('--xbm_weight', type=NOT_NEGATIVE, default=1.0, effect=lambda opt: opt.xbm_size,
-        help='weight of the loss on pairs of a sample and an entry of the memory bank')
-    add('--xbm_start', type=COUNT, default=1000, effect=lambda opt: opt.xbm_size,
-        never=('the memory bank is never used', lambda opt, n_steps: opt.xbm_start >= n_steps),
-        help='number of batches before the memory bank is used')
-    add('--distill', metavar='RUN_FOLDER|ema', effect=lambda opt: 'teacher_batch' in required_inputs(opt),
-        help='teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default none')
-    add('--distill_w', type=NOT_NEGATIVE, default=50.0, effect=lambda opt: opt.distill,
-        help='weight of the distillation; 0 means no teacher')
-    add('--distill_T', type=POSITIVE, default=1.0, effect=lambda opt: opt.distill and opt.distill_w,
-        help='temperature of the distillation; cosine similarities are divided by it')
-    add('--language_distill_w', type=NOT_NEGATIVE, default=0.0,
-        help='weight of language guidance (Roth et al., CVPR 2022), with --language_vectors; 0 means none')
-    add('--language_vectors', metavar='FILE', resumable=True, effect=lambda opt: opt.language_distill_w,
-        help='language guidance: .npz file of class_names and their vectors; docs/combining.md has its format')
-    switch('--language_pseudoclass', effect=lambda opt: opt.language_distill_w,
-           help='language guidance: use several vectors per class, such as vectors of its likeliest ImageNet classes')
-    add('--language_pseudoclass_topk', type=POSITIVE_INT, default=5,
-        effect=lambda opt: opt.language_distill_w and opt.language_pseudoclass,
-        help='language guidance: number of vectors per class, the first ones in the file')
-    add('--language_delay', type=COUNT, default=0, effect=lambda opt: opt.language_distill_w,
-        never=('language guidance never begins', lambda opt, n_steps: opt.language_delay > n_steps),
-        help='language guidance: the first training step with it, counted from 1')
-    add('--language_shift', type=REAL, default=1.0, effect=lambda opt: opt.language_distill_w,
-        help='language guidance: added to the similarities of the language vectors')
-    add('--language_temp', type=POSITIVE, default=1.0, effect=lambda opt: opt.language_distill_w,
-        help='language guidance: temperature, by which similarities are divided')
-    add('--language_distill_dir', default='backward', effect=lambda opt: opt.language_distill_w,
-        choices={'backward': 'KL(batch ‖ language)', 'forward': 'KL(language ‖ batch)'},
-        help='language guidance: direction of the KL divergence')
-    add('--language_model', obsolete=True, metavar='NAME',
-        help='without effect, since --language_vectors has the vectors of the text model; for scripts of Roth et al.')
-    add('--loss_pml_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
+    for module in WRAPPERS:
+        for name, values in method_flags.declared(module, '').items():
+            add_method_flag(add, switch, name, values)
+    add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
-    add('--loss_pml_lr', type=REAL, default=-1.0, resumable=True,
+    add('--loss_pml_lr', of=['pml'], type=REAL, default=-1.0, resumable=True,
         help='learning rate of the parameters of pml:NAME; a negative value means --lr')
-    add('--loss_torch_args', nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
+    add('--loss_torch_args', of=['torch'], nargs='*', type=yaml_mapping, default=[], metavar='YAML',
+        arguments_of='loss',
         help="arguments of torch:NAME as YAML, such as '{label_smoothing: 0.1}'; one mapping per such loss, or for all")
-    add('--loss_torch_lr', type=REAL, default=-1.0, resumable=True,
+    add('--loss_torch_lr', of=['torch'], type=REAL, default=-1.0, resumable=True,
         help='learning rate of the classifier of torch:NAME; a negative value means --lr')
-    add_methods(add, switch, 'loss', CRITERIA)
+    add_methods(add, switch, 'loss_{}_', CRITERIA)
 
 
 def evaluation_parameters(parser):
@@ -678,9 +561,6 @@ def build():
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
                 measurement_parameters):
         add(parser)
-    for action in parser._actions:
-        known = action.facts = getattr(action, 'facts', Facts())        # argparse's own add_argument gives none
-        known.of = owner(action.dest) if known.of is None else known.of
     return parser
 
 
@@ -701,15 +581,17 @@ def without_machine(settings):
     return {name: value for name, value in settings.items() if name not in flags_with('machine')}
 
 
-def parse(arguments, defaults=None):
+def parse(arguments, defaults=None, parser=None):
     """
     The command line's arguments, a list of strings -> the namespace.
 
     The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
     the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
     flags of the command line and the --config files. Raises UserError for whatever the user must change.
+
+    parser: what build() gives, for callers that parse many command lines.
     """
-    parser = build()
+    parser = parser or build()
     modes = parser.parse_args(arguments)
     folders = [folder for folder in (modes.resume, modes.reproduce, modes.evaluate) if folder]
     if len(folders) > 1:
@@ -947,9 +829,9 @@ def unreachable_schedules(opt, n_steps):
     """Sentences on warm-ups, delays and decays that a training run is too short for. n_steps: of the whole run."""
     used = methods_of(opt)
     return [f'--n_epochs {opt.n_epochs} is too short for --{action.dest} {shown(getattr(opt, action.dest))}: '
-            f'{action.facts.never[0]}' for action in build()._actions
-            if opt.n_epochs and action.facts.never and not is_idle(action, opt, used)
-            and action.facts.never[1](opt, n_steps)]
+            f'{facts(action).never[0]}' for action in build()._actions
+            if opt.n_epochs and facts(action).never and not is_idle(action, opt, used)
+            and facts(action).never[1](opt, n_steps)]
 
 
 def methods_of(opt):
@@ -959,7 +841,7 @@ def methods_of(opt):
 
 def is_idle(action, opt, used):
     """Whether a flag has no effect in a training run because of others. used: of methods_of."""
-    known, kind = action.facts, action.dest.split('_')[0]
+    known, kind = facts(action), action.dest.split('_')[0]
     return (known.obsolete or known.effect and not known.effect(opt)
             or known.of is not None and used[kind].isdisjoint(known.of))
 
@@ -967,11 +849,3 @@ def is_idle(action, opt, used):
 def method(name):
     """The part of a flag's name that stands for a loss or miner: its own name, or its library: pml or torch."""
     return name.partition(':')[0] if name.startswith((pml.PREFIX, torch_losses.PREFIX)) else name
-
-
-def owner(flag):
-    """The method that a flag's name begins with: 'loss_dr_triplet_margin' -> ['dr_triplet']; None where it has none."""
-    kind, _, rest = flag.partition('_')
-    registry = {'loss': CRITERIA, 'miner': BATCHMINERS, 'data': SAMPLERS}.get(kind)
-    names = [name for name in [*registry, 'pml', 'torch'] if rest.startswith(f'{name}_')] if registry else []
-    return [max(names, key=len)] if names else None

@@ -11,6 +11,13 @@ anchor nor a positive is ever sampled as a negative.
 """
 import torch
 
+FLAGS = {
+    'lower_cutoff': {'at_least': 0, 'at_most': 2},
+    'upper_cutoff': {'default': 1.4, 'at_least': 0, 'obsolete': True},
+    'positives': {'choices': {'one': 'a random one, as in the public code of Roth et al.',
+                              'all': 'every positive, each with its own negative, as in Wu et al.'}},
+}
+
 
 @torch.no_grad()
 def distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
@@ -21,9 +28,8 @@ def distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
     Args:
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
-        lower_cutoff: a distance; smaller distances have its weight.
-        positives:    'one': a random positive for each anchor, as in the public code of Roth et al.; 'all': a triplet
-                      for each positive of an anchor, with a negative of its own, as in Wu et al.
+        lower_cutoff: a distance; smaller distances are treated as equal to it.
+        positives:    positives of each anchor, one or all.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 

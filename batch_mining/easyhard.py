@@ -7,6 +7,11 @@ Differs: A negative as far as the positive is not semi-hard, since d_an > d_ap i
 """
 import torch
 
+FLAGS = {
+    'pos': {'choices': {'easy': 'the nearest', 'hard': 'the farthest'}},
+    'neg': {'choices': {'semihard': 'the nearest that is farther than the positive', 'hard': 'the nearest'}},
+}
+
 
 @torch.no_grad()
 def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
@@ -14,8 +19,8 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
     Args:
         batch:  [B, D] embeddings.
         labels: [B].
-        pos:    easy: the nearest positive; hard: the farthest positive.
-        neg:    hard: the nearest negative; semihard: the nearest negative that is farther than the positive.
+        pos:    positive to choose, easy or hard.
+        neg:    negative to choose, semihard or hard.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without such a positive or negative are left out.
 

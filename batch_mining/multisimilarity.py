@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 RETURNS = 'masks'
+FLAGS = {'epsilon': {}}
 
 
 @torch.no_grad()
@@ -17,7 +18,7 @@ def multisimilarity_pairs(batch, labels, epsilon=0.1):
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B].
-        epsilon: ε, a cosine.
+        epsilon: ε, margin of the pair mining, a cosine.
 
     Returns: two bool [B, B], the positives and the negatives of each anchor (row).
 

@@ -8,6 +8,8 @@ the registry.
 """
 import torch
 
+USES = ['miner_distance_lower_cutoff', 'miner_distance_positives']
+
 
 @torch.no_grad()
 def random_distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
@@ -18,9 +20,9 @@ def random_distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
     Args:
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
-        lower_cutoff: a distance; smaller distances have its weight.
-        positives:    'one': a random positive for each anchor, as in the public code of Roth et al.; 'all': a triplet
-                      for each positive of an anchor, with a negative of its own, as in Wu et al.
+        lower_cutoff: a distance; smaller distances are treated as equal to it.
+        positives:    positives of each anchor. 'one': a random one, as in the public code of Roth et al.; 'all': a
+                      triplet for each of them, with a negative of its own, as in Wu et al.
 
     Returns: [T, 3] int64 (anchor, positive, negative) by the shuffled labels; anchors without a positive or a negative
     are left out.

@@ -5,6 +5,12 @@ Revisiting Training Strategies and Generalization Performance in Deep Metric Lea
 """
 import torch
 
+FLAGS = {
+    'lower_cutoff': {'at_least': 0, 'at_most': 2},
+    'upper_cutoff': {'default': 1.4, 'at_least': 0, 'obsolete': True},
+    'cp': {'at_least': 0, 'at_most': 1},
+}
+
 
 @torch.no_grad()
 def rho_distance_triplets(batch, labels, lower_cutoff=0.5, cp=0.2):

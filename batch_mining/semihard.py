@@ -7,6 +7,10 @@ distances, so that many of these negatives have no loss. Here both have the same
 """
 import torch
 
+FLAGS = {'margin': {'default': None, 'type': 'float', 'above': 0,
+                    'help': "width of the window of semi-hard negatives, in squared distance; by default the loss's "
+                            'margin, or 0.2'}}
+
 # The power of the distances in each loss's margin, --loss_<loss>_margin, which is a difference of distance^power. For
 # triplet it is --loss_triplet_power; for losses that are not listed it is 2, squared distances.
 MARGIN_POWERS = {'margin': 1, 'dr_triplet': 1}

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -25,15 +26,17 @@ from utilities.errors import UserError, exit_code
 LIMIT = 300                                                           # seconds for one part
 PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
             'datasampler': 'datasampler', 'architectures': 'architectures'}
+CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
 FLAGS = ('--dataset glyphs --arch conv4_normalize --not_pretrained --embed_dim 16 --bs 16 --samples_per_class 2 '
          '--n_epochs 2 --iterations_per_epoch 2 --kernels 0 --device cpu --no_train_metrics --pictures none '
          '--evaluation_metrics e_recall@1 --loss triplet --batch_mining random --data_batchmatch_bigbs 32').split()
 
 
 def parts_of(folder):
-    """{name of a folder of parts: its files}."""
-    found = {name: sorted(path for path in (folder / name).glob('*.py') if not path.name.startswith('_'))
-             for name in PACKAGES if (folder / name).is_dir()}
+    """{name of a folder of parts: its files}, without files that have helpers only."""
+    found = {name: sorted(path for path in (folder / name).glob('*.py')
+                          if re.search(rf'^class {CLASSES[package]}\b', path.read_text(), re.MULTILINE))
+             for name, package in PACKAGES.items() if (folder / name).is_dir()}
     if not any(found.values()):
         raise UserError(f'{folder}: expected a folder with {", ".join(PACKAGES)}, or some of them')
     return found

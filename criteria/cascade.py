@@ -8,6 +8,10 @@ import math
 
 import torch
 
+FLAGS = {'cascade_fractions': {
+    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1, 'effect': {'cascade': True},
+    'help': 'for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding'}}
+
 
 def hardest_triplets(batch, triplets, n):
     """

@@ -2,6 +2,15 @@
 """Cross-batch memory for losses of pairs. Wang et al., CVPR 2020, https://arxiv.org/abs/1912.06798."""
 import torch
 
+FLAGS = {
+    'xbm_size': {'default': 0, 'at_least': 0,
+                 'help': 'number of embeddings in the cross-batch memory bank; 0 means no memory bank'},
+    'xbm_weight': {'argument': 'weight', 'at_least': 0, 'effect': {'xbm_size': True}},
+    'xbm_start': {'default': 1000, 'at_least': 0, 'effect': {'xbm_size': True},
+                  'begins_after': 'the memory bank is never used',
+                  'help': 'number of batches before the memory bank is used'},
+}
+
 
 class CrossBatchMemory(torch.nn.Module):
     """
@@ -13,7 +22,7 @@ class CrossBatchMemory(torch.nn.Module):
         criterion: a loss that takes references, reference_labels and own.
         size:      number of entries of the memory bank, at least the batch size.
         dim:       dimension of the embeddings.
-        weight:    weight of the loss of the pairs with the memory bank.
+        weight:    weight of the loss on pairs of a sample and an entry of the memory bank.
         start:     number of batches after which the memory bank is used.
 
     >>> def loss(batch, labels, references=None, reference_labels=None, own=None):

@@ -9,6 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+IN_USE = {'effect': {'daml': True}}
+FLAGS = {
+    'daml': {'default': False,
+             'help': 'deep adversarial metric learning: a generator makes a hard negative for each triplet'},
+    'daml_weight': IN_USE | {'argument': 'weight', 'at_least': 0},
+    'daml_real_weight': IN_USE | {'argument': 'real_weight', 'at_least': 0},
+    'daml_reg_weight': IN_USE | {'argument': 'reg_weight', 'at_least': 0},
+    'daml_adv_weight': IN_USE | {'argument': 'adv_weight', 'at_least': 0},
+    'daml_margin': IN_USE | {'argument': 'margin', 'help': '--daml: margin in the term of --daml_adv_weight, a squared '
+                                                           'distance of embeddings'},
+    'daml_layers': IN_USE | {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
+    'daml_lr': IN_USE | {'default': -1.0, 'resumable': True,
+                         'help': '--daml: learning rate of the generator; a negative value means --lr'},
+    'daml_delay': IN_USE | {'argument': 'delay', 'at_least': 0,
+                            'begins_after': 'synthetic negatives never train the network'},
+}
+
 
 def generator_losses(synthetic, anchors, negatives, d_ap, d_as, margin=0.2):
     """
@@ -47,14 +64,15 @@ class DeepAdversarial(torch.nn.Module):
         miner:       (batch [B, D], labels [B]) -> triplets [T, 3].
         n_features:  F, number of pooled features.
         normalize:   whether the network normalises its embeddings, so that synthetic ones are normalised too.
-        widths:      widths of the hidden layers of the generator.
+        widths:      widths of the hidden layers of the generator of --daml.
         lr:          learning rate of the generator.
-        weight:      λ.
-        reg_weight:  λ₁.
-        adv_weight:  λ₂.
+        weight:      λ, weight of the loss of the triplets with synthetic negatives.
+        reg_weight:  λ₁, weight of the distance between synthetic and replaced negatives.
+        adv_weight:  λ₂, weight of the term that makes synthetic negatives violate the margin.
         margin:      α, a squared distance of embeddings.
-        real_weight: w.
-        delay:       number of batches before synthetic negatives are used; until then, w is 1 and λ is 0.
+        real_weight: w, weight of the loss of the mined triplets; 0 means that only synthetic negatives are used.
+        delay:       number of batches before synthetic negatives train the network, with w = 1; the generator starts at
+                     once.
     """
 
     def __init__(self, criterion, given, miner, n_features, normalize=True, widths=(512, 512), lr=1e-5, weight=1.0,

@@ -2,6 +2,9 @@
 """Direction regularisation of any loss of triplets. Mohan et al., Moving in the Right Direction, CVPR 2020."""
 import torch
 
+FLAGS = {'dr_weight': {'default': 0.0, 'at_least': 0, 'help': 'weight of direction regularisation (Mohan et al.) for '
+                                                              'any loss that takes a miner; 0 means none'}}
+
 
 def directions(batch, triplets):
     """

@@ -8,6 +8,13 @@ import torch
 import torch.nn.functional as F
 
 REQUIRES_INPUTS = ['teacher_batch']
+FLAGS = {
+    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'effect': {'a loss with a teacher': True},
+                'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '
+                        'none'},
+    'distill_w': {'argument': 'weight', 'at_least': 0, 'effect': {'distill': True}},
+    'distill_T': {'argument': 'temperature', 'above': 0, 'effect': {'distill': True, 'distill_w': True}},
+}
 
 
 def distillation(cosines, targets, temperature=1.0):
@@ -21,7 +28,7 @@ def distillation_loss(batch, teacher_batch, temperature=1.0):
     Args:
         batch:         [B, D] embeddings, normalised here.
         teacher_batch: [B, D'] the teacher's embeddings of the same images, normalised here. They get no gradient.
-        temperature:   T, which divides the cosines.
+        temperature:   T, temperature of the distillation; the cosines are divided by it.
 
     Returns: scalar, the distillation from the teacher's cosines to the batch's cosines.
 
@@ -41,8 +48,8 @@ class Distilled(torch.nn.Module):
 
     Args:
         criterion:   the loss, a module called as criterion(batch=, labels=, ...).
-        weight:      weight of the distillation.
-        temperature: divides the cosines.
+        weight:      weight of the distillation; 0 means no teacher.
+        temperature: temperature of the distillation; cosines are divided by it.
     """
 
     def __init__(self, criterion, weight=50.0, temperature=1.0):

@@ -7,6 +7,13 @@ Distance Metric Learning for Large Margin Nearest Neighbor Classification, JMLR 
 import torch
 import torch.nn.functional as F
 
+FLAGS = {
+    'mahalanobis': {'default': False,
+                    'help': 'learn a linear map of the embeddings, under the loss, its miner and evaluation'},
+    'mahalanobis_lr': {'default': -1.0, 'resumable': True, 'effect': {'mahalanobis': True},
+                       'help': '--mahalanobis: learning rate of the map; a negative value means --lr'},
+}
+
 
 def mapped(batch, matrix):
     """

@@ -12,6 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+FLAGS = {
+    'matryoshka': {'default': [], 'type': 'int', 'at_least': 1, 'metavar': 'D',
+                   'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'
+                           ' is --embed_dim'},
+    'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0, 'effect': {'matryoshka': True},
+                           'help': 'weights of the numbers in --matryoshka; by default 1 each'},
+    'matryoshka_mine_prefixes': {'default': False, 'effect': {'matryoshka': True, 'a miner': True},
+                                 'help': '--matryoshka: mine tuples for each prefix, by its own distances, not once '
+                                         'for all'},
+}
+
 
 def prefix_of(batch, dim, normalize=True):
     """

@@ -4,6 +4,13 @@ import torch
 from datasampler.sampling import ClassImages, classes_per_batch, random_integers
 from utilities.errors import UserError
 
+FLAGS = {
+    'batchmatch_bigbs': {'default': 512, 'at_least': 1, 'help': 'coreset and batchmatch samplers: number of images in'
+                                                                ' the big batch that a batch is selected from'},
+    'batchmatch_ncomps': {'default': 10, 'at_least': 1,
+                          'help': 'batchmatch samplers: number of candidates per batch'},
+}
+
 
 class Matching:
     """

@@ -9,6 +9,7 @@ import itertools
 
 import torch
 
+FLAGS = {'cover_epoch': {'default': False, 'help': 'class_random: visit every class once per epoch'}}
 DISTINCT = 'classes'            # no class repeats in a batch
 
 

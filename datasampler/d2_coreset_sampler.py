@@ -14,6 +14,9 @@ from datasampler.big_batch import Coreset
 from utilities.randomness import derive
 
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+FLAGS = {'d2_coreset_lambda': {'argument': 'power', 'help': 'd2_coreset: exponent of the distance to earlier anchors;'
+                                                            ' a larger value spreads the anchors'}}
+USES = ['data_batchmatch_bigbs']
 
 
 def d2_coreset(points, k, generator, power=1.0):

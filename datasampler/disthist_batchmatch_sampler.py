@@ -12,6 +12,7 @@ from utilities.randomness import derive
 
 DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+USES = ['data_batchmatch_bigbs', 'data_batchmatch_ncomps']
 
 
 def distance_histogram_costs(points, candidates, n_bins=50, weight=75):

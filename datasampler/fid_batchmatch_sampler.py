@@ -11,6 +11,7 @@ from utilities.randomness import derive
 
 DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+USES = ['data_batchmatch_bigbs', 'data_batchmatch_ncomps']
 
 
 def frechet_distances(points, candidates):

@@ -16,6 +16,13 @@ from datasampler.big_batch import Coreset
 from utilities.randomness import derive
 
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
+FLAGS = {
+    'gc_coreset_lim': {'argument': 'limit', 'help': 'greedy_coreset: images within this distance of an anchor count as '
+                                                    'covered and are chosen last'},
+    'gc_softened': {'argument': 'softened', 'help': 'greedy_coreset: choose each anchor at random from the farthest 3 '
+                                                    'percent of the images'},
+}
+USES = ['data_batchmatch_bigbs']
 
 
 def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):

@@ -7,6 +7,9 @@ from utilities.randomness import derive
 
 DISTINCT = 'classes'            # no class repeats in a batch
 REQUIRES_HIERARCHY = True       # Sampler(opt, image_dict, image_list, superclasses)
+FLAGS = {'hierarchical_superclasses': {
+    'default': 2, 'at_least': 1,
+    'help': 'hierarchical: number of super-classes per batch; more if these have too few classes'}}
 
 
 class Sampler(torch.utils.data.Sampler):

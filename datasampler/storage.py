@@ -5,6 +5,20 @@ import torch.nn.functional as F
 from utilities.errors import UserError
 from utilities.randomness import derive
 
+FLAGS = {
+    'storage_no_update': {'default': False,
+                          'help': 'do not update the memory bank with the embeddings of the training batches'},
+    'sampler_lowproj_dim': {'default': -1, 'help': 'dimension of a random projection of the embeddings in the memory '
+                                                   'bank; -1 means no projection'},
+    'sim_measure': {'default': 'euclidean', 'choices': ['euclidean', 'cosine'],
+                    'help': 'distance between embeddings of the memory bank; cosine: Euclidean after L2 normalisation'},
+    'idx_full_prec': {'default': False, 'help': 'recompute the whole memory bank before each epoch'},
+    'mb_mom': {'default': -1.0, 'help': 'momentum of the changes of the embeddings in the memory bank; -1 means no '
+                                        'momentum'},
+    'mb_lr': {'default': 1.0, 'effect': {'data_mb_mom': {'above': 0}},
+              'help': 'with --data_mb_mom: factor of the change that is added to each new embedding'},
+}
+
 
 class Storage:
     """

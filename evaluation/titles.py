@@ -2,6 +2,7 @@
 from evaluation.metrics import parse
 from records import columns
 from utilities.errors import UserError
+from utilities.text_tables import aligned
 
 # title by metric, or by its name up to the @, to which the rest is appended; other metrics keep their names
 METRICS = {
@@ -122,5 +123,4 @@ def table(row):
         text = repr(value) if isinstance(value, float) else f'{len(value)} values, the largest {max(value):.6f}'
         lines.setdefault(column.at_split, {})[column.split] = text
     cells = [[name, *(texts.get(split, '') for split in splits)] for name, texts in lines.items()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in cells)
+    return aligned(cells, left=range(len(cells[0])))

@@ -1,7 +1,7 @@
 """
 Runs the lines of a script of runs.
 
-script reads the commands, plan checks them and finds their run folders, process makes a process of one run, fork_server
-starts it without its imports, pool and slots train several at once; local trains on this machine, slurm on a cluster,
+script reads the commands, plan checks them and finds their run folders, process makes a process of one run, which
+fork_server and preload start without its imports, pool and slots train several at once; local trains on this machine,
 status tells how far the runs are.
 """

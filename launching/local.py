@@ -51,12 +51,12 @@ def launch(runs, slots):
     return int(bool(failed))
 
 
-def run_line(text, n_gpus=1, n_nodes=1):
+def run_line(text, n_gpus=1, n_nodes=1, more=()):
     """
-    Trains one run, given by the arguments of main.py as one text; returns its exit code. A job of SLURM calls it, on
-    each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
+    Trains one run, given by the arguments of main.py as one text, followed by `more`; returns its exit code. A job of
+    SLURM calls it, on each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
     """
-    run = plan.of_line(shlex.split(text))
+    run = plan.planned_run([*shlex.split(text), *more])
     more, python = (['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []), []
     if n_nodes > 1:
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // max(1, n_gpus))))

@@ -20,22 +20,20 @@ NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
 MACHINE = tuple(parameters.flags_with('machine'))
 
 
-def of_script(file, only=(), skip_refused=False):
+def runs_of_script(file, only=(), skip_refused=False, more=()):
     """
     The Planned runs of a script, in its order.
 
-    only: pieces of text; if there are any, only runs with one of them in their name are returned. Raises a UserError
-    that lists every line which main.py would refuse; with skip_refused, prints the list and leaves these lines out.
+    only: pieces of text; if there are any, only runs with one of them in their name are returned.
+    more: arguments of main.py that follow those of each line.
+
+    Raises a UserError that lists every line which main.py would refuse; with skip_refused, prints the list and leaves
+    these lines out.
     """
-    return script.chosen(of_commands(file, script.commands(file), skip_refused), only, file)
-
-
-def of_commands(file, commands, skip_refused=False):
-    """As of_script, for the `commands` of the script `file`, without a choice among them."""
-    runs, problems, taken = [], [], {}
-    for number, arguments in enumerate(stopping.checked(commands), start=1):
+    runs, problems, taken, parser = [], [], {}, parameters.build()
+    for number, arguments in enumerate(stopping.checked(script.commands(file)), start=1):
         try:
-            run = of_line(arguments)
+            run = planned_run([*arguments, *more], parser)
         except UserError as error:
             problems.append(f'{file}, run {number}: {error}')
             continue
@@ -50,12 +48,19 @@ def of_commands(file, commands, skip_refused=False):
         raise UserError('\n'.join(problems + hint))
     if problems:
         print('\n'.join(['Left out:', *problems]), file=sys.stderr, flush=True)
-    return runs
+    chosen = [run for run in runs if not only or any(text in run.name for text in only)]
+    if not chosen:
+        raise UserError(f'--only {" ".join(only)}: none of the {len(runs)} runs of {file}, such as {runs[0].name}')
+    return chosen
 
 
-def of_line(arguments):
-    """The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them."""
-    opt = parameters.parse(arguments)
+def planned_run(arguments, parser=None):
+    """
+    The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them.
+
+    parser: as for parameters.parse.
+    """
+    opt = parameters.parse(arguments, parser=parser)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')

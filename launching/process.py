@@ -3,7 +3,6 @@ One run as a process of its own: started or resumed, and visible to other launch
 
 The process outlives the launcher. It holds the lock of the log as long as it lives, so that no run is started twice.
 """
-import fcntl
 import os
 import shlex
 import subprocess
@@ -11,11 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-from launching import fork_server
 from records import reading
+
+try:
+    import fcntl
+except ImportError:                                               # Windows has none: there, no log is locked
+    fcntl = None
 
 MAIN = Path(__file__).resolve().parents[1] / 'main.py'
 EXIT = 'Launch_Runs.py: exit code'                                # the last line of a log whose run has ended
+LOST = 255                         # exit code of a forked run whose server was killed: the run itself continues
 STOPPED = 130                                                     # exit code of a run that was interrupted
 GRACE = 60                                                        # seconds for an interrupted run to end by itself
 
@@ -36,18 +40,21 @@ def start(run, more=(), python=(), forked=True):
     """
     run.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, 'a', encoding='utf-8') as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy from None
+        if fcntl:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)      # the process inherits the lock with the log
+            except BlockingIOError:
+                raise Busy from None
         folder = run.folder()
         if folder and reading.is_finished(folder):
             return None
         found = ['--resume', str(folder)] if folder and '--auto_resume' not in more else []
         command = [sys.executable, *python, str(MAIN), *run.arguments, *more, *found]
         print(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} {shlex.join(command)}', file=log, flush=True)
-        if forked and not python and (started := fork_server.start(command, log, run.environment)):
-            return started
+        if forked and not python and sys.platform == 'linux':
+            from launching import fork_server
+            if started := fork_server.start(command, log, run.environment):
+                return started
         return opened(command, run, log)
 
 
@@ -68,7 +75,8 @@ def is_running(run):
     """Whether a process holds the lock of the run's log."""
     try:
         with open(run.log, encoding='utf-8') as log:
-            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if fcntl:
+                fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

@@ -140,14 +140,6 @@ def expanded(word, assigned, where):
     return VARIABLE.sub(value, word)
 
 
-def chosen(runs, only, file):
-    """Of the Planned runs of a script, those with one of the texts `only` in their name; all where `only` is empty."""
-    found = [run for run in runs if not only or any(text in run.name for text in only)]
-    if not found:
-        raise UserError(f'--only {" ".join(only)}: none of the {len(runs)} runs of {file}, such as {runs[0].name}')
-    return found
-
-
 def write(file, runs):
     """Writes a script, for bash or for Launch_Runs.py. runs: the arguments of main.py in each."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,24 +1,50 @@
 """How far the runs of a script are, read from their run folders and logs."""
+import argparse
 import collections
 import sys
 
+from datasets import DATASETS
 from launching import process
 from records import reading
 from records.columns import Column
 from utilities import stopping
+from utilities.errors import UserError
+from utilities.text_tables import aligned
 
 N_TIMED = 5       # least number of epochs over which the mean duration is taken; --eval_every if that is more
 REFRESH = 2                                                       # seconds between tables on a terminal
 
 
 def dry_run(runs):
-    """Prints for each run whether it is finished, or would be started or resumed."""
+    """Prints for each run whether it is finished, or would be started or resumed; then which data are not there."""
     for run in runs:
         folder = run.folder()
         done = folder and reading.is_finished(folder)
         what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
     print(f'{len(runs)} runs, and main.py takes the flags of each.')
+    for problem, n in missing_data(runs).items():
+        print(f'Note: {n} of them cannot find their data: {problem}')
+
+
+def missing_data(runs):
+    """{what is wrong with a data set, as main.py says it: number of runs}. Data to be downloaded are not missing."""
+    found, problems = {}, collections.Counter()
+    for run in runs:
+        key = tuple(run.settings[flag] for flag in ('dataset', 'source_path', 'csv', 'download'))
+        if key not in found:
+            found[key] = problem_of_data(argparse.Namespace(**run.settings))
+        problems[found[key]] += 1
+    del problems[None]
+    return problems
+
+
+def problem_of_data(opt):
+    try:
+        if not opt.download:
+            DATASETS[opt.dataset].load(opt)
+    except UserError as problem:
+        return str(problem)
 
 
 def show(runs):
@@ -35,13 +61,13 @@ def show(runs):
 def table(runs):
     """(the table as text, whether all runs are finished)"""
     rows = with_remaining_time([row_of(run) for run in runs])
-    width = max(len(run.name) for run in runs)
-    lines = [f'{"run":{width}}  {"state":8}  {"epoch":>9}  {"score":>6}  {"left":>9}']
+    cells = [['run', 'state', 'epoch', 'score', 'left']]
     for row in rows:
         epoch = f'{"-" if row["epoch"] is None else row["epoch"]}/{row["n_epochs"]}'
         left = '' if row['state'] == 'finished' or row['seconds'] is None else clock(row['seconds'])
         score = '' if row['score'] is None else f'{row["score"]:.4f}'
-        lines.append(f'{row["run"].name:{width}}  {row["state"]:8}  {epoch:>9}  {score:>6}  {left:>9}'.rstrip())
+        cells.append([row['run'].name, row['state'], epoch, score, left])
+    lines = [aligned(cells, left=(0, 1))]
     counts = collections.Counter(row['state'] for row in rows)
     is_done, total = counts['finished'] == len(rows), ''
     if not is_done and all(row['seconds'] is not None for row in rows):

@@ -47,6 +47,7 @@ def report(opt, arguments):
     names = [Column('test', metric).name for metric in opt.evaluation_metrics]
     texts = ensemble_tables.report(pandas.DataFrame(log), pandas.DataFrame(of_folds), names, opt.digits,
                                    folds.notes_on(found))
+    texts['markdown'] += '\n' + ensemble_tables.validation(found, opt.evaluation_metrics, opt.digits)
     print('\n' + texts['markdown'])
     tables.write_files(opt, texts)
     if opt.rows:

@@ -8,8 +8,11 @@ import numpy as np
 import pandas
 
 from evaluation import titles
+from records import columns
+from records.columns import Column
 from reports import naming, tables
 from reports.significance import holm, paired_test, t_interval
+from utilities import text_tables
 
 FORMS = {'concatenated': 'Concatenated', 'separated': 'Separated'}
 UNTRAINED = {'untrained_trunk': 'untrained trunk', 'untrained_trunk_and_embedder': 'untrained'}
@@ -142,6 +145,31 @@ def caption(comparisons, log, names):
 def n_pairs(compared, form):
     numbers = compared[compared.form == form].n_pairs.astype(int)
     return f'n = {numbers.min()}' + (f' to {numbers.max()}' if numbers.min() < numbers.max() else '')
+
+
+def validation(ensembles, metrics, digits=2):
+    """
+    A Markdown table of the validation scores of the folds at their best epochs, as powerful-benchmarker's meta records:
+    for each method, the mean over folds, then the mean over seeds with its 95 % t-interval.
+
+    ensembles: folds.Ensemble. metrics: those to show, where all folds have them, besides the one that chose the epochs.
+    """
+    rows = [{'dataset': ensemble.dataset, 'method': ensemble.method, 'seed': ensemble.seed} | member.best_row
+            for ensemble in ensembles for member in ensemble.members]
+    chosen_by = [member.run.flags['storage_metrics'][0] for ensemble in ensembles for member in ensemble.members]
+    scores = pandas.DataFrame(rows).dropna(axis='columns')
+    names = [name for metric in dict.fromkeys([*metrics, *chosen_by])
+             if (name := Column('val', metric).name) in scores]
+    means = scores.groupby(['dataset', 'method', 'seed'], sort=False)[names].mean()
+    cells = []
+    for (dataset, method), seeds in means.groupby(level=['dataset', 'method'], sort=False):
+        of_metrics = [tables.Cell(*t_interval(seeds[name]), len(seeds), len(seeds)) for name in names]
+        cells.append([naming.dataset(dataset), naming.method(method), *(
+            tables.text_of(cell, name, digits) for cell, name in zip(of_metrics, names, strict=True))])
+    heads = [titles.metric(Column('test', columns.parse(name).metric).name) for name in names]
+    return text_tables.markdown(['data set', 'method', *heads], cells) + (
+        '\n\nValidation classes, each fold at its best epoch: mean over folds, then mean and 95 % t-interval over seeds'
+        f'{tables.in_percent(names)}.\n')
 
 
 def report(log, folds, names, digits=2, notes=()):

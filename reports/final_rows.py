@@ -15,6 +15,7 @@ from records.reading import Run
 from reports import differences, naming, selection, significance, tables
 from reports.groups import require_one_test_set
 from reports.runs import tell_images_apart
+from utilities import text_tables
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
@@ -143,16 +144,16 @@ def compare(old, new, metrics, digits=1):
         raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
                         + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
     p_values = significance.holm([test(one, other) for *_, one, other in found])
-    lines = ['| data set | method | metric | old | new | difference | p |', '|---|---|---|---|---|---|---|']
+    cells = []
     for (dataset, group, name, one, other), p in zip(found, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
         change = differences.text_of(*difference(one, other), name, digits)
-        cells = [naming.dataset(dataset), tables.pipes_escaped(naming.method(group)), titles.metric(name), *means,
-                 f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}']
-        lines.append(f'| {" | ".join(cells)} |')
+        cells.append([naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
+                      f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}'])
     beyond = sum(p < 0.05 for p in p_values)
-    lines += ['', f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
-              "Holm's method). ±: half of the 95 % interval."]
+    lines = [text_tables.markdown(['data set', 'method', 'metric', 'old', 'new', 'difference', 'p'], cells), '',
+             f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
+             "Holm's method). ±: half of the 95 % interval."]
     if moved:
         lines.append(f'Not compared, since the test sets differ (other classes or images): '
                      f'{", ".join(moved)}.')

@@ -32,6 +32,11 @@ class Member:
     def fold(self):
         return self.run.flags.get('fold', 0)
 
+    @property
+    def best_row(self):
+        """Its row of log.csv at its best epoch."""
+        return next(row for row in self.run.rows if row['epoch'] == self.epoch)
+
 
 @dataclass
 class Ensemble:

@@ -41,11 +41,11 @@ def report(opt, planned=()):
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
     if not any(group.runs for group in grouped):
         raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
-    problems = selection.leave_out(grouped, rule)
+    problems = [f'left out: {problem}' for problem in selection.leave_out(grouped, rule)]
     scores, missing = selection.scores(grouped, names, rule)
     selection.require_values(names, [(scores, missing)])
-    problems += sum(missing.values(), [])
-    notes += [f'left out: {problem}' for problem in problems]
+    problems += [f'no value: {problem}' for problem in sum(missing.values(), [])]
+    notes += problems
     table, datasets = tables.summarise(grouped, scores, names, opt.digits)
     caption, shown = tables.caption(scores, rule, names, table), names
     if opt.baseline:
@@ -55,9 +55,9 @@ def report(opt, planned=()):
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
     plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
-    problems += [problem for plan in plans.values() for problem in sum(plan.missing.values(), [])]
+    problems += [f'no value: {problem}' for plan in plans.values() for problem in sum(plan.missing.values(), [])]
     for problem in dict.fromkeys(problems):
-        print(f'Note: left out: {problem}', file=sys.stderr)
+        print(f'Note: {problem}', file=sys.stderr)
     print(texts['markdown'])
     tables.write_files(opt, texts)
     if opt.rows:

@@ -6,6 +6,7 @@ import pandas
 
 from evaluation import titles
 from reports import naming
+from utilities import text_tables
 from utilities.files import require_writable, write_text
 
 FORMATS = ('latex', 'markdown', 'csv')                    # the flags, and the texts that they write
@@ -102,17 +103,11 @@ def markdown(table, datasets, names, caption, notes=()):
     keys = [(dataset, name) for dataset in datasets for name in names]
     heads = [f'{naming.dataset(dataset)} {titles.metric(name)}' if len(datasets) > 1 else titles.metric(name)
              for dataset, name in keys]
-    lines = ['| method | ' + ' | '.join(heads) + ' |', '|---' * (len(keys) + 1) + '|']
-    for method, cells in table.items():
-        texts = [(f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
-                 if key in cells else '' for key in keys]
-        lines.append(f'| {pipes_escaped(naming.method(method))} | ' + ' | '.join(texts) + ' |')
-    return '\n'.join([*lines, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
-
-
-def pipes_escaped(text):
-    """A text for a cell of a Markdown table."""
-    return text.replace('|', r'\|')
+    rows = [[naming.method(method), *(
+        (f'**{cells[key].text}**' if cells[key].best else cells[key].text) + incomplete(cells[key])
+        if key in cells else '' for key in keys)] for method, cells in table.items()]
+    text = text_tables.markdown(['method', *heads], rows)
+    return '\n'.join([text, '', caption, *([''] if notes else []), *(f'- {note}' for note in notes), ''])
 
 
 def incomplete(cell):

@@ -31,6 +31,7 @@ from utilities.command_line import COUNT
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
 from utilities.nearest import exact, faiss_or_none
+from utilities.text_tables import aligned
 
 NAME = re.compile(r'([1-9]\d*)|(int8)|(binary)|pq([1-9]\d*)')
 METRICS = ('e_recall@1', 'map_at_r')
@@ -339,8 +340,7 @@ def table(rows):
     for row in rows:
         cells.append([f'{row[name]:.3f}' if 'ms' in name else f'{100 * row[name]:.2f}' if isinstance(row[name], float)
                       else str(row[name]) for name in names])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return '\n'.join('  '.join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in cells)
+    return aligned(cells)
 
 
 @plotting.styled

@@ -31,6 +31,7 @@ from utilities import plotting, processes
 from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
 from utilities.files import require_writable
+from utilities.text_tables import aligned
 
 NAMES = {'val': 'validation', 'test': 'test'}
 WITHOUT = ('eval_level', 'eval_reference', 'splits_to_eval')   # main.py's flags that it does not read
@@ -140,9 +141,10 @@ def table(rows, n_images, found):
         low, high = columns.interval(name)
         return f'{row[name]:.4f} [{row[low]:.4f}, {row[high]:.4f}]'
 
-    lines = [f'{"gallery images":>14}  {"threshold":<28}{"expected FPIR":<28}expected FNIR']
-    lines += [f'{row["gallery_size"]:>12,} {"*" if row["is_extrapolated"] else " "}  '
-              + ''.join(f'{cell(row, name):<28}' for name in ('threshold', 'fpir', 'fnir')).rstrip() for row in rows]
+    cells = [['gallery images', 'threshold', 'expected FPIR', 'expected FNIR']]
+    cells += [[f'{row["gallery_size"]:,} {"*" if row["is_extrapolated"] else " "}',
+               *(cell(row, name) for name in ('threshold', 'fpir', 'fnir'))] for row in rows]
+    lines = [aligned(cells, left=(1, 2, 3))]
     if any(row['is_extrapolated'] for row in rows):
         lines.append('* larger than the gallery of the validation classes: extrapolated')
     return '\n'.join([*lines, f'test classes, {n_images:,} gallery images: threshold {found["os_threshold"]:.4f}, FPIR '

@@ -20,6 +20,7 @@ import parts
 from utilities import device, processes
 from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
+from utilities.text_tables import aligned
 
 METRICS = ['e_recall@1', 'map_at_r']                         # where the command line gives no --evaluation_metrics
 WITHOUT = ('pca', 'eval_reference', 'eval_level', 'eval_features', 'splits_to_eval', 'bootstrap')
@@ -129,7 +130,5 @@ def tables(opt, sets, found):
         for (name, images), values in zip(sets.items(), numbers, strict=True):
             rows.append([name, f'{len(images):,}', f'{images.n_classes:,}', *(f'{value:.4f}' for value in values)])
         rows.append(['mean', '', '', *(f'{value:.4f}' for value in numbers.mean(axis=0))])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        texts.append('\n'.join('  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-                               for row in rows))
+        texts.append(aligned(rows))
     return '\n\n'.join(texts)

@@ -23,6 +23,7 @@ from utilities.command_line import FRACTION
 from utilities.errors import UserError
 from utilities.files import require_writable_folder, write_csv
 from utilities.plotting import COLUMN, new_figure, save, styled
+from utilities.text_tables import aligned
 
 CHUNK = 1 << 22              # similarities that each thread computes at a time: 16 MB
 MOST = 100_000               # pairs to list: first copies, then the most similar pairs
@@ -162,11 +163,11 @@ def row_of(images, one, i, other, j, similarity, same):
 
 def table(found, threshold):
     """A text table of the numbers that overlap() returns for each pair of splits."""
-    lines = [f'{"splits":<16}{"copies":>9}{f"similarity of {threshold:g} or more":>32}   images in such pairs']
+    rows = [['splits', 'copies', f'similarity of {threshold:g} or more', 'images in such pairs']]
     for name, numbers in found.items():
         images = ', '.join(f'{number:,} of {split}' for split, number in numbers['images'].items())
-        lines.append(f'{name:<16}{numbers["copies"]:>9,}{numbers["near_duplicates"]:>32,}   {images}')
-    return '\n'.join(lines)
+        rows.append([name, f'{numbers["copies"]:,}', f'{numbers["near_duplicates"]:,}', images])
+    return aligned(rows, left=(0, 3))
 
 
 @styled

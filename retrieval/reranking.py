@@ -26,6 +26,7 @@ from records.columns import Column, of_reranking
 from utilities import processes
 from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from utilities.errors import UserError, choose
+from utilities.text_tables import aligned
 
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, and twice as much for their overlaps
 ROWS = 1 << 12               # images whose encodings are computed together
@@ -277,8 +278,6 @@ def table(row, methods):
             lines[''][method] = method
             lines.setdefault(column, {})[method] = f'{value:.4f}'
     cells = [[name, *(texts.get(method, '') for method in lines[''])] for name, texts in lines.items()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     used = [f'{method} ({", ".join(f"{name} {value}" for name, value in parameters.items())})'
             for method, parameters in methods.items()]
-    text = '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in cells)
-    return f're-ranking by {" and ".join(used)}\n{text}'
+    return f're-ranking by {" and ".join(used)}\n{aligned(cells, left=range(len(cells[0])))}'

@@ -23,7 +23,6 @@ from utilities.cores import n_cores
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set
 signal.signal(signal.SIGINT, signal.default_int_handler)      # in a script's background, processes start without it
-CHANGING = {'PYTEST_CURRENT_TEST', 'TORCHINDUCTOR_CACHE_DIR'} - os.environ.keys()
 SHARED = Path(__file__).parents[2] / 'shared'
 plots.install()
 # seconds, 5 by default: until a loader looks for killed data workers, and ends those that do not answer
@@ -35,13 +34,6 @@ torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data.__defau
 def pytest_xdist_auto_num_workers():
     """How many processes -n auto means: one more than there are cores, since some tests wait for other processes."""
     return n_cores() + 1
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call():
-    """Tests change these variables, and a fork server is used again only in an environment that is the same."""
-    for name in CHANGING:
-        os.environ.pop(name, None)
 
 
 # The files that take longest. They begin first, so that at the end no process is left alone with one of them.

@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-sys.path[0], sys.argv[:3] = str(Path(__file__).parents[1]), [sys.argv[2]]
-code, sys.argv[0] = sys.argv[0], '-c'
-from tests.blank import plots  # noqa: E402
+if __name__ == '__main__':                      # multiprocessing imports this file again in processes that CODE starts
+    os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.path[0], sys.argv[:3] = str(Path(__file__).parents[1]), [sys.argv[2]]
+    code, sys.argv[0] = sys.argv[0], '-c'
+    from tests.blank import plots
 
-plots.install()
-exec(code)
+    plots.install()
+    exec(code)

@@ -1,14 +1,13 @@
 """
-Processes that a program of the tests starts are forks of it rather than new programs, whose imports take seconds.
+Processes that a program of the tests starts are forks rather than new programs, whose imports take seconds.
 
 install() is for programs that launching/fork_server.py has forked itself, and that have no threads yet.
 """
-import functools
+import json
+import multiprocessing.forkserver
 import os
-import socket
 import subprocess
 import sys
-import traceback
 import types
 
 from launching import fork_server, process
@@ -17,53 +16,48 @@ from utilities import processes
 HERE = os.path.dirname(__file__)
 
 
-def install():
+def install(n_processes=0):
     """
-    The server of this process, and the processes of a run on several GPUs, are forks of this process from now on. Does
-    nothing in a program that has not been forked, since it has not imported the packages of runs.
+    From now on, this process forks its runs from the server that has forked it, and the n_processes of a run on
+    several GPUs from itself. Does nothing in a program that no server has forked.
     """
-    if 'torchvision.models' not in sys.modules:
+    server = multiprocessing.forkserver._forkserver
+    if server._forkserver_address is None:
         return
-    environment, original = dict(os.environ), fork_server.server
-    made, own = fork_that_serves(), os.getpid()
-
-    @functools.lru_cache(maxsize=1)
-    def server(wanted):
-        return made if dict(wanted) == environment and os.getpid() == own else original(wanted)
-
-    fork_server.server = server
-    processes.subprocess = types.SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    server.ensure_running = lambda: None
+    if n_processes:
+        spares = [Spare() for _ in range(n_processes)]
+        processes.subprocess = types.SimpleNamespace(
+            Popen=lambda command, env, start_new_session: spares.pop().become(command, env),
+            TimeoutExpired=subprocess.TimeoutExpired)
 
 
 def install_torchrun():
     """As install(), and the torchrun of a run on several machines is a fork as well, and so are its processes."""
     install()
-    process.opened = lambda command, run, log: start(
-        [command[0], f'{HERE}/torchrun.py', *command[3:]], run.environment, log)
+    process.opened = lambda command, run, log: fork_server.start(
+        [command[0], f'{HERE}/torchrun.py', *command[3:]], log or sys.stdout, run.environment)
 
 
-def fork_that_serves():
-    """(connection, process), as fork_server.server returns them."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if not pid:
-        ours.close()
+class Spare(multiprocessing.get_context('fork').Process):
+    """A child of this process, forked before it has threads and sockets, that waits for its command."""
+    returncode, poll, wait, join = (vars(fork_server.Run)[name] for name in ('returncode', 'poll', 'wait', 'join'))
+
+    def __init__(self):
+        super().__init__()
+        self.reading, self.writing = os.pipe()
+        self.start()
+        os.close(self.reading)
+
+    def run(self):
         os.setsid()
-        for stream in (1, 2):                                     # a run's log would stay locked while this is open
-            os.dup2(0, stream)
-        try:
-            if found := fork_server.serve(its):
-                fork_server.become(*found)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            fork_server.end(1)                                    # never returns to what called install()
-    its.close()
-    ours.settimeout(fork_server.PATIENCE)
-    ours.recv(1)
-    return ours, fork_server.Run(pid)
+        os.close(self.writing)
+        with os.fdopen(self.reading) as file:
+            if content := file.readline():                        # otherwise the parent has ended
+                fork_server.execute(*json.loads(content))
 
-
-def start(command, env, log=None, start_new_session=True):
-    """As subprocess.Popen, by the server; `log` is by default the file of this program's output."""
-    return fork_server.start(command, log or sys.stdout, env)
+    def become(self, command, environment):
+        self.command = command
+        os.write(self.writing, (json.dumps([command[1:], dict(environment)]) + '\n').encode())
+        os.close(self.writing)
+        return self

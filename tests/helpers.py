@@ -15,8 +15,12 @@ from torchvision.models import resnet
 
 import datasampler
 import Evaluate_Network
-from launching import fork_server
 from records import checkpoint
+
+if sys.platform == 'linux':
+    from launching import fork_server
+else:
+    fork_server = None
 
 ROOT = Path(__file__).parents[1]
 # without a GPU, torch.manual_seed notes the stack in order to seed one later, which takes longer than a small loss
@@ -30,9 +34,9 @@ def started(log, script, *arguments, **environment):
     """
     command = [sys.executable, *map(str, (script, *arguments))]
     with open(log, 'a') as file:
-        return fork_server.start(command, file, environment) or subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-            env=os.environ | environment)
+        forked = fork_server.start(command, file, environment) if fork_server else None
+        return forked or subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                          start_new_session=True, env=os.environ | environment)
 
 
 def executing(folder, code, *arguments):

@@ -23,7 +23,7 @@ from docs import method_pages
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
-from tests.helpers import folder_of, manual_seed, rows_of
+from tests.helpers import after_training, folder_of, manual_seed, rows_of
 from training_step import TrainingStep
 from utilities.loading import network_input
 from utilities.loss_sums import Miner
@@ -260,15 +260,15 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
     folder, (images,) = folder_of(tmp_path), torch.randint(0, 256, (1, 3, 3, 16, 16), dtype=torch.uint8)
 
     def in_this_process(command, **_):
-        assert command[:2] == [sys.executable, str(ROOT / 'main.py')]
-        return SimpleNamespace(returncode=run(*command[2:]), stderr='main.py: error: what main.py says')
+        assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
+        return SimpleNamespace(returncode=after_training(*command[2:]), stderr='error: what it says')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
     export.write(parameters.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
     found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad
-    with pytest.raises(ValueError, match='nothing: it cannot be exported: main.py: error: what main.py says'):
+    with pytest.raises(ValueError, match='nothing: it cannot be exported: error: what it says'):
         load('network', tmp_path / 'nothing')
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):
         load('network', 'network.onnx', device='cuda')

@@ -168,17 +168,6 @@ def test_choices_with_meanings_are_those_of_the_program():
     assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
 
 
-def test_a_flag_added_by_argparse_alone_has_an_effect_where_its_method_is_used(monkeypatch):
-    def with_own(parser, add=parameters.loss_parameters):
-        add(parser)
-        parser.add_argument('--loss_triplet_own', default=1.0, type=float, help='of a user')
-        parser.add_argument('--own', default=1.0, type=float, help='of a user')
-
-    monkeypatch.setattr(parameters, 'loss_parameters', with_own)
-    assert idle('--loss margin --loss_triplet_own 2 --own 3') == ['--loss_triplet_own 2.0']
-    assert idle('--loss triplet --loss_triplet_own 2') == [] and '--loss_triplet_own' in help_on('triplet')
-
-
 def completed(script, line):
     """What bash completes after a line, with a completion script."""
     test = (f'{script}\nCOMP_WORDS=({line})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n_shtab_main_py\n'

@@ -255,6 +255,7 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(quick, 
              'batchminer/own_none': MINER.replace('return triplets', 'return None'),
              'datasampler/own_bank': SAMPLER, 'datasampler/own_plain': PLAIN,
              'architectures/own_tuple': NETWORK.replace('{returned}', RETURNED['tuple']),
+             'criteria/helpers': 'def halved(batch):\n    return batch / 2\n',
              'architectures/own_broken': NETWORK.replace('opt.pretrained', 'no_such_name')}
     for name, text in parts.items():
         (tmp_path / 'code' / name).parent.mkdir(parents=True, exist_ok=True)

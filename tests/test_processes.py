@@ -266,7 +266,7 @@ LAUNCHER = """
 import sys
 from tests import forks
 from utilities import processes
-forks.install()
+forks.install(2)
 print('code', processes.start(2, [sys.executable, f'{sys.argv[1]}/rank.py', *sys.argv[1:]], {}), flush=True)
 """
 

@@ -70,9 +70,8 @@ def imports(tmp_path_factory):
 
     lists = [[filled(arguments) for arguments, needed in CASES if ('torch' in needed) == of_torch]
              for of_torch in (False, True)]
-    known = os.environ | {'XDG_CACHE_HOME': str(folder / 'cache')}         # without the scripts that --status remembers
     done = subprocess.run([sys.executable, '-c', SCRIPT, *map(json.dumps, lists)], cwd=ROOT, capture_output=True,
-                          text=True, env=known)
+                          text=True)
     assert done.returncode == 0, done.stderr
     found = {tuple(arguments): result for arguments, *result in map(json.loads, done.stdout.splitlines())}
     return lambda arguments: found[tuple(filled(arguments))]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # what files of these folders import beside the standard library; samplers share files, and the generators of utilities
 SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'},
                   'datasampler': {'torch', 'numpy', 'joblib', 'datasampler', 'utilities'}}
-RUNNERS = {ROOT / 'benchmarks' / 'parity.py'}         # calls main.py in a process of its own
+RUNNERS = {ROOT / 'benchmarks' / name for name in ('parity.py', 'calls.py')}         # they call main.py
 LARGEST_CORE = 1_060_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]

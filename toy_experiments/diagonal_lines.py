@@ -24,6 +24,7 @@ from utilities import command_line
 from utilities.errors import UserError
 from utilities.plotting import COLUMN, new_figure, save, styled
 from utilities.randomness import seed_everything
+from utilities.text_tables import aligned
 
 CENTRES = torch.tensor([-0.75, -0.25, 0.25, 0.75])            # centres of the segments on a line from -1 to 1
 HALF_LENGTH = 0.15                                            # half the length of a segment
@@ -113,22 +114,20 @@ def run(n_seeds, p, n_steps, normalize):
 
 def table(found):
     """Means and standard deviations over seeds, and the paired differences with their intervals, as text."""
-    lines = [f'{"":20}  {"train R@1":>13}  {"test R@1":>13}  {"rho, train":>13}  {"2nd singular value":>18}']
-    columns = {}
+    rows, columns = [['', 'train R@1', 'test R@1', 'rho, train', '2nd singular value']], {}
     for setting, seeds in found.items():
         columns[setting] = np.array([[seed['train'][1], seed['test'][1], seed['train'][3], seed['train'][2][-1]]
                                      for seed in seeds])
-        texts = [f'{mean:.3f} ± {std:.3f}' for mean, std in zip(columns[setting].mean(0),
-                                                               columns[setting].std(0, ddof=1), strict=True)]
-        lines.append(f'{setting:20}  {texts[0]:>13}  {texts[1]:>13}  {texts[2]:>13}  {texts[3]:>18}')
+        rows.append([setting, *(f'{mean:.3f} ± {std:.3f}' for mean, std in zip(
+            columns[setting].mean(0), columns[setting].std(0, ddof=1), strict=True))])
     differences = columns[SETTINGS[1]] - columns[SETTINGS[0]]
-    texts = ['{:+.3f} ± {:.3f}'.format(*interval(column)) for column in differences.T]
-    lines.append(f'{"the switch adds":20}  {texts[0]:>13}  {texts[1]:>13}  {texts[2]:>13}  {texts[3]:>18}')
+    rows.append(['the switch adds', *('{:+.3f} ± {:.3f}'.format(*interval(column)) for column in differences.T)])
     mean, half = interval(differences[:, 1])
     verdict = 'raises' if mean > half else 'lowers' if mean < -half else 'does not change (the interval contains 0)'
-    lines += ['', f'{len(differences)} seeds; mean ± standard deviation; differences paired by seed, 95 % t-intervals.',
-              f'The switch {verdict} the recall on the test classes: {mean:+.3f} '
-              f'[{mean - half:+.3f}, {mean + half:+.3f}].']
+    lines = [aligned(rows), '',
+             f'{len(differences)} seeds; mean ± standard deviation; differences paired by seed, 95 % t-intervals.',
+             f'The switch {verdict} the recall on the test classes: {mean:+.3f} '
+             f'[{mean - half:+.3f}, {mean + half:+.3f}].']
     return '\n'.join(lines)
 
 

@@ -35,7 +35,7 @@ def objective(search, study, trial, progress):
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
-        return Folds(search, trial, [plan.of_line(arguments) for arguments in commands], progress).run()
+        return Folds(search, trial, [plan.planned_run(arguments) for arguments in commands], progress).run()
     except (TrialFailed, UserError) as error:
         trial.set_user_attr('reason', str(error))
         raise TrialFailed(str(error)) from None

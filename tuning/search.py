@@ -2,7 +2,6 @@
 import argparse
 import collections
 import contextlib
-import fcntl
 import os
 import shutil
 import warnings
@@ -20,6 +19,7 @@ from tuning.optimize import optimize
 from tuning.study import open_study
 from utilities import command_line, stopping
 from utilities.errors import UserError, choose
+from utilities.files import locked
 
 # the defaults of a search, where they differ from main.py's
 DEFAULTS = {'split_scheme': 'class_folds', 'splits_to_eval': ['val'], 'storage_metrics': ['map_at_r'],
@@ -89,13 +89,7 @@ class Search:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'--study_path {self.folder}: no folder can be made there ({error.strerror})') from None
-        with open(self.folder / '.lock', 'w') as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    stopping.sleep(stopping.POLL)
+        with locked(self.folder / '.lock'):
             yield
 
 
@@ -176,7 +170,7 @@ def reproduce(search, best):
     commands = [arguments for seed in seeds for arguments in search.commands(best.params, search.name, folder, seed)]
     script.write(file, commands)
     print(f'reproductions of {name}, seeds {seeds[0]} to {seeds[-1]}: {file}')
-    code = local.launch([plan.of_line(arguments) for arguments in commands], search.slots)
+    code = local.launch([plan.planned_run(arguments) for arguments in commands], search.slots)
     for older in sorted(set(folder.parent.glob('*/')) - {folder}):
         print(f'{older}: reproductions of the former best setting; leave them out of tables')
     print('To evaluate them on the test classes: '

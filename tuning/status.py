@@ -55,5 +55,5 @@ def table(study, folder):
         script = folder / 'trials' / f'{names[trial.number]}.sh'
         lines += ['', f'{names[trial.number]}, {trial.state.name.lower()}: ' + ', '.join(report.settings_of(trial))]
         if script.is_file():
-            lines.append(status.table(plan.of_script(script))[0])
+            lines.append(status.table(plan.runs_of_script(script))[0])
     return '\n'.join(lines), bool(active)

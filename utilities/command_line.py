@@ -206,6 +206,17 @@ def with_fact(parser, fact):
     return {action.dest: value for action in parser._actions if (value := getattr(facts(action), fact))}
 
 
+def parted(arguments):
+    """
+    (the arguments before the first `--`, those after it)
+
+    >>> parted(['--gpus', '0', '--', '--lr', '1'])
+    (['--gpus', '0'], ['--lr', '1'])
+    """
+    at = arguments.index('--') if '--' in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1:]
+
+
 def known_flags(parser):
     return [flag.removeprefix('--') for action in parser._actions for flag in action.option_strings if flag != '-h']
 

@@ -74,25 +74,25 @@ def remove_stale(folder):
 
 
 @contextlib.contextmanager
-def locked(file, waiting):
+def locked(file, waiting=None):
     """
     Holds a lock on `file`, which is created if needed, during the block; the operating system releases the lock if the
-    process ends. While another process holds it, prints the sentence `waiting` once and waits.
+    process ends. While another process holds it, prints the sentence `waiting` once, if there is one, and waits.
     """
-    import fcntl  # imported here, since Windows has no such module
-
-    with open(file, 'w') as lock:
-        said = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not said:
-                    print(waiting, flush=True)
-                said = True
-                stopping.sleep(stopping.POLL)
+    import filelock  # imported here, since --help does not need it
+    lock = filelock.FileLock(file)
+    while not lock.is_locked:
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            if waiting:
+                print(waiting, flush=True)
+            waiting = None
+            stopping.sleep(stopping.POLL)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def write_text(path, text):

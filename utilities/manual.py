@@ -47,8 +47,7 @@ class Facts:
 
     effect:    opt -> whether the flag has an effect in a training run with these flags; None: always.
     never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
-    of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used. None: the
-               one that its name begins with.
+    of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used.
     resumable: --resume may change it.
     fixed:     a run has one value of it, which --resume cannot change with --merge_argparse_when_resuming either.
     machine:   it belongs to the machine; results do not depend on it, and --resume may change it.

@@ -65,7 +65,8 @@ def public_functions(module):
     file, as margin_loss in margin.py; then others whose name begins so.
     """
     stem = module.__name__.rpartition('.')[2]
-    own = [value for name, value in vars(module).items() if (inspect.isfunction(value) or inspect.isclass(value))
+    own = [value for name, value in vars(module).items()
+           if (inspect.isfunction(value) or inspect.isclass(value) and not issubclass(value, Exception))
            and value.__module__ == module.__name__ and not name.startswith('_')]
     return sorted(own, key=lambda value: (value.__name__ != f'{stem}_loss', not value.__name__.startswith(stem)))
 

@@ -1,7 +1,7 @@
 """launching/fork_server.py: a forked run is what `python main.py ...` would be, without the imports."""
 import fcntl
-import functools
 import json
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from launching import fork_server, plan, process
-from tests.helpers import wait_for
+from launching import fork_server, plan, pool, process
+from tests.helpers import folder_of, rows_of, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='a fork server needs Linux')
 # takes the place of main.py; it does not import torch itself
@@ -24,8 +24,8 @@ print(json.dumps({
     'arguments': sys.argv[1:], 'main': sys.argv[0] == __file__ and __name__,
     'session': os.getsid(0) == os.getpid(), 'folder': os.getcwd(), 'key': os.environ.get('KEY'),
     'path': sys.path[0], 'input': os.path.samestat(os.fstat(0), os.stat(os.devnull)), 'random': np.random.rand(),
-    'threads': len(os.listdir('/proc/self/task')), 'files': sorted(os.listdir('/proc/self/fd'), key=int),
-    'imported': torch is not None, 'of_torch': torch and torch.get_num_threads(),
+    'outputs': [os.path.samestat(os.fstat(stream), os.stat(os.environ['LOG'])) for stream in (1, 2)],
+    'threads': len(os.listdir('/proc/self/task')), 'of_torch': torch and torch.get_num_threads(),
     'cuda': torch and torch.cuda.is_initialized()}), flush=True)
 if 'raise' in sys.argv:
     raise RuntimeError('on purpose')
@@ -47,7 +47,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(process, 'MAIN', tmp_path / 'main.py')
 
     def begin(*arguments, name='a', forked=True, **environment):
-        run = plan.Planned(list(arguments), {}, tmp_path, name, environment)
+        run = plan.Planned(list(arguments), {}, tmp_path, name, environment | {'LOG': f'{tmp_path}/{name}.log'})
         return run, process.start(run, forked=forked)
     return begin
 
@@ -57,10 +57,10 @@ def told(run):
     return json.loads(next(line for line in reversed(process.lines_of_log(run)) if line.startswith('{')))
 
 
-def test_a_forked_run_is_as_one_that_was_started(start, tmp_path):
-    found = {}
+def test_a_forked_run_is_as_one_that_was_started(start):
+    found, n_threads = {}, 1 if torch.get_num_threads() > 1 else 2
     for name, forked in (('forked', True), ('started', False), ('forked again', True)):
-        run, begun = start('--group', name, '3', name=name, forked=forked, KEY='secret')
+        run, begun = start('--group', name, '3', name=name, forked=forked, KEY='secret', OMP_NUM_THREADS=str(n_threads))
         assert begun.wait(timeout=60) == 3 == begun.returncode == begun.poll()
         assert isinstance(begun, fork_server.Run) == forked
         found[name] = told(run)
@@ -68,13 +68,15 @@ def test_a_forked_run_is_as_one_that_was_started(start, tmp_path):
         assert 'secret' not in lines[1] and 'main.py --group' in lines[1]
         assert lines[-2:] == ['of a thread', 'at the end']
     assert found['forked'].pop('random') != found['forked again'].pop('random')
-    assert found['forked'].pop('imported') and not found['started'].pop('imported')
-    assert found['forked'].pop('of_torch') and found['forked'].pop('cuda') is False
-    differing = {'arguments', 'random', 'of_torch', 'cuda', 'threads'}
+    assert found['forked'].pop('of_torch') == n_threads and found['started'].pop('of_torch') is None
+    assert found['forked'].pop('cuda') is False
+    differing = {'arguments', 'random', 'cuda', 'threads'}
     assert {name: value for name, value in found['started'].items() if name not in differing} == {
         name: value for name, value in found['forked'].items() if name not in differing}
-    assert found['forked']['arguments'] == ['--group', 'forked', '3'] and found['forked']['threads'] == 1
+    assert found['forked']['arguments'] == ['--group', 'forked', '3']
+    assert found['forked']['threads'] <= n_threads
     assert found['forked']['session'] and found['forked']['input'] and found['forked']['key'] == 'secret'
+    assert all(found['forked']['outputs'])
 
 
 def test_a_traceback_and_a_signal_are_told_by_the_exit_code(start):
@@ -85,14 +87,11 @@ def test_a_traceback_and_a_signal_are_told_by_the_exit_code(start):
     for number in (signal.SIGTERM, signal.SIGKILL):
         run, begun = start('wait', '0')
         wait_for(lambda: begun.poll() is not None or '"arguments"' in process.last_lines(run))     # noqa: B023
+        with pytest.raises(subprocess.TimeoutExpired):
+            begun.wait(timeout=0.1)
         {signal.SIGTERM: begun.terminate, signal.SIGKILL: begun.kill}[number]()
-        assert begun.wait(timeout=60) == -number
+        assert begun.wait(timeout=60) == -number and not process.is_running(run)
         begun.terminate()                                         # of a process that has ended: nothing
-    with pytest.raises(subprocess.TimeoutExpired):
-        run, begun = start('wait', '0')
-        begun.wait(timeout=0.1)
-    begun.kill()
-    begun.wait()
 
 
 def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tmp_path):
@@ -100,52 +99,30 @@ def test_the_lock_of_the_log_is_the_runs_alone_and_outlives_the_server(start, tm
     assert process.is_running(run)
     with pytest.raises(process.Busy):
         process.start(run)
-    server = fork_server.server(tuple(sorted(os.environ.items())))[1]
-    server.kill()
-    server.wait()
-    assert process.is_running(run) and begun.poll() is None
-    other, started = start('0', name='b')                         # the server has gone: it is started the long way
-    assert isinstance(started, subprocess.Popen) and started.wait(timeout=60) == 0
+    several = pool.Pool([], [])
+    several.running[begun] = run, []
+    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    wait_for(lambda: begun.poll() == process.LOST)
+    assert list(several.collect()) == [] and several.elsewhere == [run] and process.is_running(run)
     (tmp_path / 'pipe').write_text('x')
-    assert begun.wait(timeout=60) == 0 and not process.is_running(run)
+    wait_for(lambda: not process.is_running(run))
     with open(run.log) as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     another, forked = start('0', name='c')                        # by a new server
     assert isinstance(forked, fork_server.Run) and forked.wait(timeout=60) == 0
 
 
-def test_another_environment_needs_another_server(start, monkeypatch):
-    before = fork_server.server(tuple(sorted(os.environ.items())))[1]
-    n_threads = 1 if torch.get_num_threads() > 1 else 2
-    monkeypatch.setenv('OMP_NUM_THREADS', str(n_threads))         # read when torch is imported
-    run, begun = start('0')
-    assert begun.wait(timeout=60) == 0 and told(run)['of_torch'] == n_threads
-    before.wait(timeout=60)                                       # nothing is connected to the first one
-
-
-def test_a_child_is_adopted_only_while_it_is_started(start):
-    run, begun = start('0')
-    assert begun.wait(timeout=60) == 0
-    code = ('import os, time; child = os.fork(); print(child, flush=True) if child else '
-            '(os.close(1), time.sleep(30))')                     # an open output would be waited for
-    orphan = int(subprocess.run([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True).stdout)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(orphan, os.WNOHANG)
-    os.kill(orphan, signal.SIGKILL)
-
-
-def test_no_server_after_a_stop_was_requested(start, monkeypatch):
-    monkeypatch.setenv('ANY', 'x')
-    monkeypatch.setattr(fork_server, 'server', functools.lru_cache(fork_server.server.__wrapped__))    # keeps the other
-    monkeypatch.setattr(fork_server.stopping, 'requested', True)
+def test_without_a_server_a_run_is_a_new_program(start, monkeypatch):
+    def refuse(*_):
+        raise OSError
+    monkeypatch.setattr(fork_server.Run, '_Popen', staticmethod(refuse))
     run, begun = start('0')
     assert isinstance(begun, subprocess.Popen) and begun.wait(timeout=60) == 0
 
 
 def test_the_random_numbers_of_runs_do_not_depend_on_the_server(quick, tmp_path, run):
     """A run's records are those of main.py called here, to the last bit; also with another way to allocate memory."""
-    from tests.helpers import folder_of, rows_of
-    planned = plan.of_line([*quick, '--n_epochs', '1', '--system_malloc'])
+    planned = plan.planned_run([*quick, '--n_epochs', '1', '--system_malloc'])
     assert process.start(planned).wait(timeout=120) == 0
     assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
     assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))

@@ -51,7 +51,7 @@ def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
 
 
 def test_the_command_of_a_job(quick, monkeypatch, tmp_path):
-    job = slurm.job_of(plan.of_line(quick), 4, 2)
+    job = slurm.job_of(plan.planned_run(quick), 4, 2)
     opt = Launch_Runs.build().parse_args(job.command[2:])
     assert (shlex.split(opt.line), opt.gpus_per_job, opt.nodes) == (quick, 4, 2)
     for name, value in (machines(tmp_path, 'first\nsecond') | {'SLURM_JOB_ID': '70123'}).items():

@@ -24,8 +24,8 @@ note.unlink()
 '''
 STOPS = 'lambda *_: (note.unlink(missing_ok=True), sys.exit(130))'
 # Imports the scripts once, then starts one process after the other that launches or searches, and sends each a signal
-# after some seconds; two of four have a fork server that need not import anything, and soon start runs. argv: a folder,
-# which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
+# after some seconds; all but the first have a fork server that need not import anything, and soon start runs. argv: a
+# folder, which script, its arguments, [[seconds, signal], ...]; prints the exit codes.
 DRIVER = '''
 import importlib, json, os, pathlib, sys, time
 from launching import process
@@ -38,7 +38,7 @@ for number, (seconds, signal_number) in enumerate(signals):
     ready, go = os.pipe()
     child = os.fork()
     if not child:
-        if number % 4 < 2:
+        if number:
             forks.install()
         stopping.install()
         os.write(go, b'x')
@@ -76,7 +76,7 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
     line = Path(runs).read_text().splitlines()[0].removeprefix('python main.py ')
     arguments = [argument.replace('{script}', runs).replace('{line}', line) for argument in arguments]
     generator = random.Random(0)
-    moments = [generator.uniform(0, 0.8) for _ in range(12)]
+    moments = [generator.uniform(0, 0.8) for _ in range(7)]
     assert drive(tmp_path, 'Launch_Runs', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
     logs = list((tmp_path / 'runs' / 'folder').glob('*.log'))
@@ -86,7 +86,7 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
 def test_a_search_is_stopped_at_any_moment(flags, tmp_path):
     arguments = [flags[0], f'{flags[1]}_NUMBER', *flags[2:], *TUNE, '--n_trials', '3', '--workers', '2']
     generator = random.Random(1)
-    moments = [generator.uniform(0, 1.5) for _ in range(6)]
+    moments = [generator.uniform(0, 1.5) for _ in range(4)]
     assert drive(tmp_path, 'Hyperparameter_Search', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
 

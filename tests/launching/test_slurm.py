@@ -26,10 +26,10 @@ def test_slurm_jobs_go_on_after_a_pre_emption(quick, tmp_path, monkeypatch):
     python.chmod(0o755)
     executor = submitit.LocalExecutor(folder=tmp_path / 'logs', python=str(python))
     executor.update_parameters(timeout_min=10, signal_delay_s=120)        # patience with a busy machine
-    job = executor.submit(slurm.job_of(plan.of_line([*quick, '--n_epochs', '6', '--iterations_per_epoch', '20'])))
+    job = executor.submit(slurm.job_of(plan.planned_run([*quick, '--n_epochs', '4', '--iterations_per_epoch', '20'])))
     log = folder_of(tmp_path) / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     os.kill(int((tmp_path / 'pid').read_text()), signal.SIGUSR2)
     job.result()
     assert f'Requeued job {job.job_id}' in job.stdout()
-    assert len(rows_of(folder_of(tmp_path))) == 7
+    assert len(rows_of(folder_of(tmp_path))) == 5

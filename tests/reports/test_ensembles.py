@@ -100,6 +100,11 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
     code, out, error = evaluate(*runs.values(), '--untrained', '--latex', tmp_path / 't.tex', '--csv',
                                 tmp_path / 't.csv', '--markdown', tmp_path / 't.md', '--rows', tmp_path / 'r.csv')
     assert code == 0, error
+    for method in LOSSES:                                # the validation scores: over folds, then over seeds
+        best = [[max(float(row['val_map_at_r']) for row in rows_of(runs[method, fold, seed] / 'log.csv'))
+                 for fold in (0, 1)] for seed in (0, 1)]
+        mean, half = t_interval(100 * np.mean(best, axis=1))
+        assert f'| folder | {method} | {mean:.2f} ± {half:.2f} |' in out.partition('\n| data set |')[2]
     rows = {(row['group'], row['seed']): row for row in rows_of(tmp_path / 'r.csv')}
     assert len(rows) == 4 and all(row['n_folds_of'] == '2/2' and row['git_commit'] for row in rows.values())
     together = {}
@@ -146,7 +151,7 @@ def test_scores_equal_main_py_and_a_brute_force(runs, evaluate, tmp_path, capsys
         assert settings['n_folds_of'] == '2/2' and settings['flags']['loss'] == LOSSES[method][1]
         assert [member['run_id'] for member in settings['identity']['members']] == [
             run_folder.read(run)['run_id'] for run in members]
-    lines = [line for line in out.splitlines() if line.startswith('| ')]
+    lines = [line for line in out.partition('| data set |')[0].splitlines() if line.startswith('| ')]
     assert lines[0].startswith('| method | Concatenated (16-dim) P@1 | ') and 'Separated (8-dim) MAP@R' in lines[0]
     assert [line.split(' | ')[0] for line in lines[1:]] == ['| untrained trunk (64 dim)', '| untrained', '| A', '| B']
     for line in lines[3:]:

@@ -210,10 +210,10 @@ def test_a_run_without_the_metric_is_named_and_the_rest_stands(make, evaluate, t
     found, f1 = cells(out), column_of(whole, 'test_f1')[-1]
     assert code == 0 and error.count('\n') == 2
     for folder in (part, other):
-        sentence = f'left out: {folder}: it has no test_f1 in epoch 4; its metrics: '
+        sentence = f'no value: {folder}: it has no test_f1 in epoch 4; its metrics: '
         assert f'Note: {sentence}' in error and f'- {sentence}' in out
     assert found['A'][2].strip('*') == f'{100 * f1:.1f}{"**" * found["A"][2].startswith("**")} (n = 1)'
-    assert found['B'][2:] == ['–', '']
+    assert found['B'][2:] == ['–', ''] and 'left out' not in out
     assert found['C'][2].strip('*').startswith(f'{100 * column_of(alone, "test_f1")[-1]:.1f}')
     assert found['A'][0].strip('*') == expected([column_of(folder, 'test_e_recall@1')[-1] for folder in (whole, part)],
                                                 percent=True)

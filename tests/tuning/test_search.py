@@ -63,16 +63,16 @@ def test_a_default_batch_is_one_that_every_fold_allows(sampler, n_folds, batch, 
     assert (settings['bs'], settings['samples_per_class']) == (8, 2)
 
 
-@pytest.mark.parametrize('sampler', ['tpe', 'gp', 'random'])
+@pytest.mark.parametrize('sampler', ['tpe', 'gp'])
 def test_a_search_is_a_function_of_its_seed(sampler, flags, stub, tmp_path):
     folder = stub()
     found = []
     for repetition in range(2):
         flags[1] = str(tmp_path / f'{repetition}' / 'study')
-        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '5', '--sampler', sampler, '--workers', '2',
+        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '4', '--sampler', sampler, '--workers', '2',
                                            '--n_epochs', '0']) == 0
         found.append([(row['lr'], row['map_at_r']) for row in table_of(folder / f'{repetition}')])
-    assert found[0] == found[1] and len(set(found[0])) == 5
+    assert found[0] == found[1] and len(set(found[0])) == 4
 
 
 def test_the_objective_the_table_and_the_best_config(flags, stub):

@@ -1,0 +1,23 @@
+"""Imported by multiprocessing's fork server before its first fork; nothing else imports this module."""
+import contextlib
+import gc
+import importlib
+import os
+import sys
+
+# what most runs import, also packages that a run imports only when it uses them
+PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
+            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
+
+os.setsid()                                                       # Ctrl-C on the launcher's terminal is not for it
+for stream in range(3):                                           # runs that are left may keep it alive: it holds no
+    os.dup2(os.open(os.devnull, os.O_RDWR), stream)               # pipe or terminal of the launcher
+for package in PACKAGES:
+    with contextlib.suppress(ImportError):                        # runs work without it, or print what is missing
+        importlib.import_module(package)
+if not os.fork():
+    os._exit(0)                                                   # OpenBLAS ends its threads before a fork
+os.wait()
+if len(os.listdir('/proc/self/task')) > 1:
+    sys.exit('a process with threads cannot be forked')
+gc.freeze()                                                       # the garbage collector of runs skips the packages
