@@ -23,21 +23,29 @@ TRIPLETS = [(0, 1, 2), (1, 0, 3), (2, 3, 1), (3, 2, 5), (4, 5, 0), (5, 4, 1)]
 # Flags besides the defaults, without the loss's name in front
 VARIANTS = {
     'angular': [{'alpha': 36., 'npair_ang_weight': .5}, {'npair_ang_weight': 0.}],
+    'antico': [{'type': 'all_proxy', 'rate_scale': 'coding_rate', 'rate_term': 'linear'},
+               {'type': 'pair', 'gam1': 2., 'gam2': .5, 'eps': .1, 'w_align': 1.}],
     'arcface': [{'angular_margin': 2.2}, {'angular_margin': 0.}],
     'circle': [{'margin': .25, 'gamma': 128.}],
+    'contextual': [{'k': 2, 'eps': .2, 'reg_weight': 1., 'pos_margin': .9}, {'k': 20}],      # 20: all are neighbours
     'contrastive': [{'active_only': True, 'pos_margin': .2, 'neg_margin': 1.4}],
     'cosface': [{'margin': .1, 'scale': 8.}],
+    'dcl': [{'weighted': True}, {'weighted': True, 'temperature': .5, 'sigma': .1}],
     'dr_multisimilarity': [{'gamma': 0.}, {'margin': 2., 'gamma': .5}],
     'dr_proxynca': [{'gamma': 0.}, {'scale': 3.}, {'scale': .7, 'gamma': 2.}],
     'dr_triplet': [{'gamma': 0.}],
+    'dynamic_arcface': [{'n_centers': 1, 'margin_high': 2.2, 'feature_scale': 16.}, {'power': 1., 'margin_low': .2}],
     'fastap': [{'nbins': 1}, {'nbins': 37}],
     'happier': [{'lambda': 0., 'offset': 1.44}, {'lambda': 1.}, {'alpha': 2., 'tau': .1, 'rho': 5., 'delta': .2}],
     'hier': [{'margin': 1.}, {'clip_r': 0., 'c': .3, 'temperature': 1.}],
     'histogram': [{'nbins': 11}, {'nbins': 2}],
     'hyperbolic': [{'c': 0., 'temperature': .1}, {'c': 1., 'clip_r': 0.}],
+    'ldam': [{'max_margin': .2, 'scale': 8., 'weights_beta': .99}, {'weights_beta': 1.}],
     'lifted': [{'l2': 0., 'neg_margin': 2.}],
     'liftedstructure': [{'l2': .1, 'neg_margin': .5}],
     'margin': [{'nu': .01}, {'beta_shared': True, 'nu': .1}, {'beta_constant': True}, {'margin': .05, 'beta': .6}],
+    'mfcont': [{'neg_margin': 1., 'reg_weight': 1.}],
+    'mfcwms': [{'alpha': 2., 'beta': 40., 'margin': .5, 'reg_weight': 1.}],
     'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
     'nir': [{'noise': .5, 'w_align': 1., 'nf_cblocks': 3}, *(
         {'nf_cond_mode': mode} for mode in ('dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start',
@@ -84,6 +92,7 @@ def flags_of(opt, loss, flags, **more):
     """The namespace of the loss with some of its flags changed, and its miner: its only one, or `all`."""
     allowed, flags = getattr(criteria.CRITERIA[loss], 'ALLOWED_MINING_OPS', None), SMALL.get(loss, {}) | flags
     given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
+    given['class_counts'] = ([16, 4, 1, 9] * given['n_classes'])[:given['n_classes']]
     given |= dict.fromkeys(('n_features', 'n_maps'), given['embed_dim'])
     return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
 

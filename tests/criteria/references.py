@@ -5,6 +5,7 @@ code.
 Each takes the embeddings x [B, D], the labels y, a list, the flags, and where it needs them the mined tuples and the
 trained parameters w. Mined tuples are a list of triples (a, p, n), or two lists of pairs: positive and negative ones.
 """
+import argparse
 import itertools
 import math
 
@@ -276,6 +277,50 @@ def ntxent(x, y, opt, references=None, reference_labels=None, own=None):
         for j, label in enumerate(reference_labels):
             if j != own[i] and label == y[i]:
                 terms.append(cross_entropy([s[i][j] / opt.loss_ntxent_temperature, *others], 0))
+    return average(terms, x)
+
+
+def contextual(x, y, opt):
+    flags = {name: getattr(opt, f'loss_contextual_{name}') for name in (
+        'k', 'eps', 'context_weight', 'contrastive_weight', 'reg_weight', 'pos_margin', 'neg_margin', 'reg_similarity')}
+    n, s, k = len(y), cosines(x), flags['k']
+    d = [[2 - 2 * s[i][j] if i != j else zero(x) for j in range(n)] for i in range(n)]
+
+    def step(value):
+        return (value >= 0) + 10 * (value - value.detach())
+
+    def neighbours(i, k):
+        limit = sorted(value.item() for value in d[i])[min(k, n) - 1] + flags['eps']
+        return torch.stack([step(limit - value) for value in d[i]])
+
+    near, nearest = ([neighbours(i, size) for i in range(n)] for size in (k, k // 2))
+    c = [[near[i][j] / 2 * (dot(near[i], near[j]) / near[i].sum().detach()
+                            + dot(1 - near[i], 1 - near[j]) / max((1 - near[i]).sum().detach(), 1))
+          for j in range(n)] for i in range(n)]
+    mutual = [[nearest[i][j] * nearest[j][i] for j in range(n)] for i in range(n)]
+    half = [[sum(mutual[i][m] * c[m][j] for m in range(n)) / sum(mutual[i]) for j in range(n)] for i in range(n)]
+    pull, push = all_pairs(y)
+    joint = {(i, j): (half[i][j] + half[j][i]) / 2 for i, j in pull + push}
+    context = sum([(1 - joint[pair]) ** 2 for pair in pull] + [joint[pair] ** 2 for pair in push], zero(x)) / n ** 2
+    contrastive = (average_active([hinge(flags['pos_margin'] - s[i][j]) for i, j in pull], x)
+                   + average_active([hinge(s[i][j] - flags['neg_margin']) for i, j in push], x))
+    regulariser = (average([value for row in s for value in row], x) - flags['reg_similarity']) ** 2
+    return (flags['context_weight'] * context + flags['contrastive_weight'] * contrastive
+            + flags['reg_weight'] * regulariser)
+
+
+def dcl(x, y, opt):
+    s, pairs = cosines(x), all_pairs(y)[0]
+    if len(set(y)) < 2 or not pairs:
+        return zero(x)
+    tau, sigma, terms = opt.loss_dcl_temperature, opt.loss_dcl_sigma, []
+    total = sum(EXP(s[i][p] / sigma) for i, p in pairs)
+    for i in range(len(y)):
+        own = positives(y, i)
+        w = [2 - len(pairs) * EXP(s[i][p] / sigma) / total if opt.loss_dcl_weighted else 1 for p in own]
+        if own:
+            terms.append(log_sum_exp([s[i][n] / tau for n in negatives(y, i)])
+                         - sum(weight * s[i][p] for weight, p in zip(w, own, strict=True)) / tau / len(own))
     return average(terms, x)
 
 
@@ -627,6 +672,73 @@ def subcenter_arcface(x, y, opt, w):
     rows = [[max(dot(row, centre) for centre in unit(centres)) for centres in w] for row in unit(x)]
     return margin_softmax(rows, y, opt.loss_subcenter_arcface_feature_scale,
                           lambda s: margin_cosine(s, opt.loss_subcenter_arcface_angular_margin))
+
+
+def dynamic_arcface(x, y, opt, w):
+    t, lo, hi = ([n ** -opt.loss_dynamic_arcface_power for n in opt.class_counts], opt.loss_dynamic_arcface_margin_low,
+                 opt.loss_dynamic_arcface_margin_high)
+    margins = [lo + (hi - lo) * (value - min(t)) / (max(t) - min(t)) for value in t]
+    terms = []
+    for row, own in zip(unit(x), y, strict=True):
+        s = [max(dot(row, centre) for centre in unit(centres)) for centres in w]
+        terms.append(margin_softmax([s], [own], opt.loss_dynamic_arcface_feature_scale,
+                                    lambda s, m=margins[own]: margin_cosine(s, m)))
+    return average(terms, x)
+
+
+def ldam(x, y, opt, w):
+    counts, beta, total, weights = opt.class_counts, opt.loss_ldam_weights_beta, zero(x), 0
+    for row, own in zip(cosines(x, w), y, strict=True):
+        m = opt.loss_ldam_max_margin * (counts[own] / min(counts)) ** -.25
+        weight = 1 / counts[own] if beta == 1 else (1 - beta) / (1 - beta ** counts[own])
+        total = total + weight * margin_softmax([row], [own], opt.loss_ldam_scale, lambda s, m=m: s - m)
+        weights += weight
+    return total / weights
+
+
+def mfcont(x, y, opt, w):
+    terms, n_classes, between = [], len(w), cosines(w)
+    for row, own in zip(cosines(x, w), y, strict=True):
+        push = [hinge(opt.loss_mfcont_neg_margin - (1 - s)) for c, s in enumerate(row) if c != own]
+        terms.append(hinge(1 - row[own] - opt.loss_mfcont_pos_margin) + sum(push))
+    apart = [hinge(opt.loss_mfcont_neg_margin - (1 - between[c][other])) ** 2
+             for c, other in itertools.permutations(range(n_classes), 2)]
+    return average(terms, x) + opt.loss_mfcont_reg_weight * sum(apart, zero(x)) / n_classes
+
+
+def mfcwms(x, y, opt, w):
+    s, between, classes, total = cosines(x, w), cosines(w), range(len(w)), zero(x)
+    alpha, beta, b = opt.loss_mfcwms_alpha, opt.loss_mfcwms_beta, opt.loss_mfcwms_margin
+
+    def mean(c, function):
+        return average([function(i) for i in range(len(y)) if y[i] == c], x)
+    for c in classes:
+        total = total + torch.log1p(mean(c, lambda i, c=c: EXP(-alpha * (s[i][c] - b)))) / alpha / len(set(y))
+        for other in classes:
+            if other != c:
+                n = (mean(c, lambda i, other=other: EXP(beta * (s[i][other] - b)))
+                     + mean(other, lambda i, c=c: EXP(beta * (s[i][c] - b))))
+                apart = torch.log1p(EXP(beta * (between[c][other] - b))) / beta
+                total = (total + torch.log1p(n) / (2 * beta) / len(set(y))
+                         + opt.loss_mfcwms_reg_weight * apart ** 2 / len(w))
+    return total
+
+
+def antico(x, y, opt, w):
+    names = ('pos_alpha', 'neg_alpha', 'pos_delta', 'neg_delta')
+    own = argparse.Namespace(loss='antico', loss_oproxy_mode='anchor', **{
+        f'loss_oproxy_{name}': getattr(opt, f'loss_antico_{name}') for name in names})
+    dim, kind = len(x[0]), opt.loss_antico_type
+    classes = sorted(set(y)) if kind == 'batch_proxy' else range(len(w))
+    points = list(x) if kind == 'pair' else [unit(w)[c] for c in classes]
+    scale = dim / len(points)
+    if kind != 'pair' and opt.loss_antico_rate_scale == 'code':
+        scale = 1 / scale
+    matrix = [[(i == j) + opt.loss_antico_gam1 / opt.loss_antico_eps * scale * sum(z[i] * z[j] for z in points)
+               for j in range(dim)] for i in range(dim)]
+    rate = opt.loss_antico_gam2 * LOG(torch.det(torch.stack([torch.stack(row) for row in matrix]))) / 2
+    term = EXP(-rate) if opt.loss_antico_rate_term == 'exp' else -rate
+    return opt.loss_antico_w_align * oproxy(x, y, own, w) + opt.loss_antico_w * term
 
 
 def softtriplet(x, y, opt, w):

@@ -10,6 +10,7 @@ from tests.criteria.cases import CENTRES, LABELS, RAW, TRIPLETS, UNIT, VECTORS
 
 BETA = torch.tensor([1.2, 1.0, .8], dtype=cases.F64)
 PAIRS = [(0, 1), (2, 3), (4, 5)]
+FIVE = torch.cat([VECTORS, torch.tensor([(0, 0, 2), (1, -1, 0)], dtype=cases.F64)])
 
 
 def pair_masks(batch, labels):
@@ -84,6 +85,27 @@ NUMBERS = [
     ('tcm', {'margin_neg': .6}, UNIT, None, None, 0.720000),
     ('pfml', {'alpha': 2., 'delta': .8}, UNIT, None, VECTORS[:, None], 64.003425),
     ('pfml', {}, UNIT, None, VECTORS[:, None], 31801.528493),
+    ('dcl', {}, UNIT, None, None, 3.773321),
+    ('dcl', {'temperature': .5}, UNIT, None, None, 1.450295),
+    ('dcl', {'weighted': True}, UNIT, None, None, 9.157375),
+    ('mfcont', {'reg_weight': 1.}, UNIT, None, VECTORS, 0.400707),
+    ('mfcont', {'neg_margin': 1., 'reg_weight': 1.}, UNIT, None, VECTORS, 1.363578),
+    ('mfcwms', {}, UNIT, None, VECTORS, 69.419666),
+    ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5}, UNIT, None, VECTORS, 0.619618),
+    ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5, 'reg_weight': 1.}, UNIT, None, VECTORS, 0.632703),
+    ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5}, UNIT, None, FIVE, 0.871343),
+    ('contextual', {}, UNIT, None, None, 0.951714),
+    ('contextual', {'contrastive_weight': 0., 'reg_weight': 0.}, UNIT, None, None, .4 * 0.255642),
+    ('contextual', {'contrastive_weight': 0., 'reg_weight': 0., 'k': 2}, UNIT, None, None, .4 * 0.066406),
+    ('contextual', {'contrastive_weight': .2, 'reg_similarity': .3, 'context_weight': .8}, UNIT, None, None, 0.544145),
+    ('antico', {'pos_alpha': 32., 'neg_alpha': 32.}, UNIT, None, VECTORS, 0.576560),
+    ('antico', {'pos_alpha': 32., 'neg_alpha': 32., 'type': 'pair'}, UNIT, None, VECTORS, 0.543031),
+    ('antico', {'w_align': 0., 'rate_term': 'linear'}, UNIT, None, VECTORS, -1.383838),
+    ('antico', {'w_align': 0., 'rate_term': 'linear', 'type': 'pair'}, UNIT, None, VECTORS, -1.527461),
+    ('ldam', {}, UNIT, None, VECTORS, 11.027614),
+    ('ldam', {'weights_beta': .9999}, UNIT, None, VECTORS, 22.917865),
+    ('dynamic_arcface', {'n_centers': 1, 'feature_scale': 30.}, UNIT, None, VECTORS[:, None], 8.237572),
+    ('dynamic_arcface', {'n_centers': 2, 'feature_scale': 64.}, UNIT, None, CENTRES, 0.783335),
     ('happier', {'lambda': 0., 'offset': 1.44}, UNIT, None, VECTORS, 0.264054),
     ('happier', {'lambda': 0.}, UNIT, None, VECTORS, 0.264078),
     ('happier', {'offset': 1.44}, UNIT, None, VECTORS, 0.713352),
@@ -133,6 +155,35 @@ def test_known_numbers_that_the_flags_do_not_reach(opt):
     assert float(criteria.angular.angular_terms(RAW, *masks).mean()) == pytest.approx(3.016134, abs=5.1e-7)
     pairs = tuple(list(map(tuple, mask.nonzero().tolist())) for mask in masks)
     assert float(sum(references.angular_terms(RAW, pairs, 45)) / 6) == pytest.approx(3.016134, abs=5.1e-7)
+
+
+def test_known_numbers_of_classes_of_other_sizes():
+    """A batch of an unbalanced sampler, and class counts without a largest and a smallest class."""
+    labels = torch.tensor([0, 0, 1, 1, 1, 2])
+    assert float(criteria.dcl.dcl_loss(UNIT, labels)) == pytest.approx(-2.808703, abs=5.1e-7)
+    labels, antico = torch.tensor([0, 0, 1, 1, 1, 1]), criteria.antico.antico_loss
+    assert float(antico(UNIT, labels, VECTORS, align_weight=.0035)) == pytest.approx(0.679239, abs=5.1e-7)
+    for scale, rate in (('code', .775509), ('coding_rate', 1.255352)):
+        found = antico(UNIT, labels, VECTORS, align_weight=0, rate_scale=scale, rate_term='linear')
+        assert float(found) == pytest.approx(-rate, abs=5.1e-7)
+    equal = criteria.dynamic_arcface.dynamic_arcface_loss(UNIT, LABELS, CENTRES, torch.tensor([7, 7, 7]))
+    assert equal == criteria.subcenter_arcface.subcenter_arcface_loss(UNIT, LABELS, CENTRES, .5, 80.)
+    equal = criteria.ldam.ldam_loss(UNIT, LABELS, VECTORS, torch.tensor([7, 7, 7]), .35, 64., weights_beta=.9)
+    assert float(equal) == pytest.approx(21.601519, abs=5.1e-7)                          # cosface
+
+
+def test_the_gradient_of_contextual_is_that_of_the_authors_steps():
+    """Of the first sample, (1, 0, 0); the first component, 1.089449, changes its norm only."""
+    batch = UNIT.clone().requires_grad_()
+    gradient, = torch.autograd.grad(criteria.contextual.contextual_loss(batch, LABELS), batch)
+    assert gradient[0].tolist() == pytest.approx([0, .826296, -1.172252], abs=5.1e-7)
+
+
+def test_the_weights_of_ldam_begin_after_their_delay(opt):
+    criterion, _ = cases.build(cases.flags_of(opt, 'ldam', {'weights_beta': .9, 'weights_delay': 2}))
+    values = [cases.fast(criterion, torch.eye(4), torch.arange(4), epoch=epoch).item() for epoch in (1, 2, 3)]
+    plain, _ = cases.build(cases.flags_of(opt, 'ldam', {}), weights=criterion.weights.data)
+    assert values[0] == values[1] == cases.fast(plain, torch.eye(4), torch.arange(4)).item() != values[2]
 
 
 def test_the_noise_of_hier_is_finite_where_a_random_number_is_0(monkeypatch):

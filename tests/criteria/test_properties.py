@@ -9,17 +9,16 @@ from hypothesis import strategies
 
 import criteria
 from tests.criteria import cases
+from tests.criteria.test_docs import ROWS
 
 DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU'))]
 REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=None, database=None,
                                suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 # They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
-NORMALISING = ['arcface', 'circle', 'cosface', 'dr_multisimilarity', 'fastap', 'happier', 'histogram',
-               'multisimilarity', 'ntxent', 'oproxy', 'pfml', 'proxyanchor', 'proxynca', 'proxynca_pp',
-               'recallatk', 'roadmap', 'smoothap', 'softmax', 'softtriplet', 'subcenter_arcface', 'supcon', 'tcm']
+NORMALISING = [name for name, row in ROWS.items() if row.split(' | ')[2].startswith('normalised') and name != 's2sd']
 # Parameters and buffers with a row for each class; in hier, not of classes
-OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses']
+OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses', 'class_counts']
 some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
 seeds = strategies.integers(0, 999)
 
@@ -166,7 +165,7 @@ def test_losses_that_normalise_do_not_see_norms(loss, opt):
     all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize('loss', sorted(set(criteria.CRITERIA) - {*NORMALISING, 'snr', 'snr_contrastive'}))
+@pytest.mark.parametrize('loss', sorted(set(cases.PUBLISHED) - {*NORMALISING, 'snr', 'snr_contrastive'}))
 def test_the_other_losses_do_but_for_those_of_ratios(loss, opt):
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
     batch = random(1, len(labels), 4)

@@ -82,23 +82,21 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
         assert len(criteria.parameter_groups(criterion)) == trained
 
 
-RATES = {
-    'arcface': .0005, 'cosface': .0005, 'subcenter_arcface': .0005, 'softmax': 1e-5, 'margin': .0005,
-    'linear_classifier': 1e-5,
-    'proxynca': 50e-4, 'proxynca_pp': 50e-4, 'dr_proxynca': 50e-4, 'proxyanchor': 100e-4, 'softtriplet': 1e-4,
-    'pfml': 100e-4, 'happier': 2e-5, 'hier': 50e-4, 'oproxy': 2000e-4, 'nir': [4000e-4, 50e-4], 's2sd': 1e-4,
-}
 
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_parameters_train_at_their_own_rate(loss, opt):
     allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
-    criterion = select(opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all',
-                           loss_s2sd_target_dims=[6]))
+    namespace = opt(loss=loss, lr=1e-4, n_classes=8, batch_mining=allowed[0] if allowed else 'all',
+                    loss_s2sd_target_dims=[6])
+    criterion = select(namespace)
     groups = criteria.parameter_groups(criterion)
-    assert criteria.CRITERIA[loss].REQUIRES_OPTIM == (loss in RATES)
-    rates = RATES.get(loss, [])
-    assert [group['lr'] for group in groups] == pytest.approx(rates if isinstance(rates, list) else [rates])
+    module = criteria.CRITERIA[loss]
+    assert module.REQUIRES_OPTIM == bool(groups)
+    rates = [getattr(namespace, f'loss_{loss}_{name}') * (1e-4 if name.endswith('lrmulti') else 1)
+             for name in getattr(module, 'FLAGS', {}) if name.endswith(('lr', 'lrmulti'))]
+    if module.REQUIRES_OPTIM:
+        assert [group['lr'] for group in groups] == pytest.approx(rates or [1e-4])
     assert {id(p) for group in groups for p in group['params']} == {id(p) for p in criterion.parameters()}
     assert loss in ('hier', 'nir', 's2sd') or all(len(parameter) == 8 for parameter in criterion.parameters())
 
