@@ -292,13 +292,16 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
 def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '1') == 0
     folder = folder_of(tmp_path)
-    for value, code in ((False, 0), (True, 2)):
+    for changed, code in (({'augment_on_gpu': False, 'class_sample_rate': 1.0}, 0), ({'class_sample_rate': 0.5}, 2),
+                          ({'class_sample_rate': 1.0, 'augment_on_gpu': True}, 2)):
         config = run_folder.read(folder)
-        flags = config['flags'] | {'augment_on_gpu': value}
+        flags = config['flags'] | changed
         run_folder.write_checked(folder / 'config.yaml', config | {'flags': flags})
         capsys.readouterr()
         assert run('--resume', folder, '--n_epochs', '2') == code
-    assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err
+        name, value = [*changed.items()][-1]
+        sentence = f'{folder}: it has --{name} {value}, a flag that this version no longer has'
+        assert (sentence in capsys.readouterr().err) == bool(code)
 
 
 def test_resume_refuses_a_file_of_a_flag_that_has_changed(quick, run, tmp_path, monkeypatch, capsys):

@@ -143,7 +143,8 @@ def about(parser, word):
             section(formatter, group.title, [action for action in group._group_actions if action in actions],
                     group.description)
             explained += group._group_actions
-    others = [action for action in actions if action not in explained and holds(action, word)]
+    others = [action for action in actions if action not in explained and holds(action, word)
+              and (word.lower() != 'resumable' or facts(action).resumable)]        # not those that speak of it
     named = [action for action in others if word.lower() in name_of(action).lower()]
     if not explained and not found:
         section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)
