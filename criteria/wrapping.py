@@ -166,11 +166,13 @@ def build_sum(opt, batchminer):
     if opt.loss_weights and len(opt.loss_weights) != len(flags):
         raise UserError(f'--loss_weights: expected one for each loss of --loss {opt.loss}, not {len(opt.loss_weights)}')
     for position, part in enumerate(flags):
+        if not part.loss.startswith((pml.PREFIX, torch_losses.PREFIX)):
+            choose(criteria.CRITERIA, part.loss, '--loss')
         part.loss_pml_args = [pml.arguments(opt, 'loss', position, 'pml')]
         part.loss_torch_args = [pml.arguments(opt, 'loss', position, 'torch')]
+    check_fit(opt, flags)
     miners = batchminer if len(flags) > 1 else [batchminer]
     built = [build(part, miner) for part, miner in zip(flags, miners, strict=True)]
-    check_fit(opt, flags)
     if len(built) == 1 and not opt.loss_weights:
         return built[0]
     names = [part.loss for part in flags]

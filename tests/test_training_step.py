@@ -1,5 +1,6 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import functools
 import math
 import os
 import shlex
@@ -467,6 +468,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(loss, formula, quic
     module, seen = criteria.CRITERIA[loss], []
     function = getattr(module, formula)
 
+    @functools.wraps(function)                                   # the flags of the loss are read off its signature
     def recorded(*arguments, **named):
         names = [frame.name for frame in traceback.extract_stack()[:-1]]
         seen.append(names[len(names) - names[::-1].index('main'):])
@@ -543,7 +545,7 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
     ('', {'REQUIRES_INPUTS': ['teacher_batch']}, 'asks_for_all needs the embeddings of a teacher: give --distill'),
     ('', {'REQUIRES_INPUTS': ['feature_maps']}, '--loss asks_for_all: --arch .* has no feature maps'),
     ('--daml --batch_mining distance', {'REQUIRES_BATCHMINER': True, 'ALLOWED_MINING_OPS': None},
-     '--daml does not work with --loss asks_for_all, which asks for images'),
+     '--daml does not work with --loss asks_for_all, but with'),
 ])
 def test_inputs_that_a_run_does_not_have_are_refused(flags, changed, sentence, asks_for_all):
     vars(criteria.CRITERIA['asks_for_all']).update(changed)
