@@ -537,6 +537,7 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
 
 
 @pytest.mark.parametrize('flags, changed, sentence', [
+    ('', {'REQUIRES_INPUTS': []}, r"forward\(\) takes images, .* by a constant: REQUIRES_INPUTS = \['images'\]"),
     ('', {'REQUIRES_INPUTS': ['image']}, 'REQUIRES_INPUTS of --loss asks_for_all: image: unknown; choose'),
     ('', {'REQUIRES_INPUTS': ['teacher_batch']}, 'asks_for_all needs the embeddings of a teacher: give --distill'),
     ('', {'REQUIRES_INPUTS': ['feature_maps']}, '--loss asks_for_all: --arch .* has no feature maps'),

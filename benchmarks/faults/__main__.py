@@ -24,9 +24,11 @@ from benchmarks.faults.runs import Lab, draw, preload
 # number n with --quick, and without
 KINDS = {
     'kills': (processes.kills, 1, 5),
+    'merged kills': (processes.merged_kills, 2, 20),
     'crash points': (processes.crash_points, 4, None),
     'signals': (processes.signals, 6, 100),
     'damaged files': (files.damaged, 1, 4),
+    'damaged starts': (files.damaged_starts, 1, 10),
     'concurrent runs': (processes.concurrent, 1, 10),
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),

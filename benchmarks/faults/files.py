@@ -63,6 +63,21 @@ def damaged(lab, n):
         yield problem and f'{name}, {how}: {problem}'
 
 
+def damaged_starts(lab, n):
+    """The checkpoint of --start_from is damaged: refused in a sentence, or the run starts as from the whole file."""
+    for how, _ in itertools.product(['bit', 'cut', 'emptied', 'removed'], range(n)):
+        folder, group = lab.copied(lab.half), lab.group()
+        if how == 'removed':
+            (folder / checkpoint.LAST).unlink()
+        else:
+            damage(folder / checkpoint.LAST, how, lab.random)
+        child = start([*lab.arguments('plain', group), '--n_epochs', 0, '--start_from', folder])
+        problem = outcome(child, {0, 2})
+        if not problem and child.ended == 2 and lab.place(group).exists():
+            problem = 'a run folder is left'
+        yield problem and f'{how}: {problem}'
+
+
 def swapped_files(lab, n):
     """A file of another run in a run folder: refused in a sentence, or the resumed run ends as undisturbed."""
     group = lab.group()
