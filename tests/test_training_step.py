@@ -1,5 +1,6 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import functools
 import math
 import os
 import shlex
@@ -466,6 +467,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(loss, formula, quic
     module, seen = criteria.CRITERIA[loss], []
     function = getattr(module, formula)
 
+    @functools.wraps(function)                                    # its file's flags are read from it
     def recorded(*arguments, **named):
         names = [frame.name for frame in traceback.extract_stack()[:-1]]
         seen.append(names[len(names) - names[::-1].index('main'):])

@@ -41,9 +41,12 @@ KINDS = {
     'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
     'changed data': (inputs.changed_data, 8, 100),
+    'wrong splits': (inputs.wrong_splits, 5, 50),
     'mutated command lines': (inputs.mutated_command_lines, 30, 300),
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),
+    'bad requests': (images.bad_requests, 6, 60),
+    'damaged thresholds': (files.damaged_thresholds, 6, 60),
     'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }

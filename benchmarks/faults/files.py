@@ -168,6 +168,25 @@ def damaged_indexes(lab, n):
         file.write_bytes(whole)
 
 
+def damaged_thresholds(lab, n):
+    """The open_set.json of a run is damaged or edited: `index` refuses it in a sentence, or has the same thresholds."""
+    group, out, photos = lab.group(), lab.folder / 'thresholds', lab.folder / 'data' / 'images' / 'class_00'
+    flags = ['--n_epochs', 1, '--bs', 6, '--use_tv_split', '--tv_split_perc', 0.5]
+    run = lab.done([*lab.arguments('plain', group), *flags], lab.place(group))
+    lab.done([run, 'open_set', 0.5], script='Evaluate_Network.py')
+    file, index = run / 'open_set.json', ['index', run, photos, '--out', out, '--device', 'cpu', '--kernels', 0]
+    whole, expected = file.read_bytes(), Index(lab.done(index, out, script='Retrieve_Images.py')).content['open_set']
+    for number in range(n):
+        shutil.rmtree(out, ignore_errors=True)
+        how = ['digit', 'bit', 'cut', 'emptied', 'NUL', 'no UTF-8'][number % 6]
+        damage(file, how, lab.random)
+        problem = outcome(start(index, script='Retrieve_Images.py'), {0, 2})
+        if not problem and out.exists() and Index(out).content.get('open_set') != expected:
+            problem = 'other thresholds'
+        yield problem and f'{how}: {problem}: {file.read_bytes()}'
+        file.write_bytes(whole)
+
+
 def damaged_networks(lab, n):
     """A file of an exported network is damaged, or holds a pickle of code: a sentence, or the same network."""
     whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
