@@ -36,7 +36,8 @@ load = functools.partial(torch.hub.load, str(ROOT), source='local')
 SIZES = {'n_classes': 4, 'embed_dim': 4, 'n_features': 4, 'n_maps': 4, 'lr': .01,
          'superclasses': [[label // 2] for label in range(4)], 'class_counts': [16, 4, 1, 9]}
 WITH_MINERS = [(loss, miner) for loss, module in criteria.CRITERIA.items() for miner in (
-    module.ALLOWED_MINING_OPS or method_pages.KINDS['miners'][1] if module.REQUIRES_BATCHMINER else [None])]
+    [None] if not module.REQUIRES_BATCHMINER else module.ALLOWED_MINING_OPS or (
+        method_pages.KINDS['miners'][1] if loss == 'triplet' else ['all', 'distance']))]
 TRAINED = {'proxyanchor': {'n_classes': 12, 'embed_dim': 16, 'lr': .001},
            'margin': {'n_classes': 12, 'miner': 'distance', 'beta': .6}}
 

@@ -79,7 +79,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
        deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]))
 def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample):
