@@ -110,7 +110,8 @@ class DividedStep:
         parameters and, if it calls f_embed, of f_embed's parameters.
         """
         leaves = {name: inputs[name].requires_grad_() for name in self.shapes}
-        loss = self.plain.backward(inputs, **more)
+        loss = self.plain.loss(inputs, **more)
+        self.plain.backward(loss)
         gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
         gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
         return leaves['batch'].detach(), gradient, loss.detach().to(gradient.dtype)

@@ -55,7 +55,8 @@ class TrainingStep:
         """
         labels, indices = self.begin(labels, indices)
         outputs = self.embed(images) | self.costly(images)
-        loss = self.backward(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
+        loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
+        self.backward(loss)
         norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
         return outputs['batch'], self.update(loss, norm)
 
@@ -84,11 +85,9 @@ class TrainingStep:
             found['images'] = self.model.normalised(network_input(images, self.opt.device))
         return found
 
-    def backward(self, outputs, **more):
-        """Returns the loss of the whole batch, after its backward pass. The arguments are those of loss()."""
-        loss = self.loss(outputs, **more)
+    def backward(self, loss):
+        """Computes the gradients of the loss, which --amp float16 scales."""
         self.scaler.scale(loss).backward()
-        return loss
 
     def loss(self, outputs, **more):
         """
