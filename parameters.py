@@ -803,12 +803,12 @@ def unreachable_schedules(opt, n_steps):
 
 
 def methods_of(opt):
-    """{what the names of flags begin with: the methods of this kind that a run uses}"""
+    """Maps the prefixes of flags ('loss', 'miner', 'data') to the names of the methods that a run uses."""
     return {'loss': losses_of(opt), 'miner': miners_of(opt), 'data': {opt.data_sampler}}
 
 
 def is_idle(action, opt, used):
-    """Whether a flag has no effect in a training run because of others. used: of methods_of."""
+    """Returns True if other flags make this one irrelevant in a training run. used: result of methods_of()."""
     known, kind = facts(action), action.dest.split('_')[0]
     return (known.obsolete or known.effect and not known.effect(opt)
             or known.of is not None and used[kind].isdisjoint(known.of))

@@ -53,7 +53,7 @@ def name_of(opt, block, network):
     """The name of the block's last module. Blocks are counted as by --freeze."""
     blocks = depth.blocks(network)
     if block >= len(blocks) - 1:
-        raise UserError(f'--cascade {block}: --arch {opt.arch} has {len(blocks) - 1} blocks behind its stem, and the '
+        raise UserError(f'--cascade {block}: --arch {opt.arch} has {len(blocks) - 1} blocks after the stem, and the '
                         f'last of them has an embedding anyway; give numbers below {len(blocks) - 1}')
     if depth.INCEPTION.match(blocks[block][0]):
         raise UserError(f'--cascade: --arch {opt.arch} has no module for a block; use --arch googlenet')

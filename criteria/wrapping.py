@@ -284,7 +284,7 @@ def check_loss(opt, loss, miner):
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(allowed)}')
     if opt.dr_weight and takes_pairs(loss):
-        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
+        raise UserError(f'--dr_weight requires a triplet loss; --loss {opt.loss} is not one')
 
 
 def finished(criterion):

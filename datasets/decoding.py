@@ -56,7 +56,7 @@ def named(path):
 
 
 def reason_of(error):
-    """Why an image cannot be read. Pillow itself would name an object of Python."""
+    """Returns a readable reason why decoding failed; Pillow's own message would name a Python object."""
     return 'its format is not known' if isinstance(error, UnidentifiedImageError) else str(error)
 
 

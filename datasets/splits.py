@@ -67,7 +67,7 @@ def predefined(opt, table):
     there are queries or a gallery without the other, or test images besides them, or distractors alone.
     """
     if table.parts is None:
-        raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
+        raise UserError(f'--split_scheme predefined: {opt.dataset} has no official split; choose another scheme')
     tested = {'test', 'query', 'gallery'} & set(table.parts)
     if tested not in (set(), {'test'}, {'query', 'gallery'}):
         raise UserError(f'--split_scheme predefined: the test images are marked {" and ".join(sorted(tested))}; mark '

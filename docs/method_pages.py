@@ -167,7 +167,7 @@ def formula_of(text):
     """The paragraphs of a docstring before its examples, without those on the arguments."""
     text = inspect.cleandoc(text).partition('>>>')[0]
     parts = [part for part in text.split('\n\n') if not part.startswith('Args:')]
-    return '\n\n'.join(part.replace('Returns: ', 'It returns ').strip() for part in parts if part.strip())
+    return '\n\n'.join(part.replace('Returns: ', 'Returns ').strip() for part in parts if part.strip())
 
 
 def flags_of(kind, name):
@@ -215,7 +215,7 @@ def taken_by(action):
     if action.choices:
         return ' or '.join(map(str, action.choices))
     if action.type is command_line.boolean:
-        return 'nothing: a switch'
+        return '(switch)'
     if action.type is None:
         return 'text'
     try:

@@ -22,7 +22,7 @@ def dry_run(runs):
         done = folder and reading.is_finished(folder)
         what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
-    print(f'{len(runs)} runs, and main.py takes the flags of each.')
+    print(f'{len(runs)} runs; all command lines are valid.')
     for problem, n in missing_data(runs).items():
         print(f'Note: {n} of them cannot find their data: {problem}')
 

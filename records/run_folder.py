@@ -195,7 +195,10 @@ def write_checked(file, content):
 
 
 def read_checked(file):
-    """The content that write_checked wrote. Raises UserError where it is damaged, OSError where it cannot be opened."""
+    """
+    Reads a file written by write_checked and verifies its checksum. Raises UserError for a damaged file, OSError for
+    one that cannot be opened.
+    """
     try:
         text = file.read_text(encoding='utf-8')
         first, _, content = text.partition('\n')

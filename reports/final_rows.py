@@ -91,7 +91,7 @@ def read(file):
         name = f'{key[1]}_s{key[2]}'
         run = found.setdefault(key, Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False))))
         if any(row['epoch'] == other['epoch'] for other in run.rows):
-            raise UserError(f'{file}, line {number}: a second line of epoch {row["epoch"]} of {name} on {key[0]}')
+            raise UserError(f'{file}, line {number}: duplicate row: epoch {row["epoch"]} of {name} on {key[0]}')
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
         run.test = run.test or line.get(TEST) or None

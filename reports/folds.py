@@ -125,7 +125,7 @@ def check(ensemble):
                             'one out')
     for member in ensemble.members:
         if member.test != first.test or len({member.run.test_images, first.run.test_images} - {None}) > 1:
-            raise UserError(f'{ensemble}: its folds have other test classes or images, {first.run.where} and '
+            raise UserError(f'{ensemble}: folds have different test classes or images, {first.run.where} and '
                             f'{member.run.where}')
         for split, doing in (('train', 'trained'), ('val', 'was validated')):
             seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))

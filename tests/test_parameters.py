@@ -119,14 +119,14 @@ def test_the_help_on_groups_words_and_facts():
 def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
     assert errors.exit_code('main.py', lambda: parse('--help marginn')) == 2
     said = capsys.readouterr().err
-    assert '--help marginn: no flag with an effect, no method and no group has this word; did you mean margin' in said
+    assert '--help marginn: no flag, method or group matches; did you mean margin' in said
 
 
 def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
     assert {'evaltypes', 'loss_nir_logmatch', 'miner_distance_upper_cutoff'} <= {*obsolete}
     everything, some = help_on('all'), help_on('nir', 'losses', 'distance', 'evaluation', 'cutoff')
-    with pytest.raises(UserError, match='no flag with an effect'):
+    with pytest.raises(UserError, match='no flag, method or group matches'):
         help_on('loss_nir_logmatch')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
     assert idle('--loss nir --batch_mining none --loss_nir_logmatch 2') == ['--loss_nir_logmatch 2.0']
@@ -155,7 +155,7 @@ def test_help_texts_have_at_most_20_words():
 def test_help_on_a_word_works_for_every_script():
     for script, parser in parsers().items():
         assert '--help' in manual.page(parser, ['help']), script
-        with pytest.raises(UserError, match='--help qqqq: no flag with an effect, no method and no group has'):
+        with pytest.raises(UserError, match='--help qqqq: no flag, method or group matches'):
             manual.page(parser, ['qqqq'])
     assert '--partition' in help_on('slurm', build=Launch_Runs.build)
     assert 'Retrieve_Images.py query' in help_on('picture', build=Retrieve_Images.build)

@@ -107,7 +107,7 @@ def undeclared_flags():
 
 
 class Ended(Exception):
-    """The script ends with the exit code `code`; its message has been printed before."""
+    """Request to exit with `code`; the message was already printed."""
 
     def __init__(self, code):
         super().__init__(code)

@@ -159,8 +159,7 @@ def about(parser, word):
         if own:
             section(formatter, command.prog, own)
     if not (explained or found or others or any(own for _, own in of_commands)):
-        raise UserError(f'--help {word}: no flag with an effect, no method and no group has this word'
-                        f'{similar(parser, word)}')
+        raise UserError(f'--help {word}: no flag, method or group matches{similar(parser, word)}')
     return formatter.format_help()
 
 
