@@ -1,9 +1,10 @@
 """
-torch.hub: one loss, one miner or a trained network in a program of your own (docs/own_loop.md).
+torch.hub: one loss, miner or sampler, the metrics or a trained network in a program of your own (docs/own_loop.md).
 
-The files of losses and miners are loaded under private names, so that `import datasets` or `import evaluation` still
-finds your package. hubconf.json has the defaults of parameters.py; `python docs/method_pages.py` writes it.
+Files are loaded under private names, so that `import datasets` or `import evaluation` still finds your package.
+hubconf.json has the defaults of parameters.py; `python docs/method_pages.py` writes it.
 """
+import contextlib
 import importlib
 import json
 import pathlib
@@ -17,8 +18,8 @@ import torch
 
 dependencies = ['torch']
 _ROOT = pathlib.Path(__file__).resolve().parent
-_METHODS = json.loads((_ROOT / 'hubconf.json').read_text())     # {'losses', 'miners': {name: file, defaults, needs}}
-_KIND = {'losses': 'criterion', 'miners': 'miner'}
+_METHODS = json.loads((_ROOT / 'hubconf.json').read_text())     # {kind: {name: file, defaults, needs}}
+_KIND = {'losses': 'criterion', 'miners': 'miner', 'samplers': 'sampler'}
 
 
 def criterion(loss, miner=None, **settings):
@@ -80,6 +81,72 @@ def miner(name, masks=False, **settings):
     return mine
 
 
+def sampler(name, labels, superclasses=None, embeddings=None, **settings):
+    """
+    A batch sampler with the defaults of main.py.
+
+    Args:
+        name:         a name of docs/samplers.md.
+        labels:       integers [N], the class of each image: a tensor, an array or a list.
+        superclasses: for `hierarchical`: the super-class of each class, in the order of the sorted classes.
+        embeddings:   for samplers that compare images: tensor [N, D], their memory bank. The sampler keeps it as
+                      `storage`: overwrite its rows, or replace it, between two epochs.
+        settings:     `bs`, `samples_per_class`, `seed`, `iterations_per_epoch`, and flags of the sampler, with or
+                      without `data_`.
+
+    Returns: a torch.utils.data.Sampler of lists of indices, the batch_sampler of a DataLoader. `set_epoch(epoch)`
+    before each epoch gives it other batches.
+
+    Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and for sizes that do
+    not fit.
+    """
+    opt, module = _namespace('samplers', name, settings)
+    further = []
+    for argument, value, needed in (('embeddings', embeddings, getattr(module, 'REQUIRES_STORAGE', False)),
+                                    ('superclasses', superclasses, getattr(module, 'REQUIRES_HIERARCHY', False))):
+        if needed == (value is None):
+            raise TypeError(f'sampler {name!r} ' + (f'needs {argument}' if needed else f'takes no {argument}'))
+        further += [value] if needed else []
+    image_list = [(index, label) for index, label in enumerate(torch.as_tensor(labels).tolist())]
+    image_dict = {label: [] for label in sorted({label for _, label in image_list})}
+    for index, label in image_list:
+        image_dict[label].append((index, index))
+    return module.Sampler(opt, image_dict, image_list, *further)
+
+
+def metrics(names, seed=0):
+    """
+    The metrics of docs/metrics.md, with the packages numpy and tqdm.
+
+    Args:
+        names: as in --evaluation_metrics: `e_recall@1`, `c_recall@1`, `map_at_r`, `nmi`, ...
+        seed:  seed of the clustering.
+
+    Returns: a function of embeddings [N, D] and integer labels [N] (tensors on any device, arrays or lists) ->
+    {name: number}. Each image is a query, and all others are its gallery; with `is_query`, [N] booleans, the True ones
+    are the queries and the others the gallery. Embeddings are compared as they are: normalise them, or take metrics
+    of cosines (`c_recall@1`).
+
+    Raises ValueError for unknown names; a call raises ValueError for embeddings that are not finite, and for shapes
+    that do not fit.
+    """
+    module = _import_absolute('evaluation', 'metrics', needs=('records', 'utilities'))
+    with _user_errors(module):
+        for name in names:
+            module.parse(name)
+
+    def measure(embeddings, labels, is_query=None):
+        embeddings, labels = torch.as_tensor(embeddings).detach(), torch.as_tensor(labels).cpu()
+        if embeddings.dim() != 2 or labels.shape != embeddings.shape[:1] or not len(labels):
+            raise ValueError(f'expected embeddings [N, D] and labels [N], not {[*embeddings.shape]} and '
+                             f'{[*labels.shape]}')
+        if is_query is not None:
+            is_query = torch.as_tensor(is_query).cpu().bool().numpy()
+        with torch.no_grad(), _user_errors(module):
+            return module.compute(names, embeddings, labels.unique(return_inverse=True)[1].numpy(), is_query, seed)
+    return measure
+
+
 def network(run_or_export, device='cpu', trust=False):
     """
     A trained network, without a package of this code base in the calling process.
@@ -95,8 +162,8 @@ def network(run_or_export, device='cpu', trust=False):
     Returns: a torch.nn.Module, uint8 RGB images [B, 3, S, S] -> embeddings [B, D], without gradients. Its attribute
     `description` is a dict: `input`, `before` (how images are resized and cropped before), `network` (a checksum).
 
-    Raises ValueError with the message of main.py where a run cannot be exported, where `device` does not fit, and for
-    a .pt2 file without `trust`.
+    Raises ValueError with the message of `Evaluate_Network.py RUN export FILE` where a run cannot be exported, where
+    `device` does not fit, and for a .pt2 file without `trust`.
     """
     path = pathlib.Path(run_or_export)
     if path.suffix == '.onnx':
@@ -150,6 +217,40 @@ def _import(package, stem):
     return importlib.import_module(f'{private}.{stem}')
 
 
+def _import_absolute(package, stem, needs):
+    """
+    A file of `package` that imports from its own package and from `needs` by their names: while it is imported, these
+    names are packages of this checkout without their __init__.py, and afterwards they are the caller's again.
+    """
+    packages = (package, *needs)
+
+    def belong(names):
+        return [name for name in names if name.partition('.')[0] in packages]
+
+    private = 'hub_' + re.sub(r'\W', '_', f'{_ROOT}_{package}_{stem}')
+    if private not in sys.modules:
+        callers = {name: sys.modules.pop(name) for name in belong([*sys.modules])}
+        try:
+            for name in packages:
+                sys.modules[name] = types.ModuleType(name)
+                sys.modules[name].__path__ = [str(_ROOT / name)]
+            sys.modules[private] = importlib.import_module(f'{package}.{stem}')
+        finally:
+            for name in belong([*sys.modules]):
+                del sys.modules[name]
+            sys.modules.update(callers)
+    return sys.modules[private]
+
+
+@contextlib.contextmanager
+def _user_errors(module):
+    """Raises the module's errors for its users as ValueError."""
+    try:
+        yield
+    except module.UserError as error:
+        raise ValueError(str(error)) from None
+
+
 def _find(kind, name):
     if name not in _METHODS[kind]:
         raise ValueError(f'{_KIND[kind]} {name!r}: unknown; choose from {", ".join(_METHODS[kind])}')
@@ -173,7 +274,7 @@ def _inner(loss, settings):
 
 def _namespace(kind, name, settings, others=()):
     """The namespace that a method takes, and its file. others: (kind, name) of methods inside it."""
-    start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_'}[kind]
+    start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]
     methods = [_find(kind, name), *(_find(*other) for other in others if isinstance(other[1], str))]
     takes = dict.fromkeys(taken for method in methods for taken in [*method['needs'], *method['defaults']])
     full = {given if given in takes else f'{start}{given}': value for given, value in settings.items()}
@@ -181,7 +282,7 @@ def _namespace(kind, name, settings, others=()):
         raise TypeError(f'{_KIND[kind]} {name!r}: unknown {", ".join(unknown)}; it takes '
                         f'{", ".join(taken.removeprefix(start) for taken in takes) or "nothing"}')
     known = {}
-    for method in [*_METHODS['losses'].values(), *_METHODS['miners'].values()]:
+    for method in [method for methods in _METHODS.values() for method in methods.values()]:
         known |= method['defaults']
     return types.SimpleNamespace(**known | {'loss': None} | full), _module(kind, name)
 

@@ -99,6 +99,13 @@ def optimizers_of(opt):
     return {opt.optim, opt.embed_optim, opt.loss_optim}
 
 
+def trains_loss(opt):
+    """Whether a loss, or what is put around it, has parameters to train; one of a library may have some."""
+    files = [CRITERIA.get(part.loss) for part in with_nested_losses(loss_sums.parts(opt))]
+    return any(getattr(file, 'REQUIRES_OPTIM', True) for file in files) or any(
+        getattr(wrapper.file, 'REQUIRES_OPTIM', False) for wrapper in criteria.wrapping.chosen(opt))
+
+
 def augmentation_of(opt):
     """The augmentation of a run; for characters, base means `characters`."""
     are_characters = opt.augmentation == 'base' and getattr(DATASETS.get(opt.dataset), 'CHARACTERS', False)
@@ -365,11 +372,11 @@ def training_parameters(parser):
         help="a block's learning rate as a multiple of the next block's; the last block has --lr; 1: all equal")
     add('--decay_exclude', nargs='*', choices={'norms': 'those of normalisation layers', 'biases': 'all biases'},
         default=[], help='parameters of the network without weight decay; by default none')
-    add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True,
+    add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True, effect=trains_loss,
         help='weight decay of the parameters of the loss')
     add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
     add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
-    add('--loss_optim', choices=OPTIMIZERS,
+    add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
         help='added to the denominator in the optimizers adam and adamw')
@@ -430,7 +437,7 @@ def batch_creation_parameters(parser):
     add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
-    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE, datasampler.big_batch: ()})
+    add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
 
 
 def batch_mining_parameters(parser):

@@ -6,20 +6,22 @@ python -m benchmarks.calls [--list] [FLAGS OF main.py]
 --list prints the functions of each file.
 """
 import collections
+import runpy
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
-import main
 from benchmarks.same_runs import TINY, draw_images
 
+ROOT = Path(__file__).parents[1]
 PLAIN = [*TINY, '--loss', 'triplet', '--batch_mining', 'semihard', '--n_epochs', '1', '--iterations_per_epoch', '2']
 
 
 def called(arguments):
-    """{file: names of its functions that main.main(arguments) calls}, for the files of this project."""
-    root, found = str(Path(main.__file__).parent), collections.defaultdict(set)
+    """{file: names of its functions that main.py calls}, for the files of this project."""
+    root, found = str(ROOT), collections.defaultdict(set)
+    main = runpy.run_path(str(ROOT / 'main.py'))['main']
 
     def note(frame, event, argument):
         code = frame.f_code
@@ -29,7 +31,7 @@ def called(arguments):
     threading.setprofile(note)
     sys.setprofile(note)
     try:
-        main.main(arguments)
+        main(arguments)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -5,8 +5,9 @@ public code of Roth et al.
 python -m benchmarks.parity FOLDER [FOLDER ...] [FLAGS OF main.py]
 
 FOLDER is a checkout with the folders criteria, batch_mining or batchminer, datasampler, architectures, or some of them.
-Each file is registered under its name, in a process of its own, and trains two epochs of two steps (on the glyphs,
-with the network conv4, unless the flags say otherwise). Nothing is written into the folder or into this checkout.
+Each file is registered under its name, in a process of its own, and trains two epochs of one step (on a few small
+images, with the network conv4, unless the flags say otherwise). A network begins with random weights, and downloads
+none. Nothing is written into the folder or into this checkout.
 """
 import argparse
 import contextlib
@@ -14,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import re
+import runpy
 import signal
 import sys
 import tempfile
@@ -21,15 +23,19 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
+from benchmarks.faults.runs import ROOT, draw, preload
 from utilities.errors import UserError, exit_code
 
 LIMIT = 300                                                           # seconds for one part
 PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
             'datasampler': 'datasampler', 'architectures': 'architectures'}
 CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
-FLAGS = ('--dataset glyphs --arch conv4_normalize --not_pretrained --embed_dim 16 --bs 16 --samples_per_class 2 '
-         '--n_epochs 2 --iterations_per_epoch 2 --kernels 0 --device cpu --no_train_metrics --pictures none '
-         '--evaluation_metrics e_recall@1 --loss triplet --batch_mining random --data_batchmatch_bigbs 32').split()
+FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 16 --bs 12 '
+         '--samples_per_class 2 --n_epochs 2 --iterations_per_epoch 1 --kernels 0 --device cpu --no_train_metrics '
+         '--pictures none --evaluation_metrics e_recall@1 --loss triplet --batch_mining random '
+         '--data_batchmatch_bigbs 24').split()
 
 
 def parts_of(folder):
@@ -65,12 +71,19 @@ def selecting(package, name, module):
     return ['--loss', name, '--batch_mining', miner if module.REQUIRES_BATCHMINER else 'none']
 
 
+def without_downloads(folder):
+    """Random weights stay where a network would download others. folder: for what stands in place of a download."""
+    load = torch.nn.Module.load_state_dict
+    torch.hub.set_dir(folder)
+    torch.hub.download_url_to_file = lambda url, file, *args, **flags: torch.save({}, file)
+    torch.nn.Module.load_state_dict = lambda self, state, *args, **flags: state and load(self, state, *args, **flags)
+
+
 def train(package, file, flags):
-    """The exit code of a training run with the part."""
-    import main
+    """Trains with the part, as the script main.py does."""
     module = register(package, file)
-    sys.argv = ['main.py']
-    return main.main([*FLAGS, *selecting(package, file.stem, module), *flags])
+    sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, file.stem, module), *flags]
+    runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 def outcome(package, file, flags, log):
@@ -84,7 +97,10 @@ def outcome(package, file, flags, log):
             for stream in (1, 2):
                 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
             sys.dont_write_bytecode = True
-            code = train(package, file, flags)
+            without_downloads(log.with_suffix(''))
+            train(package, file, flags)
+        except SystemExit as error:
+            code = error.code
         except BaseException as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             print(f'{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})', file=sys.stderr)
@@ -113,9 +129,10 @@ def main(arguments):
     parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER')
     opt, flags = parser.parse_known_args(arguments)
     checkouts = {folder: parts_of(folder.resolve()) for folder in opt.folders}
-    importlib.import_module('main')                                   # once, before the forks
+    preload()
     with tempfile.TemporaryDirectory() as scratch:
-        own = ['--source_path', scratch, '--save_path', f'{scratch}/runs', *flags]
+        draw(Path(scratch) / 'data')
+        own = ['--source_path', f'{scratch}/data', '--save_path', f'{scratch}/runs', *flags]
         for folder, found in checkouts.items():
             for name, files in found.items():
                 failed = {}

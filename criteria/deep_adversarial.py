@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
+REQUIRES_OPTIM = True
 IN_USE = {'effect': {'daml': True}}
 FLAGS = {
     'daml': {'default': False,

@@ -7,6 +7,7 @@ Distance Metric Learning for Large Margin Nearest Neighbor Classification, JMLR 
 import torch
 import torch.nn.functional as F
 
+REQUIRES_OPTIM = True
 FLAGS = {
     'mahalanobis': {'default': False,
                     'help': 'learn a linear map of the embeddings, under the loss, its miner and evaluation'},

@@ -83,6 +83,9 @@ def select(opt, images):
         if opt.unsupervised:
             raise UserError(f'--unsupervised: --data_sampler {opt.data_sampler} needs super-classes, and an image that '
                             'is a class of its own has none; choose another sampler')
+        if None in images.superclasses:
+            raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
+                            'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:

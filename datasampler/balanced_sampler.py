@@ -1,10 +1,8 @@
 """Every image once per epoch, in groups of one class, with as many different classes per batch as possible."""
+import hashlib
 import itertools
 
 import torch
-
-from datasampler.sampling import ClassImages, classes_per_batch
-from utilities.randomness import derive
 
 
 class Sampler(torch.utils.data.Sampler):
@@ -18,12 +16,27 @@ class Sampler(torch.utils.data.Sampler):
     the seed and the epoch.
 
     image_dict: class -> [(path, index)]; image_list: [(path, class)].
+
+    >>> import types
+    >>> opt = types.SimpleNamespace(bs=4, samples_per_class=2, seed=0, iterations_per_epoch=None)
+    >>> image_dict = {c: [(f'{i}.jpg', i) for i in range(4 * c, 4 * c + 4)] for c in range(3)}
+    >>> image_list = [(path, c) for c, images in image_dict.items() for path, _ in images]
+    >>> sampler = Sampler(opt, image_dict, image_list)
+    >>> [len(batch) for batch in sampler]
+    [4, 4, 4]
     """
 
     def __init__(self, opt, image_dict, image_list):
-        self.groups_per_batch, self.per_class = classes_per_batch(opt), opt.samples_per_class
-        self.seed, self.epoch, self.of_class = opt.seed, 0, ClassImages(image_dict)
-        self.n_groups = -(-self.of_class.sizes // self.per_class)                      # groups per class
+        if opt.bs % opt.samples_per_class:
+            raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
+        self.groups_per_batch, self.per_class = opt.bs // opt.samples_per_class, opt.samples_per_class
+        self.seed, self.epoch = opt.seed, 0
+        images = torch.tensor([index for images in image_dict.values() for _, index in images])
+        self.sizes = torch.tensor([len(images) for images in image_dict.values()])
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.class_of = torch.empty_like(images)                                       # the class of each image
+        self.class_of[images] = torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
+        self.n_groups = -(-self.sizes // self.per_class)                               # groups per class
         self.n_batches = -(-int(self.n_groups.sum()) // self.groups_per_batch)
         self.sampler_length = opt.iterations_per_epoch or self.n_batches
 
@@ -34,15 +47,15 @@ class Sampler(torch.utils.data.Sampler):
         return self.sampler_length
 
     def __iter__(self):
-        generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch))
         batches = itertools.chain.from_iterable(self.one_pass(generator) for _ in itertools.count())
         return itertools.islice(batches, self.sampler_length)
 
     def one_pass(self, generator):
         """Batches that contain every image at least once: a list of lists of indices."""
-        sizes, starts = self.of_class.sizes, self.of_class.starts
-        shuffled = torch.randperm(len(self.of_class.images), generator=generator)
-        shuffled = shuffled[self.of_class.class_of[shuffled].argsort(stable=True)]     # sorted by class
+        sizes, starts = self.sizes, self.starts
+        shuffled = torch.randperm(len(self.class_of), generator=generator)
+        shuffled = shuffled[self.class_of[shuffled].argsort(stable=True)]     # sorted by class
 
         n_groups = self.n_groups + self.extra_groups(generator).bincount(minlength=len(sizes))
         order = torch.randperm(len(sizes), generator=generator)
@@ -63,3 +76,8 @@ class Sampler(torch.utils.data.Sampler):
         room = room[torch.randperm(len(room), generator=generator)]
         everyone = [torch.randperm(len(self.n_groups), generator=generator) for _ in range(0, n_missing, len(n_free))]
         return torch.cat([room, *everyone])[:n_missing]
+
+
+def seed_of_epoch(seed, epoch):
+    """A 63-bit seed; different arguments give unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=8).digest(), 'big') >> 1

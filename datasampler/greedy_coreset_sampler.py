@@ -7,13 +7,11 @@ whole epoch, so that the anchors are random images; here they are chosen in and 
 for each batch. It samples the other images of the class with replacement, the anchor included, so that an image could
 be its own positive. There, --data_gc_coreset_lim and --data_sim_measure have no effect.
 """
+import hashlib
 import math
 from functools import partial
 
 import torch
-
-from datasampler.big_batch import Coreset
-from utilities.randomness import derive
 
 REQUIRES_STORAGE = True         # Sampler(opt, image_dict, image_list, storage)
 FLAGS = {
@@ -56,17 +54,43 @@ def greedy_k_centre(points, k, generator, softened=False, limit=1e-9):
 
 class Sampler(torch.utils.data.Sampler):
     """
-    The batches of big_batch.Coreset, with --data_gc_softened and --data_gc_coreset_lim. An epoch has n_images // bs
-    batches, or --iterations_per_epoch, and is a function of the seed, the epoch and the memory bank as it is when the
-    epoch begins.
+    Each batch is bs / samples_per_class anchors, each followed by samples_per_class - 1 other random images of its
+    class. The anchors are chosen from a big batch of --data_batchmatch_bigbs images (all images, if there are fewer),
+    sampled anew for each batch, uniformly and without replacement. No image repeats if the classes are large enough.
+    An epoch has n_images // bs batches, or --iterations_per_epoch, and is a function of the seed, the epoch and the
+    memory bank as it is when the epoch begins.
 
-    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, a Storage.
+    image_dict: class -> [(path, index)]; image_list: [(path, class)]; storage: the memory bank, embeddings [N, D] of
+    all images, in a tensor or what has its `device` and is indexed as a tensor.
+
+    >>> import types
+    >>> opt = types.SimpleNamespace(bs=4, samples_per_class=2, seed=0, iterations_per_epoch=None,
+    ...                             data_batchmatch_bigbs=8, data_gc_softened=False,
+    ...                             data_gc_coreset_lim=1e-9)
+    >>> image_dict = {c: [(f'{i}.jpg', i) for i in range(4 * c, 4 * c + 4)] for c in range(3)}
+    >>> image_list = [(path, c) for c, images in image_dict.items() for path, _ in images]
+    >>> storage = torch.randn(len(image_list), 5)
+    >>> sampler = Sampler(opt, image_dict, image_list, storage)
+    >>> [len(batch) for batch in sampler]
+    [4, 4, 4]
     """
 
     def __init__(self, opt, image_dict, image_list, storage):
-        self.coreset, self.storage = Coreset(opt, image_dict), storage
+        if opt.bs % opt.samples_per_class:
+            raise ValueError(f'--bs {opt.bs} is not divisible by --samples_per_class {opt.samples_per_class}')
+        self.n_anchors, self.n_partners = opt.bs // opt.samples_per_class, opt.samples_per_class - 1
+        self.images = torch.tensor([index for images in image_dict.values() for _, index in images])  # by class
+        self.sizes = torch.tensor([len(images) for images in image_dict.values()])
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.class_of = torch.empty_like(self.images)                                  # the class of each image
+        self.class_of[self.images] = torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
+        self.size = min(opt.data_batchmatch_bigbs, len(self.images))
+        if self.n_anchors > self.size:
+            raise ValueError(f'--bs {opt.bs} with --samples_per_class {opt.samples_per_class} needs {self.n_anchors} '
+                             f'anchors, more than the {self.size} images of the big batch (--data_batchmatch_bigbs '
+                             f'{opt.data_batchmatch_bigbs}, {len(self.images)} training images)')
         self.choose = partial(greedy_k_centre, softened=opt.data_gc_softened, limit=opt.data_gc_coreset_lim)
-        self.seed, self.epoch = opt.seed, 0
+        self.storage, self.seed, self.epoch = storage, opt.seed, 0
         self.sampler_length = opt.iterations_per_epoch or max(1, len(image_list) // opt.bs)
 
     def set_epoch(self, epoch):
@@ -75,6 +99,39 @@ class Sampler(torch.utils.data.Sampler):
     def __len__(self):
         return self.sampler_length
 
+    @torch.no_grad()
     def __iter__(self):
-        generator = torch.Generator().manual_seed(derive(self.seed, self.epoch))
-        return iter(self.coreset.batches(len(self), self.storage, self.choose, generator))
+        generator, choices = torch.Generator().manual_seed(seed_of_epoch(self.seed, self.epoch)), []
+        for _ in range(self.sampler_length):
+            images = torch.randperm(len(self.images), generator=generator)[:self.size]
+            choices.append((images, self.choose(self.storage[images], self.n_anchors, generator)))
+        chosen = torch.stack([indices for _, indices in choices]).cpu()        # the host waits for the device here only
+        anchors = [images[indices] for (images, _), indices in zip(choices, chosen, strict=True)]
+        return iter([torch.cat([a[:, None], self.partners(a, generator)], dim=1).flatten().tolist() for a in anchors])
+
+    def partners(self, anchors, generator):
+        """
+        anchors int64 [K] -> n_partners images of each anchor's class, [K, n_partners]; if the class is large enough,
+        they are distinct and none is an anchor.
+
+        Anchors of one class share its images evenly; anchors themselves are used only when the others run out.
+        """
+        if not self.n_partners:
+            return anchors.new_empty(len(anchors), 0)
+        classes = self.class_of[anchors]
+        same = classes[:, None] == classes
+        first, n_before = same.int().argmax(dim=1), same.tril(-1).sum(dim=1)
+        sizes, starts = self.sizes[classes, None], self.starts[classes, None]
+        members = torch.arange(int(sizes.max()))
+        keys = torch.rand(len(classes), len(members), generator=generator)[first]
+        is_anchor = torch.zeros(len(self.images), dtype=torch.bool).index_fill_(0, anchors, True)
+        keys = keys - is_anchor[self.images[(starts + members).clamp(max=len(self.images) - 1)]].float()
+        keys = keys.masked_fill(members >= sizes, -2)                              # no such image
+        ranks = n_before[:, None] * self.n_partners + torch.arange(self.n_partners)
+        order = keys.topk(min(int(ranks.max()) + 1, len(members)), dim=1).indices
+        return self.images[starts + order.gather(1, ranks % sizes)]
+
+
+def seed_of_epoch(seed, epoch):
+    """A 63-bit seed; different arguments give unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, epoch)).encode(), digest_size=8).digest(), 'big') >> 1

@@ -78,7 +78,7 @@ class Storage:
         embeddings = embeddings.detach().to(self.device, torch.float32)
         return embeddings if self.projection is None else embeddings @ self.projection
 
-    def points(self, indices):
+    def __getitem__(self, indices):
         """indices int64 [n] -> embeddings [n, D]; with --data_sim_measure cosine, L2-normalised."""
         points = self.embeddings[indices.to(self.device)]
         return F.normalize(points, dim=1) if self.cosine else points

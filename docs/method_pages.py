@@ -2,7 +2,7 @@
 `make docs`: a page for each loss, miner and sampler, made from the code, the parser, the rows of the study, the
 benchmarks and the recipes. mkdocs.yml names this file as a hook. The pages are not committed.
 
-`python docs/method_pages.py` writes hubconf.json, the defaults of losses and miners for hubconf.py.
+`python docs/method_pages.py` writes hubconf.json, the defaults of the methods for hubconf.py.
 """
 import argparse
 import inspect
@@ -109,11 +109,10 @@ def snippet(kind, name, **changes):
     opt = '\n'.join(['opt = types.SimpleNamespace(', *(f'    {flag}={value},' for flag, value in written.items()), ')']
                     ) if read else 'opt = types.SimpleNamespace()'
     if kind == 'samplers':
-        about = {'storage': '# storage: a datasampler.storage.Storage, the embeddings of all training images',
+        about = {'storage': '# storage: the embeddings of all training images, a tensor [N, D]',
                  'superclasses': '# superclasses: the super-class of each class, in the order of image_dict'}
         return '\n'.join([
-            '# in a checkout: the samplers share files of datasampler/', 'import types', '',
-            f'from datasampler import {stem}', '', opt,
+            f'# copy datasampler/{stem}.py beside your script', 'import types', '', f'import {stem}', '', opt,
             '# image_dict: class -> [(path, index)]; image_list: [(path, class)] of all training images',
             *(about[argument] for argument in further(module)),
             f'sampler = {stem}.Sampler({", ".join(["opt", "image_dict", "image_list", *further(module)])})',
@@ -179,10 +178,9 @@ def flags_of(kind, name):
 
 
 def defaults():
-    """The content of hubconf.json: file, defaults of the flags and further needs of each loss and miner."""
+    """The content of hubconf.json: file, defaults of the flags and further needs of each method."""
     found = {}
-    for kind in ('losses', 'miners'):
-        folder, registry, _ = KINDS[kind]
+    for kind, (folder, registry, _) in KINDS.items():
         for name, module in registry.items():
             names = dict.fromkeys([*flags_of(kind, name), *re.findall(r'\bopt\.(\w+)', inspect.getsource(module))])
             names.pop('loss', None)                                  # known from the loss that the miner is made for
@@ -287,7 +285,7 @@ def page(kind, name):
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
-        '## In your own loop', '', 'In one line: [own_loop.md](../../own_loop.md).' if kind != 'samplers' else '', '',
+        '## In your own loop', '', 'In one line: [own_loop.md](../../own_loop.md).', '',
         '```python', snippet(kind, name).rstrip(), '```', '',
         '## Recipes', '', *recipes(kind, name), '',
         '## Time', '', *measured(kind, name), '',

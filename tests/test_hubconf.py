@@ -1,4 +1,4 @@
-"""hubconf.py: losses, miners and networks in a program that knows nothing else of this one."""
+"""hubconf.py: methods, metrics and networks in a program that knows nothing else of this one."""
 import contextlib
 import copy
 import functools
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,18 +18,21 @@ import torch
 
 import batch_mining
 import criteria
+import datasampler
+import evaluation
 import parameters
 import retrieval
 from docs import method_pages
 from records import checkpoint
 from retrieval import export
 from tests.criteria import cases
-from tests.helpers import after_training, folder_of, manual_seed, rows_of
+from tests.helpers import after_training, folder_of, images_of, manual_seed, rows_of, sampler_of
 from training_step import TrainingStep
 from utilities.loading import network_input
 from utilities.loss_sums import Miner
 
 ROOT = Path(__file__).parents[1]
+ENTRIES = ['criterion', 'metrics', 'miner', 'network', 'sampler']
 load = functools.partial(torch.hub.load, str(ROOT), source='local')
 TABLE = json.loads((ROOT / 'hubconf.json').read_text())
 SIZES = {'n_classes': 4, 'embed_dim': 4, 'n_features': 4, 'n_maps': 4, 'lr': .01,
@@ -101,6 +105,60 @@ def test_a_miner_is_the_programs(name, masks, opt):
         assert mined[0].equal(mined[1]) and mined[0].shape == (len(mined[0]), 3) != (0, 3)
 
 
+@pytest.mark.parametrize('name', datasampler.SAMPLERS)
+def test_a_sampler_is_the_programs(name, opt):
+    images, embeddings = images_of([6, 3, 9] * 4), torch.randn(72, 8)
+    flags = {'bs': 12, 'samples_per_class': 3, 'seed': 5} if name not in ('full_random', 'image_random') else {
+        'bs': 12, 'seed': 5}
+    further = {'embeddings': embeddings} if 'batchmatch' in name or 'coreset' in name else {
+        'superclasses': images.superclasses} if name == 'hierarchical' else {}
+    found = load('sampler', name, [label for _, label in images.image_list], **flags, **further)
+    wanted = sampler_of(opt(data_sampler=name, embed_dim=8, **flags), images, embeddings)
+    epochs = []
+    for epoch in (1, 2):
+        for sampler in (found, wanted):
+            sampler.set_epoch(epoch)
+        epochs.append(list(found))
+        assert epochs[-1] == list(wanted)
+    assert epochs[0] != epochs[1] and len(found) == len(epochs[0]) >= 72 // 12
+
+
+def test_the_metrics_are_the_programs_and_load_few_files(monkeypatch):
+    loaded, original = [], SourceFileLoader.exec_module
+
+    def counted(loader, module):
+        loaded.append(Path(loader.path))
+        original(loader, module)
+    monkeypatch.setattr(SourceFileLoader, 'exec_module', counted)
+    monkeypatch.setitem(sys.modules, 'records', 'of yours')
+    names = ['e_recall@1', 'c_recall@2', 'nmi', 'h_ap', 'dists@intra', 'rho_spectrum@1', 'tpr@0.1']
+    before = {*sys.modules}
+    measure = load('metrics', names)
+    assert len([path for path in loaded if path.is_relative_to(ROOT)]) <= 17
+    assert sys.modules['evaluation'] is evaluation and sys.modules['records'] == 'of yours'
+    assert all(name.startswith('hub_') for name in {*sys.modules} - before)
+    embeddings, labels = torch.randn(40, 4, requires_grad=True), torch.arange(40) % 5
+    wanted = evaluation.compute(names, embeddings.detach(), labels.numpy())
+    assert measure(embeddings, labels + 7) == wanted
+    is_query = [number < 10 for number in range(40)]
+    wanted = evaluation.compute(['map_at_r'], embeddings.detach(), labels.numpy(), torch.tensor(is_query).numpy())
+    assert load('metrics', ['map_at_r'])(embeddings.tolist(), labels.tolist(), is_query) == wanted
+    with pytest.raises(ValueError, match=r'not \[40, 4\] and \[40, 1\]'):
+        measure(embeddings, labels[:, None])
+    with pytest.raises(ValueError, match='not finite'):
+        measure(embeddings / 0, labels)
+
+
+def test_the_loop_the_sampler_and_the_metrics_of_the_page_run(capsys):
+    page, names = (ROOT / 'docs' / 'own_loop.md').read_text(), {}
+    for section in ('A plain loop', 'A sampler', 'The metrics'):
+        text = page.partition(f'## {section}\n')[2].partition('\n## ')[0]
+        for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL):
+            exec(code.replace('path/to/this/checkout', str(ROOT)), names)
+    assert 'tensor([4, 4, 4, 4, 4, 4, 4, 4, 4, 4])' in capsys.readouterr().out
+    assert names['measure'](names['embeddings'], names['data'].tensors[1])['e_recall@1'] > .2
+
+
 def test_a_miner_of_ones_own_may_return_a_list():
     triples = [(0, 4, 1), (1, 5, 2)]
     found = load('criterion', 'triplet', miner=lambda batch, labels: triples, margin=5.)
@@ -121,11 +179,18 @@ def test_a_miner_of_ones_own_may_return_a_list():
     ((['triplet'], {'miner': 'distance', 'miner_hard': 1}), TypeError,
      'unknown miner_hard; it takes margin, power, active_only, miner_distance_lower_cutoff, miner_distance_positives'),
     ((['proxyanchor'], {}), TypeError, "criterion 'proxyanchor': give n_classes"),
-    ((['s2sd'], {}), TypeError, "criterion 's2sd': give n_features")])
+    ((['s2sd'], {}), TypeError, "criterion 's2sd': give n_features"),
+    ((['class_randm', [0, 1]], {}), ValueError, "sampler 'class_randm': unknown; choose from class_random"),
+    ((['class_random', [0, 1]], {'lambda': 1}), TypeError, "sampler 'class_random': unknown lambda; it takes bs, "),
+    ((['class_random', [0, 1]], {'bs': 3}), ValueError, '--bs 3 is not divisible by --samples_per_class 2'),
+    ((['d2_coreset', [0, 1]], {'bs': 2}), TypeError, "sampler 'd2_coreset' needs embeddings"),
+    ((['balanced', [0, 1]], {'superclasses': [0, 0]}), TypeError, "sampler 'balanced' takes no superclasses"),
+    ((['recall@1'], {}), ValueError, 'recall@1: unknown; choose from e_recall')])
 def test_wrong_settings_are_named(arguments, error, text):
     names, settings = arguments
+    entry = 'metrics' if names == ['recall@1'] else 'sampler' if text.startswith(('sampler', '--bs')) else 'criterion'
     with pytest.raises(error, match=text):
-        load('criterion', *names, **settings)
+        load(entry, *([names] if entry == 'metrics' else names), **settings)
 
 
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
@@ -172,6 +237,7 @@ settings = dict(source='local', trust_repo=True)
 criterion = torch.hub.load(sys.argv[1], 'criterion', 'margin', miner='distance', n_classes=3, **settings)
 torch.hub.load(sys.argv[1], 'criterion', 's2sd', n_features=4, **settings)
 criterion(torch.eye(6), torch.arange(6) // 2).backward()
+torch.hub.load(sys.argv[1], 'sampler', 'balanced', torch.arange(6) // 2, bs=4, **settings)
 print({name.split('.')[0] for name in {*sys.modules} - before if getattr(sys.modules[name], '__file__', None)
        and sys.modules[name].__file__.startswith(sys.argv[1])} - {'yours'})
 import datasets, evaluation, utilities.errors
@@ -188,7 +254,8 @@ def test_a_fresh_process_keeps_its_own_packages_and_needs_torch_only(tmp_path):
     assert done.returncode == 0, done.stderr
     imported, whose = done.stdout.splitlines()
     private = re.sub(r'\W', '_', str(ROOT))
-    assert eval(imported) == {f'hub_{private}_{folder}' for folder in ('criteria', 'batch_mining', 'utilities')}
+    folders = ('criteria', 'batch_mining', 'datasampler', 'utilities')
+    assert eval(imported) == {f'hub_{private}_{folder}' for folder in folders}
     assert whose == 'yours yours yours'
 
 
@@ -321,8 +388,8 @@ def test_an_onnx_file_is_loaded(tmp_path):
 def test_the_functions_have_documented_arguments():
     module = torch.hub._import_module('hubconf', str(ROOT / 'hubconf.py'))
     assert module.dependencies == ['torch']
-    for entry in ('criterion', 'miner', 'network'):
+    for entry in ENTRIES:
         function = getattr(module, entry)
         assert all(f'{name}:' in function.__doc__ for name in inspect.signature(function).parameters)
-    assert [name for name in dir(module) if name[0] != '_' and callable(getattr(module, name))] == [
-        'criterion', 'miner', 'network']                                                     # what torch.hub.list gives
+    assert [name for name in dir(module) if name[0] != '_' and callable(getattr(module, name))] == ENTRIES
+    # which is what torch.hub.list gives

@@ -325,6 +325,9 @@ def test_flags_without_effect_are_named(tmp_path):
     (tmp_path / 'c.yaml').write_text('tau: [3, 5]\nloss_margin_beta: 0.6\nxbm_start: 3')
     assert idle(f'--config {tmp_path / "c.yaml"} --scheduler none --optim sgd --momentum 0.5 --bs 8') == [
         '--tau 3 5', '--xbm_start 3']
+    assert idle('--loss triplet --loss_optim sgd --loss_decay 0.1') == ['--loss_decay 0.1', '--loss_optim sgd']
+    for trained in ('--loss triplet+softmax', '--loss triplet --mahalanobis', '--loss triplet --daml', '--loss pml:X'):
+        assert idle(f'{trained} --loss_optim sgd --loss_decay 0.1') == []
     assert idle('--optim adam --momentum 0.5 --data_sampler image_random --samples_per_class 4 --data_cover_epoch '
                 '--tv_split_perc 0.5') == ['--tv_split_perc 0.5', '--momentum 0.5', '--samples_per_class 4',
                                            '--data_cover_epoch True']

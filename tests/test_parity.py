@@ -249,29 +249,29 @@ def test_a_run_with_a_public_network_and_sampler_resumes_with_the_same_bits(quic
     assert run('--evaluate', folder_of(tmp_path)) == 0
 
 
-def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(quick, tmp_path):
+def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_path):
     parts = {'criteria/own_triples': TRIPLES.replace('{convert}', 'labels'), 'criteria/own_proxies': PROXIES,
              'criteria/own_undeclared': UNDECLARED, 'batchminer/own_miner': MINER,
              'batchminer/own_none': MINER.replace('return triplets', 'return None'),
              'datasampler/own_bank': SAMPLER, 'datasampler/own_plain': PLAIN,
              'architectures/own_tuple': NETWORK.replace('{returned}', RETURNED['tuple']),
              'criteria/helpers': 'def halved(batch):\n    return batch / 2\n',
+             'architectures/own_trained': NETWORK.replace('self.out_adjust = None', 'self.load_state_dict('
+                                                          'torch.hub.load_state_dict_from_url("https://x.invalid/x"))'),
              'architectures/own_broken': NETWORK.replace('opt.pretrained', 'no_such_name')}
     for name, text in parts.items():
         (tmp_path / 'code' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'code' / f'{name}.py').write_text(text.replace('{returned}', 'z'))
-    data = ['--dataset', 'folder', '--source_path', quick[quick.index('--source_path') + 1], '--n_epochs', '1',
-            '--input_size', '16', '--bs', '12']
     code, out, errors = executed(
         tmp_path, 'import json, sys; from benchmarks import parity; parity.main(json.loads(sys.argv[1]))',
-        json.dumps([str(tmp_path / 'code'), *data]))
+        json.dumps([str(tmp_path / 'code'), '--n_epochs', '1']))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
     assert lines[0] == 'criteria: 2 of 3', out
     assert lines[1].startswith('  own_undeclared.py: criteria/own_undeclared.py, line ')
     assert "--loss_own_lrmulti, which parameters.py does not declare; declare it there: add('--loss_own" in lines[1]
     assert lines[2] == 'batchminer: 1 of 2' and '  own_none.py: --batch_mining own_none: it returned None' in lines[3]
-    assert lines[4:6] == ['datasampler: 2 of 2', 'architectures: 1 of 2']
+    assert lines[4:6] == ['datasampler: 2 of 2', 'architectures: 2 of 3']
     assert lines[6].startswith("  own_broken.py: NameError: name 'no_such_name' is not defined (own_broken.py, line ")
     assert not [*(tmp_path / 'code').rglob('__pycache__')] and len(lines) == 7
 

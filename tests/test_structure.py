@@ -18,10 +18,9 @@ from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
-# what files of these folders import beside the standard library; samplers share files, and the generators of utilities
-SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'},
-                  'datasampler': {'torch', 'numpy', 'joblib', 'datasampler', 'utilities'}}
-RUNNERS = {ROOT / 'benchmarks' / name for name in ('parity.py', 'calls.py')}         # they call main.py
+# what files of these folders import beside the standard library; others have what no file that is copied needs
+SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'}, 'datasampler': {'torch', 'numpy'}}
+SHARED = ('__init__', 'requirements', 'wrapping', 'storage')
 LARGEST_CORE = 1_060_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -61,9 +60,9 @@ def test_a_folder_imports_from_the_floors_below_and_files_that_are_copied_from_n
     above = {other for floor in FLOORS[:number + 1] for other in floor} - beside - {name}
     assert sources(name), f'{name} of the diagram in docs/development.md does not exist'
     for path in sources(name):
-        found = imports(path) - (SCRIPTS if path in RUNNERS else set())
+        found = imports(path)
         assert not (wrong := found & above), f'{path} imports {wrong}'
-        if name in SELF_CONTAINED and path.stem not in ('__init__', 'requirements', 'wrapping'):
+        if name in SELF_CONTAINED and path.stem not in SHARED:
             assert found <= SELF_CONTAINED[name] | set(sys.stdlib_module_names), path
             assert path.stem not in sys.stdlib_module_names
 
@@ -74,8 +73,7 @@ def test_every_folder_of_code_has_its_floor_and_there_are_at_most_eight():
 
 
 def test_nothing_imports_a_script():
-    files = {path for floor in FLOORS for name in floor for path in sources(name) if imports(path) & SCRIPTS}
-    assert files <= RUNNERS
+    assert not [path for floor in FLOORS for name in floor for path in sources(name) if imports(path) & SCRIPTS]
 
 
 def test_the_core_fits_in_a_head():
@@ -94,10 +92,15 @@ def test_a_run_needs_none_of_the_optional_packages(quick):
 
 def commands(text):
     """The `python main.py ...` commands of a page's code blocks, continued lines joined."""
-    for block in re.findall(r'```(?:bash|sh)?\n(.*?)```', text, re.DOTALL):
-        for line in block.replace('\\\n', ' ').splitlines():
+    for language, block in re.findall(r'^ *```(\w*).*?\n(.*?)^ *```', text, re.DOTALL | re.MULTILINE):
+        for line in map(str.strip, block.replace('\\\n', ' ').splitlines() if language in ('', 'bash', 'sh') else ()):
             if line.startswith('python main.py'):
-                yield line
+                yield re.sub(r'\$\w+', '1', line)                   # the variable of a loop over folds or seeds
+
+
+def test_commands_after_a_block_of_another_language_are_found():
+    text = '```python\nx = 1\n```\n\n```bash\n  python main.py --fold $k \\\n    --bs 8\n```\n\n```\nnone\n```\n'
+    assert [command.split() for command in commands(text)] == [['python', 'main.py', '--fold', '1', '--bs', '8']]
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

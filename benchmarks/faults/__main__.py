@@ -9,19 +9,16 @@ sentence say what to change. It is not survived if there is a traceback, a hang,
 systems only.
 """
 import argparse
-import contextlib
-import importlib
 import random
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from benchmarks.faults import files, images, inputs, processes
-from benchmarks.faults.runs import Lab, draw
+from benchmarks.faults.runs import Lab, draw, preload
 
 # kind of fault: its generator, which yields None for each fault that was survived, else a text on what happened; its
 # number n with --quick, and without
@@ -48,9 +45,6 @@ KINDS = {
     'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }
-# what a run imports, so that its forks need not
-PACKAGES = ('parts', 'evaluation', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss',
-            'threadpoolctl', 'matplotlib.figure', 'matplotlib.backends.backend_agg')
 
 
 def main(arguments):
@@ -62,10 +56,7 @@ def main(arguments):
     parser.add_argument('--n', type=int, help='the number of faults of each kind, instead of the default')
     parser.add_argument('--seed', type=int, default=0, help='seed of the faults')
     opt = parser.parse_args(arguments)
-    torch.set_num_threads(1)                                 # a process of more threads cannot be forked
-    for name in PACKAGES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    preload()
     folder = Path(tempfile.mkdtemp(prefix='faults_'))
     draw(folder / 'data')
     counts, lab = {}, Lab(folder, random.Random(opt.seed))

@@ -1,5 +1,7 @@
 """Runs for benchmarks.faults: started in processes that can be disturbed, and compared with undisturbed ones."""
+import contextlib
 import functools
+import importlib
 import itertools
 import os
 import random
@@ -21,6 +23,9 @@ from records import checkpoint, lock, reading
 from utilities import stopping
 
 ROOT = Path(__file__).resolve().parents[2]
+# what a run imports
+PACKAGES = ('parts', 'evaluation', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss',
+            'threadpoolctl', 'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 LIMIT = 120                                    # seconds after which a process counts as hanging
 FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --bs 12 --samples_per_class 2 '
          '--lr 0.001 --n_epochs 3 --iterations_per_epoch 3 --embed_dim 16 --kernels 0 --device cpu --pictures none '
@@ -35,6 +40,14 @@ CONFIGURATIONS = {                             # all with a state beside the net
     'momentum': '--data_sampler disthist_batchmatch --data_batchmatch_bigbs 30 --data_mb_mom 0.9 --tau 2',
     'direction': '--loss triplet --batch_mining random --dr_weight 0.1 --optim adamw',
 }
+
+
+def preload():
+    """Imports what a run imports, so that its forks need not; a process of more than one thread cannot be forked."""
+    torch.set_num_threads(1)
+    for name in PACKAGES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 @dataclass

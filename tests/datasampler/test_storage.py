@@ -23,7 +23,7 @@ def filled(opt, **flags):
 def test_it_is_filled_once_and_updated_from_batches(opt):
     storage = filled(opt)
     storage.fill(lambda: pytest.fail('filled already'))
-    assert torch.equal(storage.points(torch.arange(N)), random(N, D))
+    assert torch.equal(storage[torch.arange(N)], random(N, D))
     batch = random(4, D, seed=1).requires_grad_()
     storage.update(batch, torch.tensor([3, 0, 3, 7]))
     expected = random(N, D)
@@ -94,7 +94,7 @@ def test_the_projection_keeps_distances_and_is_fixed_by_the_seed(opt):
 
 
 def test_cosine_means_embeddings_of_norm_1(opt):
-    points = filled(opt, data_sim_measure='cosine').points(torch.tensor([2, 5]))
+    points = filled(opt, data_sim_measure='cosine')[torch.tensor([2, 5])]
     torch.testing.assert_close(points, torch.nn.functional.normalize(random(N, D)[[2, 5]], dim=1))
 
 
