@@ -2,10 +2,13 @@
 torch.hub: one loss, miner or sampler, the metrics or a trained network in a program of your own (docs/own_loop.md).
 
 Files are loaded under private names, so that `import datasets` or `import evaluation` still finds your package.
-hubconf.json has the defaults of parameters.py; `python docs/method_pages.py` writes it.
+Their flags and defaults are what each file declares (utilities/method_flags.py).
 """
+import ast
 import contextlib
+import functools
 import importlib
+import inspect
 import json
 import pathlib
 import re
@@ -18,8 +21,22 @@ import torch
 
 dependencies = ['torch']
 _ROOT = pathlib.Path(__file__).resolve().parent
-_METHODS = json.loads((_ROOT / 'hubconf.json').read_text())     # {kind: {name: file, defaults, needs}}
-_KIND = {'losses': 'criterion', 'miners': 'miner', 'samplers': 'sampler'}
+# folder, registry, what the flags begin with
+_KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mining', 'BATCHMINERS', 'miner_{}_'),
+          'sampler': ('datasampler', 'SAMPLERS', 'data_')}
+# what a run takes from its data, its network and its other flags, in the form of FLAGS; every method accepts it
+_RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},
+        'embed_dim': {'type': 'int', 'at_least': 1, 'help': 'dimension of the embeddings'},
+        'n_features': {'type': 'int', 'at_least': 1, 'help': 'number of pooled features of the backbone'},
+        'n_maps': {'type': 'int', 'at_least': 1, 'help': 'number of feature maps, None without'},
+        'superclasses': {'help': 'the super-classes of each class, [n_classes, levels]'},
+        'class_counts': {'help': 'number of training images of each class, [n_classes]'},
+        'lr': {'default': 0.00001, 'at_least': 0, 'help': 'learning rate'},
+        'bs': {'default': 112, 'at_least': 1, 'help': 'batch size'},
+        'samples_per_class': {'default': 2, 'at_least': 1, 'help': 'images per class in a batch'},
+        'seed': {'default': 1, 'at_least': 0, 'help': 'seed of the batches'},
+        'iterations_per_epoch': {'default': 0, 'at_least': 0, 'help': 'batches per epoch, 0: as many as fit'},
+        'tuple_statistics': {'default': False, 'help': 'whether to count the tuples'}}
 
 
 def criterion(loss, miner=None, **settings):
@@ -33,28 +50,30 @@ def criterion(loss, miner=None, **settings):
         settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
                   what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
                   features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels],
-                  `class_counts` [n_classes] (training images), `lr`.
+                  `class_counts` [n_classes] (training images), `lr`. The latter are accepted by every loss, so that
+                  one line switches losses; some need them. `lr` is the flag `loss_<loss>_lr` where there is one.
 
     Returns: a torch.nn.Module, criterion(batch=, labels=) -> scalar. docs/extending.md lists further keywords that
     some losses take. Its method `parameter_groups()` returns the optimizer groups of its trained parameters, or [].
 
-    Raises TypeError for settings that are unknown or missing, and ValueError for unknown names; a call raises
-    TypeError or ValueError for a wrong batch or wrong labels.
+    Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and wrong values; a call
+    raises TypeError or ValueError for a wrong batch or wrong labels.
     """
     inner = _inner(loss, settings)
-    if miner is not None and not any(_module('losses', name).REQUIRES_BATCHMINER for name in inner or [loss]):
+    if miner is not None and not any(_module('criterion', name).REQUIRES_BATCHMINER for name in inner or [loss]):
         raise ValueError(f'criterion {loss!r} takes no miner')
-    others = [*(('losses', name) for name in inner), ('miners', miner)]
-    opt, module = _namespace('losses', loss, settings, others)
+    others = [*(('criterion', name) for name in inner), ('miner', miner)]
+    opt, module = _namespace('criterion', loss, settings, others)
     try:
         built = _built(opt, module, loss, miner)
     except AttributeError as error:
         if not isinstance(error.obj, types.SimpleNamespace):
             raise
-        raise TypeError(f'criterion {loss!r}: give {error.name}') from None
-    n_classes = getattr(opt, 'n_classes', None)
+        about = _RUN.get(error.name, {}).get('help', 'what the file reads as opt.' + error.name)
+        raise TypeError(f'criterion {loss!r}: give {error.name} ({about})') from None
+    sizes = getattr(opt, 'n_classes', None), getattr(opt, 'embed_dim', None)
     built.register_forward_pre_hook(
-        lambda _, arguments, named: _check_batch(*_called_with(*arguments, **named), n_classes), with_kwargs=True)
+        lambda _, arguments, named: _check_batch(*_called_with(*arguments, **named), *sizes), with_kwargs=True)
     return built
 
 
@@ -66,13 +85,13 @@ def miner(name, masks=False, **settings):
         name:     a name of docs/miners.md.
         masks:    whether miners that select pairs (docs/miners.md) return masks of positive and negative pairs, two
                   bool [B, B], instead of the triplets that these make.
-        settings: flags of the miner, with or without `miner_<name>_`.
+        settings: flags of the miner, with or without `miner_<name>_`, and what criterion() accepts for every loss.
 
     Returns: a callable, (batch [B, D], labels [B]) -> triplets (anchor, positive, negative), int64 [T, 3].
 
     Raises: as criterion().
     """
-    opt, _ = _namespace('miners', name, settings)
+    opt, _ = _namespace('miner', name, settings)
     mined = _miner(opt, name, masks)
 
     def mine(batch, labels):
@@ -100,7 +119,7 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and for sizes that do
     not fit.
     """
-    opt, module = _namespace('samplers', name, settings)
+    opt, module = _namespace('sampler', name, settings)
     further = []
     for argument, value, needed in (('embeddings', embeddings, getattr(module, 'REQUIRES_STORAGE', False)),
                                     ('superclasses', superclasses, getattr(module, 'REQUIRES_HIERARCHY', False))):
@@ -185,13 +204,16 @@ def network(run_or_export, device='cpu', trust=False):
         return _exported(file, device)                       # written just now, in a folder of this user alone
 
 
-def _check_batch(batch, labels, n_classes=None):
+def _check_batch(batch, labels, n_classes=None, embed_dim=None):
     """
-    Raises TypeError for labels that are not integers; ValueError for shapes other than [B, D] and [B], for two devices,
-    and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does not wait.
+    Raises TypeError for labels that are not integers; ValueError for shapes other than [B, embed_dim] and [B], for two
+    devices, and for a class outside 0 ... n_classes − 1. On a GPU the latter is an assertion, for which the host does
+    not wait.
     """
     if batch.dim() != 2 or labels.shape != batch.shape[:1]:
         raise ValueError(f'expected embeddings [B, D] and labels [B], not {[*batch.shape]} and {[*labels.shape]}')
+    if embed_dim not in (None, batch.shape[1]):
+        raise ValueError(f'expected embeddings [B, {embed_dim}], as embed_dim={embed_dim} says, not {[*batch.shape]}')
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f'expected labels of an integer type, not {labels.dtype}')
     if labels.device != batch.device:
@@ -215,6 +237,19 @@ def _import(package, stem):
         sys.modules[private] = types.ModuleType(private)
         sys.modules[private].__path__ = [str(_ROOT / package)]
     return importlib.import_module(f'{private}.{stem}')
+
+
+_method_flags = _import('utilities', 'method_flags')
+
+
+@functools.cache
+def _files(kind):
+    """{name: its file's name without .py}. The registry is read and not imported, since that needs further packages."""
+    folder, registry, _ = _KINDS[kind]
+    table, = (node.value for node in ast.parse((_ROOT / folder / '__init__.py').read_text()).body
+              if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == registry)
+    return {name.value: file.id for name, file in zip(table.keys, table.values, strict=True)
+            if isinstance(file, ast.Name)}
 
 
 def _import_absolute(package, stem, needs):
@@ -251,21 +286,39 @@ def _user_errors(module):
         raise ValueError(str(error)) from None
 
 
-def _find(kind, name):
-    if name not in _METHODS[kind]:
-        raise ValueError(f'{_KIND[kind]} {name!r}: unknown; choose from {", ".join(_METHODS[kind])}')
-    return _METHODS[kind][name]
-
-
 def _module(kind, name):
-    return _import(*_find(kind, name)['file'].removesuffix('.py').split('/'))
+    if name not in _files(kind):
+        raise ValueError(f'{kind} {name!r}: unknown; choose from {", ".join(_files(kind))}')
+    return _import(_KINDS[kind][0], _files(kind)[name])
+
+
+def _own_flags(kind, name):
+    """The flags that a method's file declares: {flag: its values}."""
+    return _method_flags.declared(_module(kind, name), _KINDS[kind][2].format(name))
+
+
+def _flags(kind, name):
+    """What a method takes: {flag: its values}, those of its file and those of the run and of other files it reads."""
+    module, own = _module(kind, name), _own_flags(kind, name)
+    read = [*getattr(module, 'USES', ()), *re.findall(r'\bopt\.(\w+)', inspect.getsource(module))]
+    return own | {flag: _flag_of_others(flag) for flag in dict.fromkeys(read) if flag not in own and flag != 'loss'}
+
+
+def _flag_of_others(flag):
+    """The values of a flag that a method reads, but does not declare."""
+    owners = [(len(begins), kind, name) for kind, (_, _, start) in _KINDS.items() for name in _files(kind)
+              if flag.startswith(begins := start.format(name))]
+    for _, kind, name in sorted(owners, reverse=True):                                  # snr_contrastive before snr
+        if flag in (own := _own_flags(kind, name)):
+            return own[flag]
+    return _RUN.get(flag, {})
 
 
 def _inner(loss, settings):
     """The names of the losses inside a loss."""
-    flags = getattr(_module('losses', loss), 'REQUIRES_CRITERIA', ())
-    defaults = _find('losses', loss)['defaults']
-    chosen = (settings.get(flag, settings.get(flag.removeprefix(f'loss_{loss}_'), defaults[flag])) for flag in flags)
+    flags, declared = getattr(_module('criterion', loss), 'REQUIRES_CRITERIA', ()), _own_flags('criterion', loss)
+    chosen = (settings.get(flag, settings.get(flag.removeprefix(f'loss_{loss}_'), declared[flag]['default']))
+              for flag in flags)
     names = [*dict.fromkeys(chosen)]
     if loss in names:
         raise ValueError(f'criterion {loss!r} does not contain itself')
@@ -274,22 +327,27 @@ def _inner(loss, settings):
 
 def _namespace(kind, name, settings, others=()):
     """The namespace that a method takes, and its file. others: (kind, name) of methods inside it."""
-    start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]
-    methods = [_find(kind, name), *(_find(*other) for other in others if isinstance(other[1], str))]
-    takes = dict.fromkeys(taken for method in methods for taken in [*method['needs'], *method['defaults']])
-    full = {given if given in takes else f'{start}{given}': value for given, value in settings.items()}
-    if unknown := [given for given, long in zip(settings, full, strict=True) if long not in takes]:
-        raise TypeError(f'{_KIND[kind]} {name!r}: unknown {", ".join(unknown)}; it takes '
-                        f'{", ".join(taken.removeprefix(start) for taken in takes) or "nothing"}')
-    known = {}
-    for method in [method for methods in _METHODS.values() for method in methods.values()]:
-        known |= method['defaults']
-    return types.SimpleNamespace(**known | {'loss': None} | full), _module(kind, name)
+    start = _KINDS[kind][2].format(name)
+    takes = _flags(kind, name)
+    for other in others:
+        takes |= _flags(*other) if isinstance(other[1], str) else {}
+    full = {given: given if given in takes else f'{start}{given}' if f'{start}{given}' in takes else given
+            for given in settings}
+    takes |= {flag: values for flag, values in _RUN.items() if flag not in takes}
+    if unknown := [given for given, flag in full.items() if flag not in takes]:
+        raise TypeError(f'{kind} {name!r}: unknown {", ".join(unknown)}; it takes '
+                        f'{", ".join(flag.removeprefix(start) for flag in takes)}')
+    for given, flag in full.items():
+        if expected := _method_flags.expected(takes[flag], settings[given]):
+            raise ValueError(f'{kind} {name!r}: {given}={settings[given]!r}: expected {expected}')
+    defaults = {flag: values['default'] for flag, values in takes.items() if 'default' in values}
+    return types.SimpleNamespace(**defaults | {'loss': None} | {full[given]: value for given, value in settings.items()}
+                                 ), _module(kind, name)
 
 
 def _miner(opt, name, masks):
     """The miner in the form in which a criterion gets it (utilities/loss_sums.py)."""
-    batchminer = _module('miners', name).BatchMiner(opt) if isinstance(name, str) else name
+    batchminer = _module('miner', name).BatchMiner(opt) if isinstance(name, str) else name
     return _import('utilities', 'loss_sums').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
 
 
@@ -298,17 +356,21 @@ def _built(opt, module, loss, miner):
     opt = types.SimpleNamespace(**vars(opt) | {'loss': loss})
     if hasattr(module, 'REQUIRES_CRITERIA'):
         def build(name, dim):
-            file = _module('losses', name)
+            file = _module('criterion', name)
             return _built(types.SimpleNamespace(**vars(opt) | {'embed_dim': dim}), file, name,
                           miner if file.REQUIRES_BATCHMINER else None)
         built = module.Criterion(opt, build)
     elif module.REQUIRES_BATCHMINER:
-        allowed = module.ALLOWED_MINING_OPS or [*_METHODS['miners']]
+        allowed = module.ALLOWED_MINING_OPS or [*_files('miner')]
         if miner is None or isinstance(miner, str) and miner not in allowed:
             raise ValueError(f'criterion {loss!r}: miner {miner!r}; choose from {", ".join(allowed)}')
         built = module.Criterion(opt, _miner(opt, miner, getattr(module, 'ACCEPTS_MASKS', False)))
     else:
         built = module.Criterion(opt)
+    taken = inspect.signature(built.forward).parameters
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
+        built.register_forward_pre_hook(lambda _, arguments, named: (
+            arguments, {name: value for name, value in named.items() if name in taken}), with_kwargs=True)
     if not hasattr(built, 'parameter_groups'):
         built.parameter_groups = types.MethodType(_groups, built)
     return built

@@ -62,6 +62,9 @@ def begin(opt, arguments):
     built = parts.build(opt)
     if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
+    if opt.reproduce and (merged := run_folder.merged_in_words(run_folder.read(opt.reproduce))):
+        print(f'Note: {opt.reproduce} changed its settings within the run: {merged}. This run has the last ones '
+              'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
@@ -69,6 +72,8 @@ def begin(opt, arguments):
     if opt.resume:
         folder = Path(opt.resume)
         run_folder.require_same_data(folder, built.data.description)
+        if parts.has_checkpoint(opt):
+            files.pop('start_from', None)                    # is not read again, and that run may have gone on
         run_folder.require_same_files(folder, files)
     else:
         chosen = datasampler.chosen_later(opt)
@@ -95,7 +100,10 @@ def continue_run(opt, state, arguments, data):
     if moved := parameters.metrics_of_old(opt.resume):
         print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
               f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
-    first = state.resume(lambda before: parameters.changed_within_run(parameters.build(), before, state.settings))
+    begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
+    first = state.resume(lambda before, merging: parameters.changed_within_run(
+        parameters.build(), before, state.settings, parameters.flags_with('fixed') if merging else None),
+        lambda epoch: opt.merge_argparse_when_resuming or epoch in begins)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
@@ -103,13 +111,15 @@ def continue_run(opt, state, arguments, data):
         state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
-    note_resumption(state, arguments, data)
+    note_resumption(opt, state, arguments, data)
 
 
 @processes.rank_zero_only
-def note_resumption(state, arguments, data):
+def note_resumption(opt, state, arguments, data):
     remove_temporary(state.folder)
-    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description)
+    merged = parameters.without_machine(state.settings).keys() - parameters.flags_of_group('evaluation') - {'n_epochs'}
+    run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description,
+                               merged if opt.merge_argparse_when_resuming else ())
 
 
 @contextlib.contextmanager

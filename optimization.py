@@ -91,10 +91,25 @@ def without_decay(opt, model):
 
 
 def as_built(optimizer, state):
-    """The state with the `fused` of this optimizer, since the checkpoint may come from another kind of device."""
-    own = [{name: group[name] for name in ('fused',) if name in group} for group in optimizer.param_groups]
-    return state | {'param_groups': [saved | fused
-                                     for saved, fused in zip(state['param_groups'], own, strict=True)]}
+    """
+    The state with the settings of this optimizer, which are those of the flags and the device. Raises ValueError for
+    the state of another kind of optimizer, or of other parameters.
+    """
+    groups = []
+    for saved, own in zip(state['param_groups'], optimizer.param_groups, strict=True):
+        if kind_of(saved) != kind_of(own):
+            raise ValueError('it is the state of another kind of optimizer')
+        for number, parameter in zip(saved['params'], own['params'], strict=True):
+            if any(isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape
+                   for value in state['state'].get(number, {}).values()):
+                raise ValueError('it is the state of parameters of other shapes')
+        groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
+    return state | {'param_groups': groups}
+
+
+def kind_of(group):
+    """What tells the kinds of --optim apart in a parameter group."""
+    return [name in group for name in ('betas', 'alpha', 'nesterov')], bool(group.get('decoupled_weight_decay'))
 
 
 def parameters_of(optimizer):

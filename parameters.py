@@ -188,13 +188,16 @@ def run_parameters(parser):
     add('--resume', metavar='RUN_FOLDER', mode=True, common=True,
         help='continue this run exactly where it stopped; larger --n_epochs extends it; `--help resumable machine` '
              'lists flags that may change')
+    switch('--merge_argparse_when_resuming', mode=True,
+           help='with --resume: other flags of training may change as well; what no longer fits them starts fresh')
     switch('--auto_resume', mode=True,
            help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
     add('--untrained', metavar='RUN_FOLDER', mode=True,
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
-    add('--seed', type=COUNT, default=1, untrained=True, common=True, help='seed of all random numbers of the run')
+    add('--seed', type=COUNT, default=1, fixed=True, untrained=True, common=True,
+        help='seed of all random numbers of the run')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
     switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
     add('--device',
@@ -208,7 +211,8 @@ def run_parameters(parser):
 
 
 def data_parameters(parser):
-    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', untrained=True)
+    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', untrained=True,
+                            fixed=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
         help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
@@ -226,7 +230,7 @@ def data_parameters(parser):
         choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
                  'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', help='how images are decoded and resized')
+        default='exact', fixed=False, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
@@ -258,27 +262,28 @@ def data_parameters(parser):
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
-    add('--augmentation', default='base', names=AUGMENTATIONS,
+    add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
         help='augmentation of the training images; docs/flags.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
-        effect=crops_randomly,
+        fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
              '1')
-    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), untrained=False, effect=crops_randomly,
+    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), untrained=False, fixed=False,
+        effect=crops_randomly,
         help='smallest and largest width / height of random crops; by default 3/4 and 4/3 (mlrc: 0.75, 1.33)')
     add('--color_jitter', nargs=4, type=NOT_NEGATIVE, metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
-        untrained=False,
+        untrained=False, fixed=False,
         help='largest random changes of brightness, contrast, saturation (factors 1 - x to 1 + x) and hue; by default '
              'none')
-    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), untrained=False,
+    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), untrained=False, fixed=False,
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
-    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', untrained=False,
+    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', untrained=False, fixed=False,
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
-    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear',
+    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', fixed=False,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=POSITIVE_INT,
+    add('--eval_size', type=POSITIVE_INT, fixed=False,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT, effect=lambda opt: augmentation_of(opt) != 'characters',
+    add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: augmentation_of(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -296,7 +301,8 @@ def frozen_part(text):
 
 
 def network_parameters(parser):
-    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', untrained=True)
+    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', untrained=True,
+                            fixed=True)
     add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES,
         help='network, also timm:NAME, torchvision:NAME, pretrainedmodels:NAME; suffixes: _frozen (BatchNorm '
              'statistics), _normalize (norm 1), _double (--pool avg_max)')
@@ -321,10 +327,11 @@ def network_parameters(parser):
         choices={'default': "torch's random weights", 'orthogonal': 'random orthogonal rows',
                  'kaiming': 'normal with standard deviation (2 / --embed_dim)^(1/2)',
                  'identity': 'the first --embed_dim features', 'pca': 'principal components of the training features',
-                 'lda': 'their linear discriminants'}, default='default', help='initial weights of the embedding layer')
+                 'lda': 'their linear discriminants'}, default='default', effect=lambda opt: not opt.start_from,
+        help='initial weights of the embedding layer')
     add('--embed_lda_shrinkage', type=FRACTION, default=0.1, effect=lambda opt: opt.embed_init == 'lda',
         help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
-    add('--freeze', type=frozen_part, default='none', metavar='none|backbone|stem|N',
+    add('--freeze', type=frozen_part, default='none', fixed=False, metavar='none|backbone|stem|N',
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     switch('--keep_features', default=True, machine=True, untrained=False, effect=lambda opt: opt.freeze == 'backbone',
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
@@ -334,10 +341,13 @@ def network_parameters(parser):
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
         help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
-    switch('--not_pretrained', help='start from random instead of pretrained weights')
-    add('--weights', metavar='FILE', resumable=True, file=True,
+    switch('--not_pretrained', effect=lambda opt: not opt.start_from,
+           help='start from random instead of pretrained weights')
+    add('--start_from', metavar='RUN_FOLDER_OR_CHECKPOINT', resumable=True, file=True,
+        help='train on from a trained network, its backbone and its embedding layer, in a new run')
+    add('--weights', metavar='FILE', resumable=True, file=True, effect=lambda opt: not opt.start_from,
         help="file with the backbone's pretrained weights, a state dict; by default they are downloaded")
-    add('--input_size', type=POSITIVE_INT,
+    add('--input_size', type=POSITIVE_INT, fixed=False,
         help='height and width of the input images in pixels; by default as the network expects')
     add('--input_mean', nargs='+', type=REAL,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
@@ -432,11 +442,11 @@ def batch_creation_parameters(parser):
         help='number of images per class in a batch')
     add('--views', metavar='N', type=POSITIVE_INT, default=1,
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
-    add('--train_level', metavar='N', type=COUNT, default=0,
+    add('--train_level', metavar='N', type=COUNT, default=0, fixed=True,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
-    add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0,
+    add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0, fixed=True,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
-    switch('--unsupervised', help='train with each image as a class of its own; evaluation uses the labels')
+    switch('--unsupervised', fixed=True, help='train with each image as a class of its own; evaluation uses the labels')
     add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
 
 
@@ -525,7 +535,8 @@ def record_parameters(parser):
     add, switch = new_group(parser, 'records', 'folders, names, online backends')
     add('--save_path', default='Training_Results', machine=True, common=True,
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
-    add('--savename', default='group_plus_seed', help='name of the run folder; group_plus_seed means <group>_s<seed>')
+    add('--savename', default='group_plus_seed', fixed=True,
+        help='name of the run folder; group_plus_seed means <group>_s<seed>')
     switch('--tuple_statistics', resumable=True,
            help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
@@ -535,7 +546,7 @@ def record_parameters(parser):
     add('--wandb_key', secret='WANDB_API_KEY',
         help='W&B key; safer in the environment variable WANDB_API_KEY or by `wandb login`')
     add('--project', default='Sample_Project', machine=True, help='name of the project at the online backend')
-    add('--group', default='Sample_Group', common=True,
+    add('--group', default='Sample_Group', fixed=True, common=True,
         help='name of the setting, shared by its runs with different seeds')
 
 
@@ -564,6 +575,12 @@ def build():
 def flags_with(fact):
     """{flag: value} of the flags for which this one of the Facts is set, such as machine."""
     return command_line.with_fact(build(), fact)
+
+
+def flags_of_group(title):
+    """The names of the flags in a group of --help, a set."""
+    return {action.dest for group in build()._action_groups if group.title == title
+            for action in group._group_actions}
 
 
 def without_machine(settings):
@@ -603,6 +620,8 @@ def parse(arguments, defaults=None, parser=None):
         opt.samples_per_class = 1
     if not opt.evaluate:
         opt.storage_metrics = evaluation.storage_metrics(opt)
+    if opt.merge_argparse_when_resuming and not opt.resume:
+        raise UserError('--merge_argparse_when_resuming goes with --resume RUN_FOLDER, whose settings it changes')
     if opt.resume:
         check_resume(parser, settings, opt)
     check(opt)
@@ -613,17 +632,25 @@ def parse(arguments, defaults=None, parser=None):
 
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    if changed := changed_within_run(parser, settings, settings_of(opt)):
+    new_run = f'start a new run by --reproduce {opt.resume}'
+    if changed := changed_within_run(parser, settings, settings_of(opt), flags_with('fixed')):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
-                        f'it was started with, or start a new run by --reproduce {opt.resume}')
+                        f'it was started with, or {new_run}')
+    changed = changed_within_run(parser, settings, settings_of(opt))
+    if changed and not opt.merge_argparse_when_resuming:
+        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
+                        f'it was started with, add --merge_argparse_when_resuming, or {new_run}')
 
 
-def changed_within_run(parser, before, now):
-    """The flags that differ between two settings and that --resume cannot change, with both values."""
+def changed_within_run(parser, before, now, among=None):
+    """
+    The flags that differ between two settings and that --resume cannot change, with both values. among: names of flags;
+    by default all flags.
+    """
     may_change = flags_with('resumable')
     return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
             if as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))
-            and name not in may_change]
+            and name not in may_change and (among is None or name in among)]
 
 
 def as_list(value):
@@ -688,12 +715,17 @@ def settings_of(opt):
 
 
 def checksums_of_files(settings):
-    """{flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings."""
+    """
+    {flag: the beginning of the SHA-256 hash} of the files that flags with the fact `file` name in the settings; of a
+    run folder, its last checkpoint.
+    """
     found = {}
     for name in flags_with('file'):
-        if (value := settings.get(name)) and Path(value).is_file():
-            with open(value, 'rb') as file:
-                found[name] = hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+        file = Path(settings.get(name) or '/')
+        file = file / checkpoint.LAST if file.is_dir() else file
+        if file.is_file():
+            with open(file, 'rb') as content:
+                found[name] = hashlib.file_digest(content, 'sha256').hexdigest()[:16]
     return found
 
 

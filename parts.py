@@ -81,7 +81,9 @@ def build(opt):
     parts = prepare(opt)
     check(opt, parts.data)
     datasampler.choose_batch(opt, parts.data.train)
-    if not has_checkpoint(opt):
+    if opt.start_from and not has_checkpoint(opt):
+        start_from(opt, parts.model)
+    elif not has_checkpoint(opt):
         fit_embedding(opt, parts)
     parts.miner = batch_mining.select(criteria.with_used_miners(opt))
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
@@ -184,7 +186,7 @@ def fit_embedding(opt, parts):
 def backbone_of(opt):
     """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
-    if opt.evaluate or has_checkpoint(opt):
+    if opt.evaluate or has_checkpoint(opt) or opt.start_from:
         opt.weights, opt.not_pretrained = None, True
     return architectures.select_backbone(opt)
 
@@ -196,6 +198,31 @@ def network_of(opt, backbone):
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
         model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
     return model.to(opt.device)
+
+
+def start_from(opt, model):
+    """
+    Loads the network of --start_from, a run folder or checkpoint, backbone and embedding layer. Raises UserError if it
+    cannot be read or has other weights; prints in which flags of the network it differs.
+    """
+    flag = f'--start_from {opt.start_from}'
+    try:
+        states = checkpoint.load(checkpoint.find(opt.start_from))
+    except UserError as error:
+        raise UserError(f'--start_from: {error}') from None
+    before = states['settings']
+    compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
+                                                       'embed_lda_shrinkage', 'freeze'}
+    different = [f'--{name} {parameters.shown(before[name])} (here {parameters.shown(getattr(opt, name))})'
+                 for name in sorted(compared & before.keys()) if before[name] is not None
+                 and before[name] != parameters.as_list(getattr(opt, name))]
+    there = f'; it has {", ".join(different)}' if different else ''
+    try:
+        model.load_state_dict(states['model'])
+    except RuntimeError as error:
+        reason = there or f' ({" ".join(str(error).split())[:200]})'
+        raise UserError(f'{flag}: its weights do not fit the network of this run{reason}') from None
+    print(f'started from {checkpoint.find(opt.start_from)}, epoch {states["epoch"]}{there}')
 
 
 def load_teacher(opt, size):

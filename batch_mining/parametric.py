@@ -180,7 +180,8 @@ class PADS:
         shape = n_state, len(self.factors), n_bins, opt.miner_parametric_policy_size
         self.policy, self.old = Policy(*shape), Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=opt.miner_parametric_policy_lr)
+        self.policy_lr = opt.miner_parametric_policy_lr
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
         self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
         self.state = self.actions = None                               # from the last update
 
@@ -248,6 +249,8 @@ class PADS:
     def load_state_dict(self, states):
         for name in self.PARTS:
             getattr(self, name).load_state_dict(states[name])
+        for group in self.optimizer.param_groups:
+            group['lr'] = self.policy_lr                               # of the flag, not of the state
         for name in self.VALUES:
             setattr(self, name, states[name])
 
@@ -282,6 +285,9 @@ class BatchMiner:
         return {'weights': self.weights.cpu(), 'pads': self.pads.state_dict()} if self.pads else {}
 
     def load_state_dict(self, states):
+        """Raises ValueError for a state with another number of bins."""
         if self.pads:
+            if states['weights'].shape != self.weights.shape:
+                raise ValueError(f'it has {len(states["weights"])} bins, not {len(self.weights)}')
             self.weights = states['weights']
             self.pads.load_state_dict(states['pads'])

@@ -223,9 +223,15 @@ def build_loss(opt, miner):
     """The Criterion of a loss's file."""
     loss = criteria.CRITERIA[opt.loss]
     if getattr(loss, 'REQUIRES_CRITERIA', False):
-        return finished(loss.Criterion(opt, nested_builder(opt, without_form(miner))))
-    given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
-    return finished(public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given))
+        built = loss.Criterion(opt, nested_builder(opt, without_form(miner)))
+    else:
+        given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
+        built = public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given)
+    unasked = {*COSTLY} & {*arguments_of(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
+    if unasked and not getattr(built, 'REQUIRES_MAPS', False):
+        raise UserError(f'--loss {opt.loss}: its forward() takes {", ".join(sorted(unasked))}, which it gets only if '
+                        f'its file asks for it by a constant: REQUIRES_INPUTS = {sorted(unasked)} (docs/extending.md)')
+    return finished(built)
 
 
 def nested_builder(opt, miner):

@@ -1,12 +1,9 @@
 """
 `make docs`: a page for each loss, miner and sampler, made from the code, the parser, the rows of the study, the
 benchmarks and the recipes. mkdocs.yml names this file as a hook. The pages are not committed.
-
-`python docs/method_pages.py` writes hubconf.json, the defaults of the methods for hubconf.py.
 """
 import argparse
 import inspect
-import json
 import re
 import sys
 from functools import cache
@@ -30,6 +27,7 @@ KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
+RATES = {'nir': 1e-5}       # in place of SIZES['lr']: its proxies learn 4000 times as fast; with 1e-3 it diverges
 # what a run takes from its data, with an entry for each class
 OF_CLASSES = {'superclasses': '[[label // 2] for label in range(n_classes)]', 'class_counts': '[8] * n_classes'}
 MINER = """\
@@ -76,7 +74,8 @@ def actions():
 
 def read_by(kind, name, **changes):
     """{attribute of opt that the method reads: its value}, in the order of reading. changes: instead of defaults."""
-    values = {flag: action.default for flag, action in actions().items()} | SIZES | {'data_sampler': name} | changes
+    sizes = SIZES | ({'lr': RATES[name]} if name in RATES else {})
+    values = {flag: action.default for flag, action in actions().items()} | sizes | {'data_sampler': name} | changes
     values |= {name: eval(text, {'n_classes': values['n_classes']}) for name, text in OF_CLASSES.items()}
     opt, module = Reads(values), KINDS[kind][1][name]
     if kind == 'losses':
@@ -153,6 +152,28 @@ def snippet(kind, name, **changes):
     return '\n'.join(lines)
 
 
+def two_lines(kind, name):
+    """The lines that build a loss, a miner or a sampler by torch.hub, and use it."""
+    module = KINDS[kind][1][name]
+    if kind == 'samplers':
+        named = {'storage': 'embeddings', 'superclasses': 'superclasses'}
+        more = ''.join(f', {named[argument]}={named[argument]}' for argument in further(module))
+        return '\n'.join([f"sampler = torch.hub.load(REPO, 'sampler', {name!r}, labels{more}, source='local')",
+                          'loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)'])
+    if kind == 'miners':
+        return '\n'.join([f"miner = torch.hub.load(REPO, 'miner', {name!r}, source='local')",
+                          'triplets = miner(embeddings, labels)      # [B, D], [B] -> [T, 3]'])
+    given, more = {'n_classes': 100, 'embed_dim': 128, 'lr': RATES.get(name, SIZES['lr'])}, ''
+    if module.REQUIRES_BATCHMINER:
+        given = {'miner': (module.ALLOWED_MINING_OPS or ['semihard'])[0]} | given
+    if 'batch_features' in inspect.signature(module.Criterion.forward).parameters:
+        given, more = given | {'n_features': SIZES['n_features']}, ', batch_features=features'
+    settings = ', '.join(f'{setting}={value!r}' for setting, value in given.items())
+    settings += ''.join(f', {needed}={needed}' for needed in read_by(kind, name) if needed in OF_CLASSES)
+    return '\n'.join([f"criterion = torch.hub.load(REPO, 'criterion', {name!r}, {settings}, source='local')",
+                      f'loss = criterion(embeddings, labels{more})'])
+
+
 def function_of(kind, module):
     """The function, or the class of a sampler, that computes what the page is about."""
     if kind == 'samplers':
@@ -166,7 +187,8 @@ def formula_of(text):
     """The paragraphs of a docstring before its examples, without those on the arguments."""
     text = inspect.cleandoc(text).partition('>>>')[0]
     parts = [part for part in text.split('\n\n') if not part.startswith('Args:')]
-    return '\n\n'.join(part.replace('Returns: ', 'Returns ').strip() for part in parts if part.strip())
+    said = '\n\n'.join(part.strip() for part in parts if part.strip())
+    return said.replace('Returns: scalar', 'Returns a scalar').replace('Returns: ', 'Returns ')
 
 
 def flags_of(kind, name):
@@ -175,20 +197,6 @@ def flags_of(kind, name):
     longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
     own = [flag for flag in actions() if flag.startswith(f'{start}_{name}_') and not flag.startswith(longer)]
     return dict.fromkeys([*read_by(kind, name), *own])
-
-
-def defaults():
-    """The content of hubconf.json: file, defaults of the flags and further needs of each method."""
-    found = {}
-    for kind, (folder, registry, _) in KINDS.items():
-        for name, module in registry.items():
-            names = dict.fromkeys([*flags_of(kind, name), *re.findall(r'\bopt\.(\w+)', inspect.getsource(module))])
-            names.pop('loss', None)                                  # known from the loss that the miner is made for
-            found.setdefault(kind, {})[name] = {
-                'file': f'{folder}/{Path(module.__file__).name}',
-                'defaults': {flag: actions()[flag].default for flag in names if flag in actions()},
-                'needs': [flag for flag in names if flag not in actions()]}
-    return found
 
 
 def flags_table(kind, name):
@@ -235,11 +243,23 @@ def measured(kind, name):
 
 
 def recipes(kind, name):
-    """A row for each file of configs/papers/ that uses the method."""
-    rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in papers()
-            if name in str(settings.get(KINDS[kind][2], '')).split('+')]
-    return markdown_table(['paper and data', 'command'], rows) if rows else [
-        'No file of `configs/papers/` uses it.']
+    """A row for each file of configs/papers/ that uses the method; of a default, the number of those that leave it."""
+    flag, used = KINDS[kind][2], [paper for paper in papers() if name in used_by(kind, paper[1])]
+    rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in used
+            if flag in settings or name != actions()[flag].default]
+    by_default = len(used) - len(rows)
+    lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.'
+             ] if by_default else []
+    if rows:
+        lines += ['', *markdown_table(['paper and data', 'command'], rows)]
+    return lines or ['No file of `configs/papers/` uses it.']
+
+
+def used_by(kind, settings):
+    """The methods that a file of flags uses, by name or by default."""
+    opt = argparse.Namespace(**{flag: action.default for flag, action in actions().items()} | settings)
+    return {'losses': parameters.losses_of, 'miners': parameters.miners_of,
+            'samplers': lambda opt: {opt.data_sampler}}[kind](opt)
 
 
 @cache
@@ -280,12 +300,14 @@ def page(kind, name):
     return '\n'.join([
         f'# {name}', '', re.sub(r'(https?://\S+?)([,.;)]*)(\s|$)', r'<\1>\2\3', about), '',
         f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{kind}.md).', '',
-        '## Formula' if kind == 'losses' else '## Rule', '', '```text', formula_of(function.__doc__), '```', '',
+        '## Formula' if kind == 'losses' else '## Rule', '',
+        '``` {.text .wrapped}', formula_of(function.__doc__), '```', '',
         '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
-        '## In your own loop', '', 'In one line: [own_loop.md](../../own_loop.md).', '',
+        '## In your own loop', '', 'By torch.hub, from a checkout REPO ([own_loop.md](../../own_loop.md)):', '',
+        '```python', two_lines(kind, name), '```', '', 'With its file copied alone:', '',
         '```python', snippet(kind, name).rstrip(), '```', '',
         '## Recipes', '', *recipes(kind, name), '',
         '## Time', '', *measured(kind, name), '',
@@ -310,7 +332,3 @@ def on_page_markdown(markdown, page, **_):
         for name, module in registry.items():
             markdown = markdown.replace(f'](../{folder}/{Path(module.__file__).name})', f'](methods/{kind}/{name}.md)')
     return markdown
-
-
-if __name__ == '__main__':
-    (ROOT / 'hubconf.json').write_text(json.dumps(defaults(), indent=1, allow_nan=False) + '\n')

@@ -1,4 +1,5 @@
 """Checkpoints: the state for an exact resumption, and the best networks. Each epoch seeds the generators anew."""
+import copy
 import hashlib
 import itertools
 import math
@@ -63,33 +64,46 @@ class Checkpoint:
         with atomic(self.folder / name) as temporary, open(temporary, 'wb') as file:
             torch.save(content, file)
 
-    def resume(self, differences=lambda settings: []):
+    def resume(self, differences=lambda settings, merging: [], merges=lambda epoch: False):
         """
         Restores the last state; returns the next epoch, which is 0 if there is no checkpoint yet. Raises UserError if
         the checkpoint is damaged, is of another run, or does not fit the flags.
 
-        differences: function of a checkpoint's settings; returns sentences on the settings that differ, although no
-                     resumption can have changed them.
+        differences: function of a checkpoint's settings and of what `merges` says; returns sentences on the settings
+                     that differ, although no resumption can have changed them.
+        merges:      function of the next epoch; returns whether settings of any kind may change there. Parts other than
+                     the network then start fresh where their states do not fit, and are named.
         """
         if self.last.exists():
-            self.restore(load(self.last), differences)
+            self.restore(load(self.last), differences, merges)
         if self.next_epoch != processes.run_on_rank_zero(lambda: self.next_epoch):
             raise RunFailed(f'The processes of the run do not see the same {self.last}: the run folder must be in a '
                             'file system that all machines share.')
         return self.next_epoch
 
-    def restore(self, states, differences):
+    def restore(self, states, differences, merges):
         """Takes over the content of a checkpoint."""
-        if found := differences(states['settings']):
+        merging, fresh = merges(states['epoch'] + 1), []
+        if found := differences(states['settings'], merging):
             raise UserError(f'{self.last}: it was written by a run with other settings than those in config.yaml: '
                             f'{", ".join(found)}; copy the run folder again')
+        if merging:
+            states.setdefault('ema', states['model'])        # a new moving average begins at the weights
         for name, part in self.parts.items():
+            replaceable = merging and name != 'model'
+            before = copy.deepcopy(part.state_dict()) if replaceable else None
             try:
                 part.load_state_dict(states[name])
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+                if replaceable:
+                    part.load_state_dict(before)             # some of its parts may have fitted
+                    fresh.append("the sampler's memory bank" if name == 'storage' else name)
+                    continue
                 raise UserError(f'--resume {self.folder}: its {name} does not fit the flags given now: '
                                 f'{" ".join(str(error).split())[:200]}'
                                 ) from None
+        if fresh:
+            print(f'Note: {self.folder}: with the changed flags, these parts start fresh: {", ".join(fresh)}')
         self.best, self.row, self.records = states['best'], states['row'], states.get('records')
         self.trained, self.next_epoch = states['epoch'] > 0, states['epoch'] + 1
 

@@ -25,6 +25,7 @@ class Run:
     state:  'finished', or a text that says how the run ended.
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     test_images: the hash of its images; None where it is not recorded, as by earlier versions.
+    merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
     """
     name: str
     where: str
@@ -33,6 +34,7 @@ class Run:
     state: str = FINISHED
     test: str | None = None
     test_images: str | None = None
+    merged: str = ''
 
     @property
     def dataset(self):
@@ -40,7 +42,8 @@ class Run:
 
     @property
     def group(self):
-        return self.flags['group']
+        """The group; a run whose settings have changed is in one of its own, with the runs that changed alike."""
+        return f'{self.flags["group"]} ({self.merged})' if self.merged else self.flags['group']
 
     @property
     def seed(self):
@@ -65,7 +68,7 @@ def read(folder):
     require_recorded(folder)
     state = state_of(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               run_folder.test_hash(folder, config), config.get('test_images_hash'))
+               run_folder.test_hash(folder, config), config.get('test_images_hash'), run_folder.merged_in_words(config))
 
 
 def find(place, settings, chosen=()):
@@ -85,10 +88,11 @@ def find(place, settings, chosen=()):
 def are_same(settings, config, chosen=()):
     """
     Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A
-    config.yaml of an earlier version, which does not name such flags, is accepted.
+    config.yaml of an earlier version, which does not name such flags, is accepted. A run whose settings have changed
+    within the run is none.
     """
     flags = config['flags']
-    return {*chosen} <= {*config.get('chosen', chosen)} and all(
+    return not config.get('merged') and {*chosen} <= {*config.get('chosen', chosen)} and all(
         flags[name] == value for name, value in settings.items() if name in flags)
 
 

@@ -140,14 +140,51 @@ def repair_splits(folder, description):
         print(f'Note: {file} did not hold the splits of this run, and was written anew.')
 
 
-def note_resumption(folder, settings, arguments, epoch, description):
-    """Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml."""
+def note_resumption(folder, settings, arguments, epoch, description, merged=()):
+    """
+    Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml. merged: the
+    flags whose changes make it a run of several settings; they are kept apart, with the epoch at which they begin.
+    """
     repair_splits(folder, description)
     config = read(folder)
     config = hashes_of(description) | config
+    changed = changes(config['flags'], settings)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
-                              'versions': versions(), 'changed_flags': changes(config['flags'], settings)})
+                              'versions': versions(), 'changed_flags': changed})
+    changed = {name: change for name, change in changed.items() if name in merged}
+    if changed and epoch:                                    # a run without an epoch has had no other settings
+        config['merged'] = with_changes(config.get('merged', []), epoch, changed)
     write_checked(folder / 'config.yaml', config | {'flags': settings})
+
+
+def with_changes(merged, epoch, changed):
+    """
+    `merged` of config.yaml, [{'at_epoch', 'flags': {flag: {'from', 'to'}}}], with the changes {flag: {'from', 'to'}}
+    that begin at `epoch`. Earlier ones that were to begin there have never been in force.
+    """
+    planned = next((entry['flags'] for entry in merged if entry['at_epoch'] == epoch), {})
+    flags = planned | {name: {'from': planned.get(name, change)['from'], 'to': change['to']}
+                       for name, change in changed.items()}
+    flags = {name: change for name, change in flags.items() if change['from'] != change['to']}
+    before = [entry for entry in merged if entry['at_epoch'] != epoch]
+    return before + ([{'at_epoch': epoch, 'flags': flags}] if flags else [])
+
+
+def merged_in_words(config):
+    """The changes of settings within a run, such as 'bs 8 from epoch 3'; '' for a run of one setting."""
+    def words(value):
+        return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
+
+    return '; '.join(', '.join(f'{name} {words(change["to"])}' for name, change in entry['flags'].items())
+                     + f' from epoch {entry["at_epoch"]}' for entry in config.get('merged', []))
+
+
+def first_flags(config):
+    """The flags with which a run began."""
+    flags = dict(config['flags'])
+    for entry in reversed(config.get('merged', [])):
+        flags |= {name: change['from'] for name, change in entry['flags'].items()}
+    return flags
 
 
 def read(folder):
@@ -159,7 +196,17 @@ def read(folder):
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
     if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
         raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
+    if not are_changes(config.get('merged', [])):
+        raise UserError(f'{file}: damaged, or edited: `merged` is not a list of changes of flags')
     return config
+
+
+def are_changes(merged):
+    """Whether a value has the form of `merged` in config.yaml, as for with_changes()."""
+    return isinstance(merged, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get('at_epoch'), int) and isinstance(entry.get('flags'), dict)
+        and all(isinstance(change, dict) and {'from', 'to'} <= change.keys() for change in entry['flags'].values())
+        for entry in merged)
 
 
 def test_hash(folder, config):

@@ -133,9 +133,10 @@ def untrained(other, folder, flags):
     `other` has recorded, for the run in `folder`. Raises UserError where one of `flags` or the splits differ.
     """
     ours, theirs = run_folder.read(folder), run_folder.read(other)
+    before = run_folder.first_flags(theirs)
     for name in flags:
-        if ours['flags'].get(name) != theirs['flags'].get(name):
-            raise UserError(f'--untrained {other}: its --{name} is {theirs["flags"].get(name)}, this run\'s '
+        if ours['flags'].get(name) != before.get(name):
+            raise UserError(f'--untrained {other}: its --{name} is {before.get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
         raise UserError(f'--untrained {other}: its data have {changed} than this run')

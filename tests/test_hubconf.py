@@ -4,7 +4,6 @@ import copy
 import functools
 import inspect
 import io
-import json
 import re
 import subprocess
 import sys
@@ -34,11 +33,11 @@ from utilities.loss_sums import Miner
 ROOT = Path(__file__).parents[1]
 ENTRIES = ['criterion', 'metrics', 'miner', 'network', 'sampler']
 load = functools.partial(torch.hub.load, str(ROOT), source='local')
-TABLE = json.loads((ROOT / 'hubconf.json').read_text())
 SIZES = {'n_classes': 4, 'embed_dim': 4, 'n_features': 4, 'n_maps': 4, 'lr': .01,
          'superclasses': [[label // 2] for label in range(4)], 'class_counts': [16, 4, 1, 9]}
 WITH_MINERS = [(loss, miner) for loss, module in criteria.CRITERIA.items() for miner in (
-    module.ALLOWED_MINING_OPS or method_pages.KINDS['miners'][1] if module.REQUIRES_BATCHMINER else [None])]
+    [None] if not module.REQUIRES_BATCHMINER else module.ALLOWED_MINING_OPS or (
+        method_pages.KINDS['miners'][1] if loss == 'triplet' else ['all', 'distance']))]
 TRAINED = {'proxyanchor': {'n_classes': 12, 'embed_dim': 16, 'lr': .001},
            'margin': {'n_classes': 12, 'miner': 'distance', 'beta': .6}}
 
@@ -49,24 +48,12 @@ def batch_of(seed=0):
     return torch.nn.functional.normalize(batch, dim=1).requires_grad_(), torch.arange(12) % 4
 
 
-def sizes_for(loss, *inner):
-    """Those of SIZES that a loss takes."""
-    entries = [TABLE['losses'][name] for name in (loss, *inner)]
-    return {name: value for name, value in SIZES.items()
-            if any(name in entry['needs'] or name in entry['defaults'] for entry in entries)}
-
-
-def test_its_table_has_the_defaults_of_the_parser():
-    made = json.loads(json.dumps(method_pages.defaults()))
-    assert TABLE == made, 'python docs/method_pages.py writes the new one'
-
-
 @pytest.mark.parametrize('loss, miner', WITH_MINERS)
 def test_a_loss_is_the_programs(loss, miner, opt):
-    inner = ['multisimilarity'] if loss == 's2sd' else []
     small = {f'loss_{loss}_{flag}': value for flag, value in cases.SMALL.get(loss, {}).items()}
-    found = load('criterion', loss, miner=miner, **sizes_for(loss, *inner), **small)
-    own = opt(loss=loss, batch_mining=miner or 'none', **SIZES, **small)
+    found = load('criterion', loss, miner=miner, **SIZES, **small)
+    rate = {f'loss_{loss}_lr': SIZES['lr']} if f'loss_{loss}_lr' in opt() else {}
+    own = opt(loss=loss, batch_mining=miner or 'none', **SIZES, **small, **rate)
     wanted = criteria.select(own, batch_mining.select(own))
     wanted.load_state_dict(found.state_dict())
     batch, labels = batch_of()
@@ -83,7 +70,7 @@ def test_a_loss_is_the_programs(loss, miner, opt):
 def test_losses_inside_a_loss_have_a_miner_and_flags(opt):
     flags = {'loss_s2sd_source': 'triplet', 'loss_s2sd_target': 'margin', 'loss_s2sd_target_dims': [3],
              'loss_triplet_margin': .7}
-    found = load('criterion', 's2sd', miner='semihard', **flags, **sizes_for('s2sd', 'margin'))
+    found = load('criterion', 's2sd', miner='semihard', **flags, **SIZES)
     own = opt(loss='s2sd', batch_mining='semihard', **SIZES, **flags)
     wanted = criteria.select(own, batch_mining.select(own))
     wanted.load_state_dict(found.state_dict())
@@ -175,13 +162,20 @@ def test_a_miner_of_ones_own_may_return_a_list():
     ((['supcon'], {'miner': 'hard'}), ValueError, "criterion 'supcon' takes no miner"),
     ((['s2sd'], {'miner': 'hard', 'n_features': 4}), ValueError, "criterion 's2sd' takes no miner"),
     ((['s2sd'], {'loss_s2sd_source': 's2sd'}), ValueError, "criterion 's2sd' does not contain itself"),
-    ((['supcon'], {'temp': 1}), TypeError, "criterion 'supcon': unknown temp; it takes temperature$"),
+    ((['supcon'], {'temp': 1}), TypeError, "criterion 'supcon': unknown temp; it takes temperature, n_classes"),
     ((['triplet'], {'miner': 'distance', 'miner_hard': 1}), TypeError,
-     'unknown miner_hard; it takes margin, power, active_only, miner_distance_lower_cutoff, miner_distance_positives'),
-    ((['proxyanchor'], {}), TypeError, "criterion 'proxyanchor': give n_classes"),
+     'unknown miner_hard; it takes margin, power, active_only, miner_distance_lower_cutoff'),
+    ((['proxyanchor'], {}), TypeError, r"criterion 'proxyanchor': give n_classes \(number of classes\)"),
+    ((['proxyanchor'], {'n_classes': 4}), TypeError, "criterion 'proxyanchor': give embed_dim"),
     ((['s2sd'], {}), TypeError, "criterion 's2sd': give n_features"),
+    ((['proxyanchor'], {'margin': 'x'}), ValueError, "criterion 'proxyanchor': margin='x': expected a number$"),
+    ((['proxyanchor'], {'n_classes': 0}), ValueError, 'n_classes=0: expected a whole number of at least 1'),
+    ((['npair'], {'miner': 'npair', 'negatives': 'few'}), ValueError, "negatives='few': expected all or pairs"),
+    ((['recallatk'], {'k': 1}), ValueError, 'k=1: expected a list, each a whole number of at least 1'),
+    ((['triplet'], {'miner': 'distance', 'miner_distance_lower_cutoff': 3}), ValueError,
+     'miner_distance_lower_cutoff=3: expected a number of at least 0 and at most 2'),
     ((['class_randm', [0, 1]], {}), ValueError, "sampler 'class_randm': unknown; choose from class_random"),
-    ((['class_random', [0, 1]], {'lambda': 1}), TypeError, "sampler 'class_random': unknown lambda; it takes bs, "),
+    ((['class_random', [0, 1]], {'lambda': 1}), TypeError, "sampler 'class_random': unknown lambda; it takes cover"),
     ((['class_random', [0, 1]], {'bs': 3}), ValueError, '--bs 3 is not divisible by --samples_per_class 2'),
     ((['d2_coreset', [0, 1]], {'bs': 2}), TypeError, "sampler 'd2_coreset' needs embeddings"),
     ((['balanced', [0, 1]], {'superclasses': [0, 0]}), TypeError, "sampler 'balanced' takes no superclasses"),
@@ -197,17 +191,17 @@ def test_wrong_settings_are_named(arguments, error, text):
 def test_wrong_batches_are_named(loss):
     allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
     miner = (allowed[0] if allowed else 'all') if criteria.CRITERIA[loss].REQUIRES_BATCHMINER else None
-    found, (batch, labels) = load('criterion', loss, miner=miner, **sizes_for(loss)), batch_of()
+    found, (batch, labels) = load('criterion', loss, miner=miner, **SIZES), batch_of()
     for wrong, error, text in [((batch, labels[:, None]), ValueError, r'not \[12, 4\] and \[12, 1\]'),
+                               ((batch[:, :3], labels), ValueError, r'embeddings \[B, 4\], .* not \[12, 3\]'),
                                ((batch[0], labels[:1]), ValueError, r'not \[4\] and \[1\]'),
                                ((batch, labels.float()), TypeError, 'integer type, not torch.float32'),
                                ((batch, labels.to('meta')), ValueError, 'on cpu and the labels on meta')]:
         with pytest.raises(error, match=text):
             found(*wrong)
-    if 'n_classes' in sizes_for(loss):
-        for shift, text in ((1, '1 to 4'), (-1, '-1 to 2')):
-            with pytest.raises(ValueError, match=f'from 0 to 3, not {text}'):
-                found(batch=batch, labels=labels + shift, batch_features=batch)
+    for shift, text in ((1, '1 to 4'), (-1, '-1 to 2')):
+        with pytest.raises(ValueError, match=f'from 0 to 3, not {text}'):
+            found(batch=batch, labels=labels + shift)
 
 
 @pytest.mark.parametrize('loss', ['dr_multisimilarity', 'liftedstructure', 'pfml', 'snr_contrastive', 'tcm'])
@@ -235,7 +229,7 @@ import torch
 before = {*sys.modules}
 settings = dict(source='local', trust_repo=True)
 criterion = torch.hub.load(sys.argv[1], 'criterion', 'margin', miner='distance', n_classes=3, **settings)
-torch.hub.load(sys.argv[1], 'criterion', 's2sd', n_features=4, **settings)
+torch.hub.load(sys.argv[1], 'criterion', 's2sd', n_features=4, embed_dim=4, **settings)
 criterion(torch.eye(6), torch.arange(6) // 2).backward()
 torch.hub.load(sys.argv[1], 'sampler', 'balanced', torch.arange(6) // 2, bs=4, **settings)
 print({name.split('.')[0] for name in {*sys.modules} - before if getattr(sys.modules[name], '__file__', None)

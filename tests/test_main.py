@@ -67,8 +67,8 @@ def with_superclasses(tmp_path):
     return ['--csv', str(tmp_path / 'list.csv')]
 
 
-@pytest.mark.parametrize('loss', [name for name in criteria.CRITERIA])
-def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
+@pytest.mark.parametrize('loss', ['triplet', 'margin', 'proxyanchor', 'happier', 'hier', 'nir', 'quadruplet', 's2sd'])
+def test_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
     miner = (criteria.CRITERIA[loss].ALLOWED_MINING_OPS or ['distance'])[0]
     more = with_superclasses(tmp_path) if hasattr(criteria.CRITERIA[loss], 'REQUIRES_SUPERCLASSES') else []
     more += ['--loss_nir_lrmulti', '1'] if loss == 'nir' else []               # 50, the default, is for an --lr of 1e-5
@@ -76,11 +76,6 @@ def test_every_loss_and_the_same_seed_gives_the_same_run(loss, quick, run, tmp_p
     for _ in range(2):
         assert run(*quick, *more, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
-
-
-@pytest.mark.parametrize('miner', [name for name in batch_mining.BATCHMINERS if name != 'none'])
-def test_every_miner(miner, quick, run):
-    assert run(*quick, '--loss', 'triplet', '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
 
 
 def test_samplers_and_optimizers(quick, run, tmp_path):
@@ -108,7 +103,7 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     assert rows_of(folder_of(tmp_path, 'quick_s2')) != rows_of(folder_of(tmp_path))
     assert 'Note:' not in capsys.readouterr().out
     assert run('--reproduce', folder_of(tmp_path), '--use_tv_split', '--bs', '8', '--n_epochs', '0') == 0
-    assert 'Note: the data have other classes or numbers of images than' in capsys.readouterr().out
+    assert 'Note: the data have other classes or numbers of images (hash' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('flags, sentence', [

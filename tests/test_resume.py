@@ -1,11 +1,13 @@
 """Runs that are stopped, in any way and at any moment, and continued: they end as if they had never been stopped."""
 import functools
+import hashlib
 import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 import yaml
 
 import main
-from records import checkpoint, run_folder
+from records import checkpoint, reading, run_folder
 from tests.blank.plots import MAIN
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, rows_of, started, wait_for
@@ -59,7 +61,7 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
     whole = folder_of(tmp_path)
     assert codes == [0] and n_writes > 15
     points = {f'n{n}{before}': (n, before) for n in range(1, n_writes + 1) for before in (True, False)}
-    points = dict(list(points.items())[:8] + list(points.items())[8::3])
+    points = dict(list(points.items())[:8] + list(points.items())[8::5])
     plan = []
     for name, point in points.items():
         plan.append([[*arguments, '--group', name], *point])
@@ -185,6 +187,74 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_pat
     assert float(rows[3]['lr']) == float(fresh[3]['lr']) > 0               # of the last step of the epoch
 
 
+def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tmp_path, monkeypatch, capsys):
+    """Also where it is stopped before its first epoch ends, and continued without the flags."""
+    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    assert run(*arguments, '--n_epochs', '1') == 0
+    folder, whole = folder_of(tmp_path), folder_of(tmp_path, 'whole')
+    shutil.copytree(folder, whole)
+    changed = ['--bs', '8', '--augmentation', 'adv', '--loss_margin_margin', '.3', '--adam_betas', '.8', '.99']
+    assert run('--resume', folder, '--n_epochs', '3', *changed) == 2
+    assert 'add --merge_argparse_when_resuming' in capsys.readouterr().err
+    changed.append('--merge_argparse_when_resuming')
+    assert run('--resume', folder, *changed, '--embed_dim', '8', '--use_tv_split') == 2
+    error = capsys.readouterr().err
+    assert 'cannot change within a run: --use_tv_split True (was False), --embed_dim 8 (was 16)' in error
+    with monkeypatch.context() as patch:
+        patch.setattr(main, 'train_epoch', mock.Mock(side_effect=KeyboardInterrupt))
+        assert run('--resume', folder, '--n_epochs', '3', *changed) == 130
+    assert run('--resume', folder) == 0 and run('--resume', whole, '--n_epochs', '3', *changed) == 0
+    assert 'start fresh' not in capsys.readouterr().out
+    assert_same_end(whole, folder)
+    group, = {state['betas'] for state in checkpoint.load(folder / 'checkpoint_last.pt')['optimizer']['param_groups']}
+    assert group == (.8, .99)
+    begun, = run_folder.read(folder)['merged']
+    assert begun['at_epoch'] == 2 and begun['flags']['bs'] == {'from': 12, 'to': 8} and len(begun['flags']) == 4
+    assert reading.read(folder).group.startswith('quick (augmentation adv, bs 8, ')
+    assert run('--reproduce', folder, '--n_epochs', '0') == 0
+    assert 'changed its settings within the run: augmentation adv, bs 8' in capsys.readouterr().out
+    assert run(*arguments, '--bs', '8', '--n_epochs', '0', '--auto_resume', '--untrained', folder) == 0
+    assert rows_of(folder_of(tmp_path, 'quick_s1_2'))[0] == rows_of(folder)[0]
+
+
+def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, capsys):
+    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--data_sampler', 'd2_coreset',
+                 '--data_batchmatch_bigbs', '20']
+    assert run(*arguments, '--n_epochs', '1') == 0
+    changed = ['--optim', 'adamw', '--loss', 'contrastive', '--batch_mining', 'all', '--xbm_size', '20', '--xbm_start',
+               '0', '--data_sampler_lowproj_dim', '4', '--ema', '.9', '--amp', 'bfloat16', '--freeze', '1']
+    capsys.readouterr()
+    assert run('--resume', folder_of(tmp_path), '--merge_argparse_when_resuming', '--n_epochs', '2', *changed) == 0
+    assert "start fresh: criterion, optimizer, the sampler's memory bank\n" in capsys.readouterr().out
+    states = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
+    assert states['optimizer']['param_groups'][0]['decoupled_weight_decay']
+    assert states['storage']['embeddings'].shape[1] == 4
+    distances = [(states['ema'][name] - value).abs().max() for name, value in states['model'].items()
+                 if 'running' not in name]
+    assert max(distances) < .01                                   # the average began at the weights of epoch 1
+    assert run('--resume', folder_of(tmp_path), '--n_epochs', '3') == 0
+    assert 'start fresh' not in capsys.readouterr().out
+
+
+def test_a_run_starts_from_a_trained_network(quick, run, tmp_path, capsys):
+    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'nmi']
+    assert run(*arguments, '--lr', '.01') == 0
+    trained, folder = folder_of(tmp_path), folder_of(tmp_path, 'on_s1')
+    start = [*arguments, '--start_from', trained, '--group', 'on', '--n_epochs', '1', '--loss', 'contrastive']
+    assert run(*start, '--batch_mining', 'all') == 0
+    names = ('test_e_recall@1', 'test_nmi')
+    assert [rows_of(folder)[0][name] for name in names] == [rows_of(trained)[2][name] for name in names]
+    digest = hashlib.sha256((trained / 'checkpoint_last.pt').read_bytes()).hexdigest()
+    assert run_folder.read(folder)['files'] == {'start_from': digest[:16]}
+    capsys.readouterr()
+    for flags, sentence in (
+            (['--embed_dim', '8'], 'do not fit the network of this run; it has --embed_dim 16 (here 8)'),
+            (['--start_from', tmp_path], f'--start_from: {tmp_path}: there is no checkpoint')):
+        assert run(*start, '--batch_mining', 'all', *flags) == 2 and sentence in capsys.readouterr().err
+    shutil.rmtree(trained)
+    assert run('--resume', folder, '--n_epochs', '2') == 0         # it has its own weights
+
+
 def test_a_resume_never_loses_records(quick, run, tmp_path, capsys):
     assert run(*quick, '--no_train_metrics') == 0
     folder = folder_of(tmp_path)
@@ -222,13 +292,16 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
 def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '1') == 0
     folder = folder_of(tmp_path)
-    for value, code in ((False, 0), (True, 2)):
+    for changed, code in (({'augment_on_gpu': False, 'class_sample_rate': 1.0}, 0), ({'class_sample_rate': 0.5}, 2),
+                          ({'class_sample_rate': 1.0, 'augment_on_gpu': True}, 2)):
         config = run_folder.read(folder)
-        flags = config['flags'] | {'augment_on_gpu': value}
+        flags = config['flags'] | changed
         run_folder.write_checked(folder / 'config.yaml', config | {'flags': flags})
         capsys.readouterr()
         assert run('--resume', folder, '--n_epochs', '2') == code
-    assert f'{folder}: it has --augment_on_gpu True, a flag that this version no longer has' in capsys.readouterr().err
+        name, value = [*changed.items()][-1]
+        sentence = f'{folder}: it has --{name} {value}, a flag that this version no longer has'
+        assert (sentence in capsys.readouterr().err) == bool(code)
 
 
 def test_resume_refuses_a_file_of_a_flag_that_has_changed(quick, run, tmp_path, monkeypatch, capsys):

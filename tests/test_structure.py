@@ -86,7 +86,8 @@ def test_a_run_needs_none_of_the_optional_packages(quick):
     hidden = ('import importlib.util as u; f = u.find_spec; '
               f'u.find_spec = lambda name, *more: None if name in {OPTIONAL} else f(name, *more)')
     script = f'import sys; {blocked}; {hidden}; import main; sys.exit(main.main(sys.argv[1:]))'
-    done = subprocess.run([sys.executable, '-c', script, *quick], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, '-c', script, *quick, '--n_epochs', '1']
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,5 +1,6 @@
 """The training step: in pieces, by several processes, in mixed precision, compiled; compared with the plain one."""
 import argparse
+import functools
 import math
 import os
 import shlex
@@ -24,7 +25,7 @@ from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
 from tests.helpers import assert_same_end, executing, folder_of
-from tests.shared_batches import LOSSES, TRAINED, AsksForAll, build, module_of, train, train_on_gpus
+from tests.shared_batches import IN_FLOAT32, LOSSES, AsksForAll, build, cases_of, module_of, train, train_on_gpus
 from training_step import TrainingStep
 from utilities import device, processes
 from utilities.errors import RunFailed, UserError
@@ -65,8 +66,7 @@ def assert_near(one, other, tolerance):
             assert difference <= tolerance * largest, (name, float(difference), float(largest))
 
 
-@pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('case', TRAINED)
+@pytest.mark.parametrize('case, way', [(case, way) for way in WAYS for case in cases_of(way)])
 def test_after_twelve_steps_in_float64_all_is_equal(case, way, trained):
     plain, shared = trained['alone'][0][case], trained[way][0][case]
     assert len(plain['losses']['losses']) == 12 and not torch.equal(*plain['losses']['losses'][[0, -1]])
@@ -75,7 +75,7 @@ def test_after_twelve_steps_in_float64_all_is_equal(case, way, trained):
 
 
 @pytest.mark.parametrize('way', WAYS)
-@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('loss', IN_FLOAT32)
 def test_the_gradients_of_one_step_in_float32(loss, way, trained):
     plain, shared = (trained[name][0][f'{loss} in float32'] for name in ('alone', way))
     assert_near(plain['gradients'], shared['gradients'], 1e-4)
@@ -467,6 +467,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(loss, formula, quic
     module, seen = criteria.CRITERIA[loss], []
     function = getattr(module, formula)
 
+    @functools.wraps(function)                                    # its file's flags are read from it
     def recorded(*arguments, **named):
         names = [frame.name for frame in traceback.extract_stack()[:-1]]
         seen.append(names[len(names) - names[::-1].index('main'):])
@@ -538,6 +539,7 @@ def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick
 
 
 @pytest.mark.parametrize('flags, changed, sentence', [
+    ('', {'REQUIRES_INPUTS': []}, r"forward\(\) takes images, .* by a constant: REQUIRES_INPUTS = \['images'\]"),
     ('', {'REQUIRES_INPUTS': ['image']}, 'REQUIRES_INPUTS of --loss asks_for_all: image: unknown; choose'),
     ('', {'REQUIRES_INPUTS': ['teacher_batch']}, 'asks_for_all needs the embeddings of a teacher: give --distill'),
     ('', {'REQUIRES_INPUTS': ['feature_maps']}, '--loss asks_for_all: --arch .* has no feature maps'),

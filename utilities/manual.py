@@ -49,6 +49,7 @@ class Facts:
     never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
     of:        the methods (losses, miners, samplers) that use it; it has an effect where one of them is used.
     resumable: --resume may change it.
+    fixed:     a run has one value of it, which --resume cannot change with --merge_argparse_when_resuming either.
     machine:   it belongs to the machine; results do not depend on it, and --resume may change it.
     mode:      it selects what this process does; it is not among the settings of a run.
     untrained: the metrics of the untrained network depend on it.
@@ -60,10 +61,10 @@ class Facts:
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
-    def __init__(self, effect=None, never=None, of=None, resumable=False, machine=False, mode=False, untrained=False,
-                 common=False, file=False, obsolete=False, names=None, arguments_of=None, secret=None):
+    def __init__(self, effect=None, never=None, of=None, resumable=False, fixed=False, machine=False, mode=False,
+                 untrained=False, common=False, file=False, obsolete=False, names=None, arguments_of=None, secret=None):
         self.effect, self.never, self.of = effect, never, of
-        self.resumable, self.machine, self.mode = resumable or machine, machine, mode
+        self.resumable, self.fixed, self.machine, self.mode = resumable or machine, fixed, machine, mode
         self.untrained, self.common, self.file, self.obsolete = untrained, common, file, obsolete
         self.names, self.arguments_of, self.secret = names, arguments_of, secret
 
@@ -142,7 +143,8 @@ def about(parser, word):
             section(formatter, group.title, [action for action in group._group_actions if action in actions],
                     group.description)
             explained += group._group_actions
-    others = [action for action in actions if action not in explained and holds(action, word)]
+    others = [action for action in actions if action not in explained and holds(action, word)
+              and (word.lower() != 'resumable' or facts(action).resumable)]        # not those that speak of it
     named = [action for action in others if word.lower() in name_of(action).lower()]
     if not explained and not found:
         section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)

@@ -24,6 +24,8 @@ torch.hub reads the same declarations, so this file imports the standard library
 """
 import inspect
 import itertools
+import math
+import numbers
 import re
 
 
@@ -82,3 +84,40 @@ def argument_texts(docstring):
         else:
             texts |= {name: f'{texts[name]} {line.strip()}' for name in names}
     return {name: text.removesuffix('.') for name, text in texts.items()}
+
+
+def expected(values, given):
+    """
+    What a flag takes, as text, where the value `given` in Python is something else; None where it fits.
+
+    values: of declared(); what they do not say is not checked.
+
+    >>> expected({'default': 0.2, 'above': 0}, 'x')
+    'a number above 0'
+    """
+    default = values.get('default')
+    if isinstance(default, list):
+        one = values | {'default': default[0] if default else None}
+        fits = isinstance(given, (list, tuple)) and not any(expected(one, each) for each in given)
+        return None if fits else f'a list, each {expected(one, object()) or "a value"}'
+    if 'default' in values and given is default:
+        return None
+    if 'choices' in values:
+        return None if given in [*values['choices']] else ' or '.join(values['choices'])
+    kind = {'int': int, 'float': float}.get(values.get('type'), type(default))
+    if kind in (int, float):
+        return expected_number(values, kind, given)
+    if kind in (bool, str) and not isinstance(given, kind):
+        return 'True or False' if kind is bool else 'text'
+    return None
+
+
+def expected_number(values, kind, given):
+    """As expected(), for a number. kind: int or float."""
+    above, low = (values.get(name, -math.inf) for name in ('above', 'at_least'))
+    is_number = isinstance(given, numbers.Integral if kind is int else numbers.Real) and not isinstance(given, bool)
+    if is_number and math.isfinite(given) and given > above and low <= given <= values.get('at_most', math.inf):
+        return None
+    limits = [f'{words} {values[name]}' for name, words in (('above', 'above'), ('at_least', 'of at least'),
+                                                            ('at_most', 'at most')) if name in values]
+    return ' '.join(['a whole number' if kind is int else 'a number', ' and '.join(limits)]).strip()

@@ -24,9 +24,11 @@ from benchmarks.faults.runs import Lab, draw, preload
 # number n with --quick, and without
 KINDS = {
     'kills': (processes.kills, 1, 5),
+    'merged kills': (processes.merged_kills, 2, 20),
     'crash points': (processes.crash_points, 4, None),
     'signals': (processes.signals, 6, 100),
     'damaged files': (files.damaged, 1, 4),
+    'damaged starts': (files.damaged_starts, 1, 10),
     'concurrent runs': (processes.concurrent, 1, 10),
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),
@@ -39,9 +41,12 @@ KINDS = {
     'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
     'changed data': (inputs.changed_data, 8, 100),
+    'wrong splits': (inputs.wrong_splits, 5, 50),
     'mutated command lines': (inputs.mutated_command_lines, 30, 300),
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),
+    'bad requests': (images.bad_requests, 6, 60),
+    'damaged thresholds': (files.damaged_thresholds, 6, 60),
     'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }

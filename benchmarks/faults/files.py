@@ -63,6 +63,21 @@ def damaged(lab, n):
         yield problem and f'{name}, {how}: {problem}'
 
 
+def damaged_starts(lab, n):
+    """The checkpoint of --start_from is damaged: refused in a sentence, or the run starts as from the whole file."""
+    for how, _ in itertools.product(['bit', 'cut', 'emptied', 'removed'], range(n)):
+        folder, group = lab.copied(lab.half), lab.group()
+        if how == 'removed':
+            (folder / checkpoint.LAST).unlink()
+        else:
+            damage(folder / checkpoint.LAST, how, lab.random)
+        child = start([*lab.arguments('plain', group), '--n_epochs', 0, '--start_from', folder])
+        problem = outcome(child, {0, 2})
+        if not problem and child.ended == 2 and lab.place(group).exists():
+            problem = 'a run folder is left'
+        yield problem and f'{how}: {problem}'
+
+
 def swapped_files(lab, n):
     """A file of another run in a run folder: refused in a sentence, or the resumed run ends as undisturbed."""
     group = lab.group()
@@ -150,6 +165,25 @@ def damaged_indexes(lab, n):
             yield None
         except Exception as error:  # this is the fault that is looked for
             yield f'{file.read_bytes()}: {error!r}'
+        file.write_bytes(whole)
+
+
+def damaged_thresholds(lab, n):
+    """The open_set.json of a run is damaged or edited: `index` refuses it in a sentence, or has the same thresholds."""
+    group, out, photos = lab.group(), lab.folder / 'thresholds', lab.folder / 'data' / 'images' / 'class_00'
+    flags = ['--n_epochs', 1, '--bs', 6, '--use_tv_split', '--tv_split_perc', 0.5]
+    run = lab.done([*lab.arguments('plain', group), *flags], lab.place(group))
+    lab.done([run, 'open_set', 0.5], script='Evaluate_Network.py')
+    file, index = run / 'open_set.json', ['index', run, photos, '--out', out, '--device', 'cpu', '--kernels', 0]
+    whole, expected = file.read_bytes(), Index(lab.done(index, out, script='Retrieve_Images.py')).content['open_set']
+    for number in range(n):
+        shutil.rmtree(out, ignore_errors=True)
+        how = ['digit', 'bit', 'cut', 'emptied', 'NUL', 'no UTF-8'][number % 6]
+        damage(file, how, lab.random)
+        problem = outcome(start(index, script='Retrieve_Images.py'), {0, 2})
+        if not problem and out.exists() and Index(out).content.get('open_set') != expected:
+            problem = 'other thresholds'
+        yield problem and f'{how}: {problem}: {file.read_bytes()}'
         file.write_bytes(whole)
 
 

@@ -1,13 +1,21 @@
 """Faults of images: formats that start programs, and images of many pixels."""
 import argparse
+import functools
+import http.client
+import io
 import os
 import resource
 import shutil
+import signal
+import socket
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
-from PIL import EpsImagePlugin
+from PIL import EpsImagePlugin, Image
 
-from benchmarks.faults.runs import outcome, start
+from benchmarks.faults.inputs import mutated
+from benchmarks.faults.runs import LIMIT, outcome, start
 from retrieval import server
 
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n'
@@ -105,6 +113,63 @@ def answered(content):
         code, _, text = pipe.read().partition(' ')
     os.waitpid(pid, 0)
     return int(code or 0), text
+
+
+def bad_requests(lab, n):
+    """
+    Requests to the page with a malformed Origin or Host, and four uploads at once of photos with too many pixels or
+    bytes, or nearly so: each is answered, none by 500, and the page still works; Ctrl-C ends it.
+    """
+    out, photos = lab.folder / 'served', lab.folder / 'data' / 'images' / 'class_00'
+    if not out.exists():
+        lab.done(['index', lab.undisturbed('plain'), photos, '--out', out, '--device', 'cpu', '--kernels', 0],
+                 script='Retrieve_Images.py')
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+    child = start(['serve', out, '--port', port, '--device', 'cpu'], script='Retrieve_Images.py')
+    end = time.monotonic() + LIMIT
+    while 'http://' not in child.text and child.code(0) is None and time.monotonic() < end:
+        child.read()
+        time.sleep(.05)
+    for number in range(n):
+        if number % 3 == 2:
+            with ThreadPoolExecutor(4) as pool:
+                codes = [*pool.map(functools.partial(status, port, 'POST', '/neighbours'), uploads(lab.random))]
+        else:
+            header = mutated(lab.random.choice(['http://[', f'http://127.0.0.1:{port}', '127.0.0.1:']), lab.random)
+            name, text = ['Origin', 'Host'][number % 3], header.encode('latin-1', 'replace').splitlines() or [b'']
+            codes = [status(port, 'GET', '/start', headers={name: text[0]})]
+        works = status(port, 'GET', '/start')
+        yield None if works == 200 and 500 not in codes and None not in codes else f'{codes}, then {works}'
+    child.send(signal.SIGINT)
+    if problem := outcome(child, {0, 130}):
+        yield problem
+
+
+def uploads(generator):
+    """Four uploads: photos of one colour with about as many pixels as are allowed, and bytes that are too many."""
+    for _ in range(3):
+        photo, side = io.BytesIO(), generator.choice([500, 7000, 7300])
+        Image.new('RGB', (side, side)).save(photo, 'png', compress_level=1)
+        yield photo.getvalue()
+    yield bytes((server.MAX_MB + 1) << 20)
+
+
+def status(port, method, path, body=None, headers=None):
+    """The status of the answer to a request; None where there is none."""
+    connection = http.client.HTTPConnection('127.0.0.1', port, timeout=LIMIT)
+    try:
+        connection.putrequest(method, path, skip_host='Host' in (headers or {}))
+        for name, value in ({'Content-Length': str(len(body or b''))} | (headers or {})).items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        return connection.getresponse().status
+    except ConnectionError:
+        return 413 if len(body or b'') > server.MAX_MB << 20 else None        # refused while the body is sent
+    except OSError:
+        return None
+    finally:
+        connection.close()
 
 
 def page():

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from benchmarks.faults.runs import outcome, start
-from records import reading
+from records import reading, run_folder
 from utilities.errors import UserError
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
@@ -120,6 +120,32 @@ def changed_data(lab, n):
         save(columns, changed)
         child = start(['--resume', folder, '--n_epochs', 2])
         yield outcome(child, {2})
+
+
+def wrong_splits(lab, n):
+    """
+    A --splits file with a key that is unknown or there twice, or a class that is listed twice or not in the data:
+    refused in a sentence. Class names that are numbers: the classes with these names are trained and tested.
+    """
+    images, file, splits = lab.folder / 'numbers.csv', lab.folder / 'classes.yaml', lab.folder / 'data' / 'images'
+    names = [str(number) for number in range(len([*splits.iterdir()]))]
+    write(images, 'path,label\n' + ''.join(f'{image},{int(image.parent.name[-2:])}\n'
+                                           for image in sorted(splits.rglob('*.png'))))
+    for number in range(n):
+        lab.random.shuffle(names)
+        train, test, group = names[:6], names[6:], lab.group()
+        wrong = number % 5
+        key = ['val', 'Val', 'train', 'val', 'val'][wrong]
+        more = [[test.pop()], test[:1], test[:1], train[:1], ['12']][wrong]
+        lists = [('train', train), ('test', test), (key, more)]
+        write(file, ''.join(f'{key}: [{", ".join(listed)}]\n' for key, listed in lists))
+        problem = outcome(start([*lab.arguments('plain', group), '--n_epochs', 0, '--csv', images, '--splits', file]),
+                          {2 if wrong else 0})
+        if not problem and not wrong:
+            recorded = run_folder.read_checked(lab.place(group) / 'splits.yaml')['splits']
+            if any({*recorded[split]['classes']} != {*listed} for split, listed in lists):
+                problem = 'other classes are trained or tested'
+        yield problem and f'{file.read_text()}: {problem}'
 
 
 def mutated_command_lines(lab, n):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.faults.runs import CONFIGURATIONS, ROOT, difference, outcome, start
-from records import checkpoint, reading
+from records import checkpoint, reading, run_folder
 from utilities.errors import UserError
 
 TORCHRUN = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2']
@@ -28,6 +28,25 @@ def kills(lab, n):
             child.send(signal.SIGKILL)
             child.code()
         yield lab.end(name, group)
+
+
+def merged_kills(lab, n):
+    """A run that is continued with other flags is killed at a random moment; resumed, it ends as if it were not."""
+    def go_on(folder, *flags):
+        return start(['--resume', folder, '--n_epochs', 3, *flags])
+
+    changed = ['--merge_argparse_when_resuming', '--bs', 8, '--optim', 'sgd', '--augmentation', 'adv']
+    lab.undisturbed('plain')
+    whole = lab.copied(lab.half)
+    yield outcome(go_on(whole, *changed), {0})
+    for _ in range(n):
+        folder = lab.copied(lab.half)
+        child = go_on(folder, *changed)
+        lab.wait('plain')
+        child.send(signal.SIGKILL)
+        child.code()
+        is_merged = 'merged' in run_folder.read(folder)              # else it was killed before it began
+        yield outcome(go_on(folder, *([] if is_merged else changed)), {0}) or difference(whole, folder)
 
 
 def crash_points(lab, n):

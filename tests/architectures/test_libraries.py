@@ -2,7 +2,8 @@
 Every network of the three libraries gives pooled features without its classifier, in both modes, and takes the weights.
 
 Networks are built on torch's meta device, which has shapes and no numbers. By default, larger ones of the same code
-are left out, and timm's are one per file; ALL_NETWORKS=1 tests all 1,494, in about half an hour.
+are left out; of torchvision and pretrainedmodels there is one per family, and of timm one per kind of classifier.
+ALL_NETWORKS=1 tests all 1,494, in about half an hour.
 """
 import os
 import re
@@ -42,20 +43,25 @@ def elementwise_on_meta(monkeypatch):
         else layer_norm(images, shape, *more)))
 
 
-def of(names):
-    return [name for name in names() if ALL or not LARGER.search(name)]
+def of(names, file_of):
+    """All names, or one per file of the library and first letters of the name."""
+    if ALL:
+        return names()
+    smaller = [name for name in reversed(names()) if not LARGER.search(name)]
+    return list({(file_of(name), re.match('[a-z_]+', name)[0]): name for name in smaller}.values())
 
 
 def of_timm():
-    """All names, or one per file of timm, a small network where its name says so."""
+    """All names, or one per kind of classifier, a small network where its name says so."""
     names = [name for name in timm.list_models() if name not in UNPOOLED | MISNAMED]
     if ALL:
         return names
     names.sort(key=lambda name: not re.search('test|atto|femto|pico|nano|tiny|mobile|small|_s(_|$)', name))
-    families = {}
+    kinds = {}
     for name in names:
-        families.setdefault(timm.model_entrypoint(name).__module__, name)
-    return sorted(families.values())
+        config = timm.get_pretrained_cfg(name)
+        kinds.setdefault((str(config.classifier), config.pool_size is None, config.fixed_input_size), name)
+    return sorted(kinds.values())
 
 
 def device_of(name):
@@ -88,7 +94,8 @@ def assert_takes(state, backbone, opt):
 
 
 @pytest.mark.filterwarnings('ignore')                                    # on initialisation, and on copies without data
-@pytest.mark.parametrize('name', of(torchvision_models.names))
+@pytest.mark.parametrize('name', of(torchvision_models.names, lambda name: (
+    torchvision.models.get_model_builder(name).__module__)))
 def test_torchvision(name, opt):
     with device_of(name):
         backbone = backbone_of(f'torchvision:{name}', opt)
@@ -104,7 +111,8 @@ def test_torchvision(name, opt):
 
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', of(pretrainedmodels_models.names))
+@pytest.mark.parametrize('name', of(pretrainedmodels_models.names, lambda name: (
+    getattr(pretrainedmodels_models.library(), name).__module__)))
 def test_pretrainedmodels(name, opt):
     import pretrainedmodels
     with device_of(name):

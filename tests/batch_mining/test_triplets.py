@@ -1,5 +1,6 @@
 """The miners of triplets: each draw is one that the rule allows, as often as it should be."""
 import collections
+import itertools
 import math
 
 import pytest
@@ -53,10 +54,9 @@ def rule(request):
 
 
 @pytest.mark.parametrize('make', BATCHES.values(), ids=BATCHES)
-@pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)
-def test_each_triplet_follows_the_rule_and_no_anchor_is_missing(rule, labels, make):
+def test_each_triplet_follows_the_rule_and_no_anchor_is_missing(rule, make):
     mine, reference, flags = rule
-    for seed in range(5):
+    for labels, seed in itertools.product(SHAPES.values(), range(2)):
         batch = make(len(labels), seed=seed)
         if make is grid and len(labels) not in (4, 8, 16):
             continue                                       # elsewhere rounding decides between equal distances
@@ -64,9 +64,9 @@ def test_each_triplet_follows_the_rule_and_no_anchor_is_missing(rule, labels, ma
         manual_seed(seed)
         triplets = mine(batch, labels, **flags)
         assert triplets.dtype == torch.int64 and triplets.shape == (len(allowed), 3)
-        assert triplets[:, 0].tolist() == sorted(allowed)
+        assert triplets[:, 0].tolist() == sorted(allowed), labels
         for a, p, n in triplets.tolist():
-            assert (p, n) in allowed[a]
+            assert (p, n) in allowed[a], labels
 
 
 @pytest.mark.parametrize('make', [unit, grid], ids=['unit', 'grid'])
@@ -141,8 +141,8 @@ def test_softhard_sets_are_empty_or_everything_in_the_known_batch():
         assert [n for n in negatives if d[a][n] < d[a][p]] == (negatives if a > 3 else [])
 
 
-@pytest.mark.parametrize('dim', [3, 4, 128, 512, 2048])
-@pytest.mark.parametrize('lower_cutoff', [0, .5, 1.4, 2])
+@pytest.mark.parametrize('dim, lower_cutoff', [
+    (3, 0), (4, .5), (128, 0), (128, .5), (128, 1.4), (128, 2), (512, 0), (512, .5), (2048, .5), (2048, 2)])
 def test_weights_of_antipodes_and_duplicates(dim, lower_cutoff):
     """In any dimension, with any cut-off: finite, and the largest of a row between 1 / 2B and 2, or what 1/d allows."""
     batch = torch.zeros(6, dim)

@@ -94,6 +94,8 @@ def flags_of(opt, loss, flags, **more):
     given = {'batch_mining': allowed[0] if allowed else 'all', 'n_classes': 4, 'embed_dim': 4, 'bs': 6} | more
     given['class_counts'] = ([16, 4, 1, 9] * given['n_classes'])[:given['n_classes']]
     given |= dict.fromkeys(('n_features', 'n_maps'), given['embed_dim'])
+    if 'teacher_batch' in getattr(criteria.CRITERIA[loss], 'REQUIRES_INPUTS', ()):
+        given |= {'distill': 'a run folder', 'distill_w': 0.}
     return opt(loss=loss, **given, **{f'loss_{loss}_{name}': value for name, value in flags.items()})
 
 
@@ -162,9 +164,12 @@ def drawn_by_hier(batch, labels, namespace, proxies):
 
 
 def fast(criterion, batch, labels, **kwargs):
+    """The loss, given all keywords of docs/extending.md."""
     manual_seed(0)
-    return criterion(batch=batch, labels=labels, batch_features=batch, f_embed=None, feature_maps=maps_of(batch),
-                     **kwargs)
+    given = {'batch_features': batch, 'f_embed': torch.nn.Identity(), 'indices': torch.arange(len(batch)), 'step': 1,
+             'epoch': 1, 'feature_maps': maps_of(batch), 'images': maps_of(batch.detach())[:, :3],
+             'teacher_batch': batch.detach()}
+    return criterion(batch=batch, labels=labels, **given | kwargs)
 
 
 def maps_of(batch):

@@ -17,8 +17,10 @@ MEMORY = [name for name, module in criteria.CRITERIA.items() if getattr(module, 
 
 
 def miners_of(loss):
+    """A loss waits alike for masks of any miner, and for triplets of any: only one loss has every miner."""
     module = criteria.CRITERIA[loss]
-    every = [name for name, miner in batch_mining.BATCHMINERS.items() if miner]
+    every = [name for name, miner in batch_mining.BATCHMINERS.items() if miner] if loss == 'triplet' else [
+        'all', 'distance']
     return (module.ALLOWED_MINING_OPS or every) if module.REQUIRES_BATCHMINER else ['none']
 
 

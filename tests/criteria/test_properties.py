@@ -11,7 +11,7 @@ import criteria
 from tests.criteria import cases
 from tests.criteria.test_docs import ROWS
 
-DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU'))]
+DEVICES = ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']
 REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=None, database=None,
                                suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 # They or their miners sample at random; with these labels there is only one choice
@@ -123,12 +123,13 @@ def test_nothing_is_nan_or_infinite(loss, device, opt, labels, seed, kind, scale
 
 
 @pytest.mark.parametrize('case', [case for case in cases.CASES if case[1]], ids=cases.named)
-@pytest.mark.parametrize('kind', ['duplicates', 'opposite', 'zeros', 'equal components'])
-def test_nothing_is_nan_with_other_flags(case, kind, opt):
-    criterion = cases.build(cases.flags_of(opt, *case))[0].float()
-    for labels in ([0, 0, 1, 1, 2, 2], [1, 1, 1], [0, 1, 2], [3]):
+def test_nothing_is_nan_with_other_flags(case, opt):
+    criterion, several = cases.build(cases.flags_of(opt, *case))[0].float(), [0, 0, 1, 1, 2, 2]
+    for kind, labels in (('duplicates', several), ('opposite', several), ('zeros', several),
+                         ('equal components', several), ('duplicates', [1, 1, 1]), ('opposite', [0, 1, 2]),
+                         ('zeros', [3])):
         for part in evaluate(criterion, degenerate(kind, len(labels), 0).float(), torch.tensor(labels)):
-            assert part.isfinite().all()
+            assert part.isfinite().all(), (kind, labels)
 
 
 @pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if module.REQUIRES_OPTIM
@@ -144,15 +145,14 @@ NEED_BOTH = ['triplet', 'margin', 'multisimilarity', 'lifted', 'liftedstructure'
 NEED_POSITIVES = ['ntxent', 'fastap', 'supcon', 'smoothap', 'recallatk', 'hyperbolic']
 
 
-@pytest.mark.parametrize('loss, labels', [
-    *((loss, labels) for loss in NEED_BOTH for labels in ([0] * 6, [0, 1, 2, 3], [3])),
-    *((loss, labels) for loss in NEED_POSITIVES for labels in ([0, 1, 2, 3], [3]))])
-def test_of_a_batch_without_what_it_needs_a_loss_is_0_and_has_a_graph(loss, labels, opt):
+@pytest.mark.parametrize('loss', [*NEED_BOTH, *NEED_POSITIVES])
+def test_of_a_batch_without_what_it_needs_a_loss_is_0_and_has_a_graph(loss, opt):
     """But for regularisers."""
     flags = {flag: 0. for flag in ('l2', 'npair_l2') if f'loss_{loss}_{flag}' in vars(opt())}
     criterion, _ = cases.build(cases.flags_of(opt, loss, flags))
-    value, *gradients = evaluate(criterion, random(0, len(labels), 4), torch.tensor(labels))
-    assert value == 0 and not any(gradient.any() for gradient in gradients)
+    for labels in ([0, 1, 2, 3], [3], *([[0] * 6] if loss in NEED_BOTH else [])):
+        value, *gradients = evaluate(criterion, random(0, len(labels), 4), torch.tensor(labels))
+        assert value == 0 and not any(gradient.any() for gradient in gradients), labels
 
 
 @pytest.mark.parametrize('loss', NORMALISING)
@@ -184,16 +184,15 @@ def test_built_from_default_flags_each_gives_a_finite_loss_and_gradients(loss, d
 
 
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(loss, dtype, device, opt):
+def test_half_precision_is_computed_in_float32(loss, device, opt):
     """The values of half inputs, and of float inputs under autocast, are those of the same numbers in float32."""
     if loss not in cases.PUBLISHED:
         pytest.skip('a loss of somebody\'s own need not take half precision: the training step gives it float32')
     criterion = cases.build(cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16))[0].float().to(device)
+    dtype, cast = torch.float16, torch.bfloat16
     batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).to(device, dtype)
     labels = torch.arange(8, device=device).repeat_interleave(2)
     results = []
-    cast = torch.bfloat16 if device == 'cpu' else dtype
     for given, autocast in ((batch.float(), None), (batch, None), (batch.float(), cast), (batch, cast)):
         results.append(evaluate(criterion, given, labels, autocast))
         assert results[-1][0].dtype == torch.float32 and results[-1][1].dtype == given.dtype
@@ -201,11 +200,6 @@ def test_half_precision_is_computed_in_float32(loss, dtype, device, opt):
         all_equal([part.float() for part in results[-1]], results[0], rtol=1e-2 if given.dtype == dtype else 0,
                   atol=1e-2 if given.dtype == dtype else 0)
     assert len({value.item() for value, *_ in results}) == 1
-
-
-def test_float64_stays_float64(loss, opt):
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    assert evaluate(criterion, random(0, 6, 4), cases.LABELS)[0].dtype == cases.F64
 
 
 def test_the_same_seed_gives_the_same_value_and_evaluation_needs_no_graph(loss, opt):
@@ -234,7 +228,7 @@ DISTANCES = ['triplet', 'margin', 'contrastive', 'lifted', 'liftedstructure', 'q
              'snr_contrastive', 'hyperbolic']
 
 
-@pytest.mark.parametrize('offset, spread', [(1, 1e-3), (1, 1e-4), (1e2, 1e-1), (1e4, 1)])
+@pytest.mark.parametrize('offset, spread', [(1, 1e-4), (1e4, 1)])
 @pytest.mark.parametrize('name', DISTANCES)
 def test_distances_keep_their_digits_far_from_the_origin(name, offset, spread, opt):
     """The gradients, and the values but for what margins add, in float32 are those of float64."""

@@ -29,7 +29,7 @@ SHAPES = {
 }
 BOTH = [loss for loss, module in criteria.CRITERIA.items()
         if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and getattr(module, 'ACCEPTS_MASKS', False)]
-FEW = ('unbalanced', 'lone classes', 'one class', 'duplicates')            # of the variants
+FEW = ('unbalanced', 'lone classes', 'duplicates')                         # of the variants
 WAYS = [(case, way) for case in cases.CASES for way in
         (('all', 'list') if case[0] in BOTH else ('list',) if criteria.CRITERIA[case[0]].REQUIRES_BATCHMINER
          and criteria.CRITERIA[case[0]].ALLOWED_MINING_OPS is None else ('own',))]

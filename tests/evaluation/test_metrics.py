@@ -79,7 +79,7 @@ def small_tiles(patch, tile, deviations, sample):
     patch.setattr(sorting, 'CHUNK', 40 * tile)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
        deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]))
 def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample):
@@ -515,8 +515,9 @@ def test_the_metric_of_the_documentation_selects_by_its_lowest_value(quick, run,
 
 
 def test_every_metric_of_the_registry_is_computed(opt):
-    arguments = {'e_recall': '@1', 'dists': '@intra', 'rho_spectrum': '@1', 'tpr': '@.1', 'threshold_spread': '@.1'}
-    names = [name + arguments.get(name, '') for name in evaluation.METRICS]
+    arguments = {int: '@1', float: '@.1', None: ''}
+    names = [name + (f'@{metric.argument[0]}' if isinstance(metric.argument, tuple) else arguments[metric.argument])
+             for name, metric in evaluation.METRICS.items()]
     points = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
     values = evaluation.compute(names, points, np.arange(30) % 5)
     assert list(values) == names and all(math.isfinite(value) for value in values.values())

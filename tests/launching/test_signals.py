@@ -76,7 +76,7 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
     line = Path(runs).read_text().splitlines()[0].removeprefix('python main.py ')
     arguments = [argument.replace('{script}', runs).replace('{line}', line) for argument in arguments]
     generator = random.Random(0)
-    moments = [generator.uniform(0, 0.8) for _ in range(7)]
+    moments = [generator.uniform(0, 0.8) for _ in range(4)]
     assert drive(tmp_path, 'Launch_Runs', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
     logs = list((tmp_path / 'runs' / 'folder').glob('*.log'))
@@ -86,7 +86,7 @@ def test_a_launch_is_stopped_at_any_moment(arguments, script, tmp_path):
 def test_a_search_is_stopped_at_any_moment(flags, tmp_path):
     arguments = [flags[0], f'{flags[1]}_NUMBER', *flags[2:], *TUNE, '--n_trials', '3', '--workers', '2']
     generator = random.Random(1)
-    moments = [generator.uniform(0, 1.5) for _ in range(4)]
+    moments = [generator.uniform(0, 1.5) for _ in range(3)]
     assert drive(tmp_path, 'Hyperparameter_Search', arguments, moments) == ['130'] * len(moments)
     assert not list(tmp_path.glob('running_*'))
 

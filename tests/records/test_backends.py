@@ -123,10 +123,11 @@ def test_a_backend_that_comes_late_gets_the_earlier_epochs(quick, run, tmp_path)
     assert_holds(wandb_of(folder_of(tmp_path)), folder_of(tmp_path))
 
 
-def test_results_from_wandbs_offline_folders_are_those_of_log_csv(quick, run, tmp_path, capsys):
+def test_results_from_wandbs_offline_folders_are_those_of_log_csv_and_of_a_cut_off_file_what_is_whole(
+        quick, run, tmp_path, capsys):
     pytest.importorskip('wandb')
     for seed in (0, 1):
-        assert run(*quick, '--log_online', '--seed', seed) == 0
+        assert run(*quick, '--log_online', '--seed', seed, '--n_epochs', '3') == 0
         folder = folder_of(tmp_path, f'quick_s{seed}')
         (tmp_path / 'copied' / str(seed)).mkdir(parents=True)
         (folder / 'wandb').rename(tmp_path / 'copied' / str(seed) / 'wandb')
@@ -138,6 +139,13 @@ def test_results_from_wandbs_offline_folders_are_those_of_log_csv(quick, run, tm
         printed.append(capsys.readouterr().out.replace(place, ''))
     assert printed[0] == printed[1] and 'over seeds 0, 1' in printed[0]
     assert (tmp_path / 'runs.csv').read_text() == (tmp_path / 'copied.csv').read_text()
+    file, = wandb_files.offline_files(tmp_path / 'copied' / '1')
+    data, rows = file.read_bytes(), numbers_of(folder)
+    for share in (.5, .7, .9):
+        file.write_bytes(data[:int(len(data) * share)])
+        run_read, = wandb_runs.read_offline([file])
+        assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 4
+        assert all(row['test_nmi'] == rows[row['epoch']]['test/nmi'] for row in run_read.rows)
 
 
 def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch):
@@ -180,16 +188,3 @@ def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
         assert [event.step for event in events.Histograms(name)] == [epoch for epoch in rows if epoch]
         assert any(event.histogram_value.max > 0 for event in events.Histograms(name))
     assert [event.step for event in events.Images('retrieval/test')] == [2, 4]
-
-
-def test_a_cut_off_wandb_file_gives_what_is_whole(quick, run, tmp_path):
-    pytest.importorskip('wandb')
-    assert run(*quick, '--log_online', '--n_epochs', '3') == 0
-    file, = wandb_files.offline_files(folder_of(tmp_path))
-    data = file.read_bytes()
-    for share in (.5, .7, .9):
-        file.write_bytes(data[:int(len(data) * share)])
-        run_read, = wandb_runs.read_offline([file])
-        assert run_read.state.startswith('unfinished: ') and len(run_read.rows) < 4
-        rows = numbers_of(folder_of(tmp_path))
-        assert all(row['test_nmi'] == rows[row['epoch']]['test/nmi'] for row in run_read.rows)

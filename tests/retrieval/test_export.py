@@ -60,8 +60,7 @@ def checkpoint_of(arch, flags, folder):
     return file
 
 
-@pytest.mark.parametrize('suffix', ['.pt2', '.onnx'])
-@pytest.mark.parametrize('arch', NETWORKS)
+@pytest.mark.parametrize('arch, suffix', zip(NETWORKS, ['.pt2', '.onnx'], strict=True))
 def test_the_file_gives_the_embeddings_and_metrics_of_the_network(arch, suffix, patterns, tmp_path, run, capsys):
     for package in {'.onnx': ['onnx', 'onnxscript', 'onnxruntime']}.get(suffix, []) + (
             ['timm'] if ':' in arch else []):
