@@ -77,11 +77,11 @@ def read_member(folder, known):
     if not file.is_file():
         raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
     if config['split_hash'] not in known:
-        known[config['split_hash']] = classes_of(Path(folder) / 'splits.yaml')
+        known[config['split_hash']] = read_classes(Path(folder) / 'splits.yaml')
     return Member(run, config, best['epoch'], file, *known[config['split_hash']])
 
 
-def classes_of(file):
+def read_classes(file):
     """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
     try:
         parts = run_folder.read_checked(file)['splits']
