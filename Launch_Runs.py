@@ -54,7 +54,7 @@ def work(opt, more):
     from launching import local, plan, slurm, status  # import torch, which --help does not need
     if opt.line:
         return local.run_line(opt.line, opt.gpus_per_job, opt.nodes, more)
-    at_once = slots.of_flags(opt)
+    at_once = slots.slot_arguments(opt)
     runs = plan.runs_of_script(opt.script, opt.only, opt.skip_refused, more)
     if opt.dry_run:
         return status.dry_run(runs)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from architectures import batch_norm
-from optimization import gradients_of
+from optimization import existing_gradients
 from training_step import TrainingStep
 from utilities import exchange, processes
 from utilities.randomness import derive, seeded
@@ -71,11 +71,11 @@ class DividedStep:
         if processes.is_main():
             shapes = self.shapes | {name: rows.shape[1:] for name, rows in others.items()}
             embeddings, gradient, loss = self.gradient_of_loss(
-                columns_of(whole, shapes), labels=labels, indices=indices, step=step, epoch=epoch)
+                split_columns(whole, shapes), labels=labels, indices=indices, step=step, epoch=epoch)
         else:
             embeddings, gradient, loss = None, None, own.new_zeros(())
             plain.scaler.scale(loss)                                # a scaler must scale a loss before it can unscale
-        of_criterion = norm_of(plain.of_criterion, own)
+        of_criterion = gradient_norm(plain.of_criterion, own)
         gradient = exchange.returned(gradient, own, n)
         gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))
         for piece, seed, towards in zip(pieces, seeds, gradient.split(sizes), strict=True):
@@ -85,7 +85,7 @@ class DividedStep:
                 output.backward(towards)
         if processes.count() > 1:
             self.join(layers, n_own / n, loss, of_criterion)
-        return embeddings, plain.update(loss, norm_of(plain.of_network, own).hypot(of_criterion))
+        return embeddings, plain.update(loss, gradient_norm(plain.of_network, own).hypot(of_criterion))
 
     def connect(self):
         """Before the first step of several processes: all take the weights of process 0."""
@@ -121,7 +121,7 @@ class DividedStep:
         Sums over the processes: the gradients of the network; its running statistics, weighted by the fraction of the
         batch that each process embeds; and the loss and the norm of_criterion, which are 0 except in process 0.
         """
-        gradients = gradients_of(self.plain.of_network)
+        gradients = existing_gradients(self.plain.of_network)
         statistics = [statistic for layer in layers if not isinstance(layer, torch.nn.SyncBatchNorm)
                       for statistic in (layer.running_mean, layer.running_var)]
         for statistic in statistics:
@@ -131,14 +131,14 @@ class DividedStep:
             gradients[0].add_(of_criterion * 0)
 
 
-def columns_of(whole, shapes):
+def split_columns(whole, shapes):
     """[B, W] -> {name: [B, *shape]}, in the order of `shapes`."""
     columns = whole.split([shape.numel() for shape in shapes.values()], dim=1)
     return {name: part.reshape(-1, *shape).contiguous()
             for part, (name, shape) in zip(columns, shapes.items(), strict=True)}
 
 
-def norm_of(parameters, like):
+def gradient_norm(parameters, like):
     """The norm of the gradients of the parameters, with the dtype of `like`; 0 if there are none."""
-    gradients = gradients_of(parameters)
+    gradients = existing_gradients(parameters)
     return torch.nn.utils.get_total_norm(gradients).to(like) if gradients else like.new_zeros(())

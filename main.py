@@ -58,7 +58,7 @@ def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
     if idle := parameters.without_effect(opt):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
-    settings = parameters.settings_of(opt)
+    settings = parameters.recorded_settings(opt)
     built = parts.build(opt)
     if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
@@ -136,7 +136,7 @@ def explained_stop(opt, state):
             shutil.rmtree(state.folder, ignore_errors=True)  # nothing is lost, and the name is free again
         raise
     except Exception as error:
-        reason = error if isinstance(error, RunFailed) else errors.reason_of(error, state.folder)
+        reason = error if isinstance(error, RunFailed) else errors.machine_reason(error, state.folder)
         if reason is None:
             raise
         kept = f'\nThe last checkpoint: {state.last}. To continue: python main.py --resume {state.folder}'
@@ -225,7 +225,7 @@ def work(arguments):
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if len(opt.gpu) > 1 and not processes.connected():
-        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secret_variables(opt))
     if opt.evaluate:
         evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:

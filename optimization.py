@@ -46,7 +46,7 @@ def build(opt, name, groups, momentum):
 
 def check_once(groups, own):
     """Raises UserError where a parameter is in the groups and in one of a criterion's own optimizers, or in two."""
-    trained = [id(parameter) for optimizer in own for parameter in parameters_of(optimizer)]
+    trained = [id(parameter) for optimizer in own for parameter in optimizer_parameters(optimizer)]
     for group in groups if own else ():
         params = group['params']
         trained += map(id, [params] if isinstance(params, torch.Tensor) else params)
@@ -112,11 +112,11 @@ def kind_of(group):
     return [name in group for name in ('betas', 'alpha', 'nesterov')], bool(group.get('decoupled_weight_decay'))
 
 
-def parameters_of(optimizer):
+def optimizer_parameters(optimizer):
     return [parameter for group in optimizer.param_groups for parameter in group['params']]
 
 
-def gradients_of(parameters):
+def existing_gradients(parameters):
     """The gradients of the parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
@@ -129,10 +129,10 @@ def unscale(scaler, optimizers, norm):
     if not scaler.is_enabled():
         return norm, optimizers
     norm = norm / scaler.scale(torch.ones_like(norm))
-    optimizers = [optimizer for optimizer in optimizers if gradients_of(parameters_of(optimizer))]
+    optimizers = [optimizer for optimizer in optimizers if existing_gradients(optimizer_parameters(optimizer))]
     for optimizer in optimizers:
         if len(optimizers) > 1:                              # the scaler skips the step of each optimizer on its own
-            gradients_of(parameters_of(optimizer))[0].add_(norm * 0)
+            existing_gradients(optimizer_parameters(optimizer))[0].add_(norm * 0)
         scaler.unscale_(optimizer)
     return norm, optimizers
 

@@ -1,7 +1,7 @@
 """
 Every flag of main.py, grouped, and declared once with all that is known of it.
 
-`add` and `switch` take what argparse takes, and Facts (utilities/manual.py): when the flag has an effect, whether
+`add` and `switch` take what argparse takes, and Facts (utilities/flag_help.py): when the flag has an effect, whether
 --resume may change it, whether it belongs to the machine, and so on.
 
 A flag that belongs to one method is declared in its file (utilities/method_flags.py) and named after it:
@@ -56,7 +56,7 @@ from utilities.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
-from utilities.manual import facts
+from utilities.flag_help import facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -80,22 +80,22 @@ MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'o
                           'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
 
 
-def losses_of(opt):
+def used_losses(opt):
     """The names of the losses of a run, and of those inside them."""
     return {method(part.loss) for part in with_nested_losses(loss_sums.parts(opt))}
 
 
-def miners_of(opt):
+def used_miners(opt):
     """The names of the miners that the losses of a run use."""
     parts = with_nested_losses(loss_sums.parts(opt))
     return {method(part.batch_mining) for part in parts if takes_miner(part)} - {'none'}
 
 
 def is_mined(opt):
-    return miners_of(opt) or all(part.batch_mining == 'none' for part in loss_sums.parts(opt))
+    return used_miners(opt) or all(part.batch_mining == 'none' for part in loss_sums.parts(opt))
 
 
-def optimizers_of(opt):
+def used_optimizers(opt):
     return {opt.optim, opt.embed_optim, opt.loss_optim}
 
 
@@ -106,14 +106,14 @@ def trains_loss(opt):
         getattr(wrapper.file, 'REQUIRES_OPTIM', False) for wrapper in criteria.wrapping.chosen(opt))
 
 
-def augmentation_of(opt):
+def effective_augmentation(opt):
     """The augmentation of a run; for characters, base means `characters`."""
     are_characters = opt.augmentation == 'base' and getattr(DATASETS.get(opt.dataset), 'CHARACTERS', False)
     return 'characters' if are_characters else opt.augmentation
 
 
 def crops_randomly(opt):
-    return augmentation_of(opt) in ('base', 'adv', 'big', 'mlrc')
+    return effective_augmentation(opt) in ('base', 'adv', 'big', 'mlrc')
 
 
 def has_folds(opt):
@@ -173,7 +173,7 @@ def holds(opt, flag, wanted):
 
 
 # conditions of FLAGS that are no flags
-CONDITIONS = {'a miner': miners_of, 'a loss with a teacher': lambda opt: 'teacher_batch' in required_inputs(opt)}
+CONDITIONS = {'a miner': used_miners, 'a loss with a teacher': lambda opt: 'teacher_batch' in required_inputs(opt)}
 
 
 def run_parameters(parser):
@@ -283,7 +283,7 @@ def data_parameters(parser):
         help='interpolation with which images and crops are resized, in training and evaluation')
     add('--eval_size', type=POSITIVE_INT, fixed=False,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: augmentation_of(opt) != 'characters',
+    add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: effective_augmentation(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -388,12 +388,12 @@ def training_parameters(parser):
     add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
     add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
-    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
+    add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
-        effect=lambda opt: {'adam', 'adamw'} & optimizers_of(opt),
+        effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='decays of the moving averages of gradients and squared gradients in the optimizers adam and adamw')
-    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: {'sgd', 'rmsprop'} & optimizers_of(opt),
+    add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: {'sgd', 'rmsprop'} & used_optimizers(opt),
         help='momentum of the optimizers sgd and rmsprop')
     add('--embed_momentum', type=FRACTION, effect=lambda opt: opt.embed_optim in ('sgd', 'rmsprop'),
         help='momentum in --embed_optim sgd and rmsprop; by default --momentum')
@@ -574,7 +574,7 @@ def build():
 @functools.cache
 def flags_with(fact):
     """{flag: value} of the flags for which this one of the Facts is set, such as machine."""
-    return command_line.with_fact(build(), fact)
+    return command_line.flags_with_attribute(build(), fact)
 
 
 def flags_of_group(title):
@@ -607,7 +607,7 @@ def parse(arguments, defaults=None, parser=None):
         raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
     settings, asked = dict(defaults or {}), {}
     for folder in folders:
-        settings |= known(parser, flags_of(folder), folder, flags_with('mode'))
+        settings |= known(parser, recorded_flags(folder), folder, flags_with('mode'))
     for file in modes.config:
         asked = merged(parser, asked, read_config(parser, file, flags_with('mode')))
     before, typed = merged(parser, settings, asked), given(parser, arguments)
@@ -633,10 +633,10 @@ def parse(arguments, defaults=None, parser=None):
 def check_resume(parser, settings, opt):
     """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
     new_run = f'start a new run by --reproduce {opt.resume}'
-    if changed := changed_within_run(parser, settings, settings_of(opt), flags_with('fixed')):
+    if changed := changed_within_run(parser, settings, recorded_settings(opt), flags_with('fixed')):
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, or {new_run}')
-    changed = changed_within_run(parser, settings, settings_of(opt))
+    changed = changed_within_run(parser, settings, recorded_settings(opt))
     if changed and not opt.merge_argparse_when_resuming:
         raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(changed)}; give it the flags '
                         f'it was started with, add --merge_argparse_when_resuming, or {new_run}')
@@ -661,7 +661,7 @@ def shown(value):
     return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def flags_of(place):
+def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
     flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
@@ -695,7 +695,7 @@ def find_run(opt):
 def look_for_run(opt):
     """The work of find_run()."""
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in without_machine(settings_of(opt)).items()
+    settings = {name: value for name, value in without_machine(recorded_settings(opt)).items()
                 if name not in {'n_epochs', *chosen}}
     folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen)
     if folder is None:
@@ -703,12 +703,12 @@ def look_for_run(opt):
     return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
 
 
-def secrets_of(opt):
+def secret_variables(opt):
     """The flags that are secrets, as environment variables of a process: {name: value}."""
     return {variable: getattr(opt, flag) for flag, variable in flags_with('secret').items() if getattr(opt, flag)}
 
 
-def settings_of(opt):
+def recorded_settings(opt):
     """The flags as they are recorded: without secrets, and without what to do in this process."""
     excluded = {'given', *flags_with('secret'), *flags_with('mode')}
     return {name: value for name, value in vars(opt).items() if name not in excluded}
@@ -827,27 +827,27 @@ def check(opt):
 
 def without_effect(opt):
     """The flags of opt.given, with their values, that have no effect in a training run because of other flags."""
-    actions, used = {action.dest: action for action in build()._actions}, methods_of(opt)
+    actions, used = {action.dest: action for action in build()._actions}, used_methods(opt)
     return [f'--{name} {shown(value)}' for name in opt.given
             if (value := getattr(opt, name)) != actions[name].default and is_idle(actions[name], opt, used)]
 
 
 def unreachable_schedules(opt, n_steps):
     """Sentences on warm-ups, delays and decays that a training run is too short for. n_steps: of the whole run."""
-    used = methods_of(opt)
+    used = used_methods(opt)
     return [f'--n_epochs {opt.n_epochs} is too short for --{action.dest} {shown(getattr(opt, action.dest))}: '
             f'{facts(action).never[0]}' for action in build()._actions
             if opt.n_epochs and facts(action).never and not is_idle(action, opt, used)
             and facts(action).never[1](opt, n_steps)]
 
 
-def methods_of(opt):
-    """{what the names of flags begin with: the methods of this kind that a run uses}"""
-    return {'loss': losses_of(opt), 'miner': miners_of(opt), 'data': {opt.data_sampler}}
+def used_methods(opt):
+    """Maps the prefixes of flags ('loss', 'miner', 'data') to the names of the methods that a run uses."""
+    return {'loss': used_losses(opt), 'miner': used_miners(opt), 'data': {opt.data_sampler}}
 
 
 def is_idle(action, opt, used):
-    """Whether a flag has no effect in a training run because of others. used: of methods_of."""
+    """Returns True if other flags make this one irrelevant in a training run. used: result of used_methods()."""
     known, kind = facts(action), action.dest.split('_')[0]
     return (known.obsolete or known.effect and not known.effect(opt)
             or known.of is not None and used[kind].isdisjoint(known.of))

@@ -140,7 +140,7 @@ def check(opt, data):
             and datasampler.distinct(opt) == 'classes'):
         raise UserError(f'--samples_per_class 1: --data_sampler {opt.data_sampler} makes batches without two images of '
                         f'a class, and --loss {"+".join(pairs)} needs such pairs; give at least 2')
-    metric, level = evaluation.of_level(opt.storage_metrics[0])
+    metric, level = evaluation.metric_and_level(opt.storage_metrics[0])
     if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
@@ -163,7 +163,7 @@ def prepare(opt):
     device.set_arithmetic(opt)
     allocator.keep_freed(opt)
     seed_everything(opt.seed)
-    backbone = backbone_of(opt)
+    backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
     opt.n_classes, opt.superclasses = data.train.n_classes, data.train.superclass_labels
     opt.class_names, opt.class_counts = data.train.class_names, np.bincount(
@@ -172,7 +172,7 @@ def prepare(opt):
     takes_maps = 'feature_maps' in criteria.required_inputs(opt)
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if takes_maps else None
     evaluation.check_data(opt, data)
-    return Parts(network_of(opt, backbone), data)
+    return Parts(build_network(opt, backbone), data)
 
 
 def fit_embedding(opt, parts):
@@ -183,7 +183,7 @@ def fit_embedding(opt, parts):
         embedding_layer.fit(opt, parts.model.f_embed, features, parts.data.train.labels)
 
 
-def backbone_of(opt):
+def build_backbone(opt):
     """The Backbone of --arch; sets opt.input_size. Loads no pretrained weights if a checkpoint has the weights."""
     opt.input_size = opt.input_size or datasets.transforms.SIZES.get(opt.augmentation)
     if opt.evaluate or has_checkpoint(opt) or opt.start_from:
@@ -191,7 +191,7 @@ def backbone_of(opt):
     return architectures.select_backbone(opt)
 
 
-def network_of(opt, backbone):
+def build_network(opt, backbone):
     """The network with this Backbone, on the device."""
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
@@ -237,7 +237,7 @@ def load_teacher(opt, size):
     require_possible(own, f'--distill {opt.distill}', states)
     own.device = opt.device
     with torch.random.fork_rng(devices=[]):                       # weights are random before they are loaded
-        network = network_of(own, backbone_of(own))
+        network = build_network(own, build_backbone(own))
     load_weights(own, f'--distill {opt.distill}', states, network)
     if network.input_size != size:
         raise UserError(f'--distill {opt.distill}: its network takes images of {network.input_size} pixels, and this '
@@ -327,7 +327,7 @@ def restore_network(opt, source):
     states = checkpoint.load(checkpoint.find(source))
     require_possible(opt, source, states)
     opt.device = device.select(opt)
-    model = network_of(opt, backbone_of(opt))
+    model = build_network(opt, build_backbone(opt))
     load_weights(opt, source, states, model)
     return model
 

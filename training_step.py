@@ -11,7 +11,7 @@ import torch
 import batch_mining
 import criteria
 import optimization
-from optimization import gradients_of, parameters_of
+from optimization import existing_gradients, optimizer_parameters
 from utilities import device
 from utilities.loading import network_input
 from utilities.tuple_statistics import hard_pairs
@@ -32,7 +32,7 @@ class TrainingStep:
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
         of_network = {*self.of_network}
-        self.of_criterion = [parameter for optimizer in self.optimizers for parameter in parameters_of(optimizer)
+        self.of_criterion = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)
                              if parameter not in of_network]
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
@@ -57,7 +57,7 @@ class TrainingStep:
         outputs = self.embed(images) | self.costly(images)
         loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
         self.backward(loss)
-        norm = torch.nn.utils.get_total_norm(gradients_of(self.of_network + self.of_criterion))
+        norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
         return outputs['batch'], self.update(loss, norm)
 
     def begin(self, labels, indices):

@@ -22,7 +22,7 @@ class InnerLevels(torch.nn.Module):
 
     def __init__(self, opt, backbone):
         super().__init__()
-        self.names, self.features = [name_of(opt, block, backbone.network) for block in opt.cascade], {}
+        self.names, self.features = [last_module_name(opt, block, backbone.network) for block in opt.cascade], {}
         for name in self.names:
             block = backbone.network.get_submodule(name)
             block.register_forward_hook(functools.partial(self.keep, name, backbone.n_prefix + opt.prompts))
@@ -32,7 +32,7 @@ class InnerLevels(torch.nn.Module):
             if self.features.get(name) is None:
                 raise UserError(f'--cascade {block}: --arch {opt.arch} gives neither maps nor tokens there; choose '
                                 'another block')
-        self.layers = torch.nn.ModuleList(embedding_layer(of_level(opt), self.features[name].shape[1])
+        self.layers = torch.nn.ModuleList(embedding_layer(level_options(opt), self.features[name].shape[1])
                                           for name in self.names)
         self.features.clear()
 
@@ -44,16 +44,16 @@ class InnerLevels(torch.nn.Module):
         return [layer(self.features.pop(name)) for layer, name in zip(self.layers, self.names, strict=True)]
 
 
-def of_level(opt):
+def level_options(opt):
     """The namespace of one of the K levels: --embed_dim is divided by K."""
     return argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // (len(opt.cascade) + 1), 'cascade': []})
 
 
-def name_of(opt, block, network):
+def last_module_name(opt, block, network):
     """The name of the block's last module. Blocks are counted as by --freeze."""
     blocks = depth.blocks(network)
     if block >= len(blocks) - 1:
-        raise UserError(f'--cascade {block}: --arch {opt.arch} has {len(blocks) - 1} blocks behind its stem, and the '
+        raise UserError(f'--cascade {block}: --arch {opt.arch} has {len(blocks) - 1} blocks after the stem, and the '
                         f'last of them has an embedding anyway; give numbers below {len(blocks) - 1}')
     if depth.INCEPTION.match(blocks[block][0]):
         raise UserError(f'--cascade: --arch {opt.arch} has no module for a block; use --arch googlenet')

@@ -57,7 +57,7 @@ def freeze(opt, network):
         return ['']
     last = 0 if opt.freeze == 'stem' else int(opt.freeze)
     if last >= len(found):
-        raise UserError(f'--freeze {opt.freeze}: --arch {opt.arch} has {len(found) - 1} blocks behind its stem')
+        raise UserError(f'--freeze {opt.freeze}: --arch {opt.arch} has {len(found) - 1} blocks after the stem')
     for name, depth in depths(network).items():
         if depth <= last:
             network.get_parameter(name).requires_grad_(False)

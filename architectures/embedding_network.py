@@ -119,7 +119,7 @@ class EmbeddingNetwork(torch.nn.Module):
         self.maps, self.pool = backbone.maps, backbone.pool
         self.f_embed = backbone.f_embed
         if self.f_embed is None:
-            self.f_embed = embedding_layer(cascade.of_level(opt), backbone.n_features)
+            self.f_embed = embedding_layer(cascade.level_options(opt), backbone.n_features)
         self.inner = cascade.InnerLevels(opt, backbone) if opt.cascade else None
         self.kept = depth.freeze(opt, self.backbone)            # names of modules that stay in evaluation mode
         if opt.lora_rank or opt.prompts:

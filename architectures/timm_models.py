@@ -58,7 +58,7 @@ def name_in_timm(opt, name):
         raise UserError(f'--arch {opt.arch}: its config.json could not be read: {first_line}\n{hint}') from None
 
 
-def state_of(name):
+def read_state_dict(name):
     """The state dict of one of SOURCES, read safely. Raises UserError if a folder has no weights."""
     source, _, place = name.partition(':')
     if source == 'hf-hub':
@@ -106,7 +106,7 @@ def backbone(opt, name):
 
     def download():
         if name.startswith(SOURCES):
-            return state_of(name)
+            return read_state_dict(name)
         return timm.create_model(name, pretrained=True, num_classes=0, **arguments).state_dict()
 
     head = network.pretrained_cfg['classifier'] or ()

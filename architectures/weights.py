@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from utilities.errors import UserError
-from utilities.files import kind_of
+from utilities.files import describe_kind
 
 
 def load(opt, name, backbone):
@@ -72,7 +72,7 @@ def read_state_dict(path):
     except ImportError as error:
         raise UserError(f'--weights {path}: needs safetensors ({error}): pip install safetensors') from None
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'--weights {path}: not a file of weights only but {kind_of(path, error)}; expected a '
+        raise UserError(f'--weights {path}: not a file of weights only but {describe_kind(path, error)}; expected a '
                         'state dict as torch.save or safetensors writes it') from None
     for key in ('model', 'state_dict'):
         state = state[key] if isinstance(state, dict) and isinstance(state.get(key), dict) else state

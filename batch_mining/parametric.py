@@ -29,7 +29,7 @@ FLAGS = {
     'policy_size': ADAPT | {'default': [128, 128], 'at_least': 1,
                             'help': 'PADS: widths of the hidden layers of the policy'},
     'history': ADAPT | {'default': 20, 'at_least': 1,
-                        'help': 'PADS: number of past validations in the state that the policy sees'},
+                        'help': "PADS: number of past validations in the policy's input"},
     'reward': ADAPT | {'default': 'recall_nmi',
                        'choices': {'recall_nmi': 'mean of recall@1 and NMI', 'recall': 'recall@1'},
                        'help': 'PADS: metric whose change since the last update gives the reward, by its sign'},

@@ -27,7 +27,7 @@ def main(arguments):
     train, *_ = embeddings(options.images // 3, options.images // 3 // PER_CLASS, LARGEST, 1, options.dim, RECALL)
     pool, rows = evaluation.Pool(points, labels), []
     print('| code | s | MB | s with re-scoring | MB |\n| --- | ---: | ---: | ---: | ---: |')
-    for code in codes.codes_of(options.codes, options.dim, train.numpy(), normalize=True):
+    for code in codes.build_codes(options.codes, options.dim, train.numpy(), normalize=True):
         found = []
         for n_rescored in (0, 100):
             found += measure(lambda code=code, n=n_rescored: rows.append(codes.measure(code, pool, n)))

@@ -38,7 +38,7 @@ FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 
          '--data_batchmatch_bigbs 24').split()
 
 
-def parts_of(folder):
+def find_parts(folder):
     """{name of a folder of parts: its files}, without files that have helpers only."""
     found = {name: sorted(path for path in (folder / name).glob('*.py')
                           if re.search(rf'^class {CLASSES[package]}\b', path.read_text(), re.MULTILINE))
@@ -128,7 +128,7 @@ def main(arguments):
                                      description=__doc__.split('\n\n')[0].strip())
     parser.add_argument('folders', nargs='+', type=Path, metavar='FOLDER')
     opt, flags = parser.parse_known_args(arguments)
-    checkouts = {folder: parts_of(folder.resolve()) for folder in opt.folders}
+    checkouts = {folder: find_parts(folder.resolve()) for folder in opt.folders}
     preload()
     with tempfile.TemporaryDirectory() as scratch:
         draw(Path(scratch) / 'data')

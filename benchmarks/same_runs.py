@@ -107,7 +107,7 @@ def call_main(log, arguments):
     runpy.run_path(sys.argv[0], run_name='__main__')
 
 
-def rows_of(folder):
+def read_log(folder):
     """The rows of log.csv without the column seconds; None where there is no file."""
     if not (folder / 'log.csv').exists():
         return None
@@ -146,7 +146,7 @@ def compare(folder, names):
             pairs = {'new run': (reference, scratch / 'folder' / f'{name}_s1'),
                      'continued': (folder / 'longer' / 'folder' / f'{name}_s1', copy)}
             for kind, (one, other) in pairs.items():
-                if (before := rows_of(one)) == (after := rows_of(other)):
+                if (before := read_log(one)) == (after := read_log(other)):
                     n_equal += 1
                 else:
                     columns = sorted({column for a, b in zip(before, after or [], strict=False)

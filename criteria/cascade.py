@@ -38,7 +38,7 @@ def hardest_pairs(batch, positives, negatives, n_positives, n_negatives):
     [[1, 2], [2, 1]]
     """
     distances = torch.cdist(batch, batch, compute_mode='donot_use_mm_for_euclid_dist')
-    return (largest_of(distances, positives, n_positives), largest_of(-distances, negatives, n_negatives))
+    return (keep_largest(distances, positives, n_positives), keep_largest(-distances, negatives, n_negatives))
 
 
 def hardest(batch, tuples, fraction, mined):
@@ -50,7 +50,7 @@ def hardest(batch, tuples, fraction, mined):
         return hardest_triplets(batch, tuples, math.ceil(fraction * len(mined)))
 
 
-def largest_of(values, mask, n):
+def keep_largest(values, mask, n):
     """The subset of the mask [B, B] with the n largest values."""
     ranks = values.masked_fill(~mask, -torch.inf).flatten().argsort(descending=True, stable=True).argsort()
     return mask & (ranks.view_as(mask) < n)

@@ -101,7 +101,7 @@ class DeepAdversarial(torch.nn.Module):
         batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
         with torch.autocast(batch.device.type, enabled=False):
             triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
-            loss = self.loss_of(triplets, batch, labels, features, f_embed, **kwargs)
+            loss = self.tuple_loss(triplets, batch, labels, features, f_embed, **kwargs)
             log = getattr(self.criterion, 'log', {})                  # of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
             synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
@@ -124,11 +124,11 @@ class DeepAdversarial(torch.nn.Module):
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
         kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # others are for real images
-        return self.loss_of(torch.stack([anchors, positives, made], dim=1),
+        return self.tuple_loss(torch.stack([anchors, positives, made], dim=1),
                             torch.cat([batch, self.normalized(f_embed(synthetic))]),
                             torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
 
-    def loss_of(self, triplets, batch, labels, features, f_embed, **kwargs):
+    def tuple_loss(self, triplets, batch, labels, features, f_embed, **kwargs):
         self.given.tuples = triplets
         return self.criterion(batch=batch, labels=labels, batch_features=features, f_embed=f_embed, **kwargs)
 

@@ -24,11 +24,11 @@ FLAGS = {
 }
 
 
-def prefix_of(batch, dim, normalize=True):
+def embedding_prefix(batch, dim, normalize=True):
     """
     The first `dim` components of the embeddings batch [B, D], with norm 1 if `normalize`.
 
-    >>> prefix_of(torch.tensor([[3., 4., 12.]]), 2)
+    >>> embedding_prefix(torch.tensor([[3., 4., 12.]]), 2)
     tensor([[0.6000, 0.8000]])
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
@@ -71,7 +71,7 @@ class Matryoshka(torch.nn.Module):
         shared, values, log = dict(self.criterion.named_parameters()), [], {}
         for dim, widths in self.widths.items():
             own = {name: shared[name] if width is None else shared[name][..., :width] for name, width in widths.items()}
-            named = {'batch': prefix_of(batch, dim, self.normalize), 'labels': labels} | kwargs
+            named = {'batch': embedding_prefix(batch, dim, self.normalize), 'labels': labels} | kwargs
             values.append(functional_call(self.prefixes[str(dim)], own, kwargs=named))
             log |= {f'prefix_{dim}_{name}': scalar
                     for name, scalar in getattr(self.prefixes[str(dim)], 'log', {}).items()}

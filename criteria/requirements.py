@@ -9,14 +9,14 @@ from utilities.loss_sums import parts
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
-def file_of(loss):
+def loss_module(loss):
     """The file of a loss; None for the losses of a library."""
     return criteria.CRITERIA.get(loss)
 
 
 def nested_flags(loss):
     """The flags that name the losses inside a loss: REQUIRES_CRITERIA of its file."""
-    flags = getattr(file_of(loss), 'REQUIRES_CRITERIA', ())
+    flags = getattr(loss_module(loss), 'REQUIRES_CRITERIA', ())
     return () if flags is True else flags or ()
 
 
@@ -29,7 +29,7 @@ def with_nested_losses(flags):
 
 def takes_miner(part):
     """Whether a loss, or one inside it, takes a miner."""
-    return any(getattr(file_of(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_nested_losses([part])
+    return any(getattr(loss_module(one.loss), 'REQUIRES_BATCHMINER', True) for one in with_nested_losses([part])
                if not one.loss.startswith(torch_losses.PREFIX))
 
 
@@ -46,7 +46,7 @@ def ranks(opt):
     """
     names = [getattr(part, [*nested_flags(part.loss), 'loss'][0]) for part in parts(opt)]
     return any(wrapper.ranks for wrapper in criteria.wrapping.chosen(opt)) or any(
-        hasattr(file.Criterion, 'ranking_embeddings') for file in map(file_of, names) if file)
+        hasattr(file.Criterion, 'ranking_embeddings') for file in map(loss_module, names) if file)
 
 
 def required_inputs(opt, criterion=None):
@@ -61,7 +61,7 @@ def required_inputs(opt, criterion=None):
 
 def asked_for(opt, loss):
     """REQUIRES_INPUTS of a loss's file: a list of COSTLY names, or {name: the flag with which it is needed}."""
-    file = file_of(loss)
+    file = loss_module(loss)
     names = getattr(file, 'REQUIRES_INPUTS', ())
     for name in names:
         choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
@@ -75,4 +75,5 @@ def need_positives(opt):
     def needs(file):
         has_memory = opt.xbm_size and getattr(file, 'SUPPORTS_MEMORY', False)
         return not has_memory and (file.REQUIRES_BATCHMINER or not getattr(file, 'REQUIRES_OPTIM', True))
-    return [part.loss for part in with_nested_losses(parts(opt)) if file_of(part.loss) and needs(file_of(part.loss))]
+    losses = [part.loss for part in with_nested_losses(parts(opt))]
+    return [loss for loss in losses if loss_module(loss) and needs(loss_module(loss))]

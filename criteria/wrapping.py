@@ -32,7 +32,7 @@ from utilities.loss_sums import Miner, parts
 from utilities.parameter_groups import own_groups
 
 
-def arguments_of(criterion):
+def forward_parameters(criterion):
     """{name: inspect.Parameter} of what forward() takes of a criterion or its class."""
     return inspect.signature(criterion.forward).parameters
 
@@ -55,14 +55,14 @@ def takes_triplets(loss):
 
 def takes_synthetic_triplets(loss):
     """Whether a loss of triplets can take embeddings that have no image."""
-    of_images = getattr(loss, 'REQUIRES_INPUTS', ()) or loss and 'indices' in arguments_of(loss.Criterion)
+    of_images = getattr(loss, 'REQUIRES_INPUTS', ()) or loss and 'indices' in forward_parameters(loss.Criterion)
     return takes_triplets(loss) and not of_images
 
 
 def takes_embeddings_only(loss):
     """Whether a loss is a function of the embeddings: it takes neither other inputs nor losses inside it."""
     beyond = {*COSTLY, 'batch_features', 'avg_batch_features', 'f_embed'}
-    names = {*arguments_of(loss.Criterion)} if loss else set()
+    names = {*forward_parameters(loss.Criterion)} if loss else set()
     return not (names & beyond or getattr(loss, 'REQUIRES_INPUTS', ()) or getattr(loss, 'REQUIRES_CRITERIA', ()))
 
 
@@ -229,7 +229,7 @@ def build_loss(opt, miner):
     else:
         given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
         built = public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given)
-    unasked = {*COSTLY} & {*arguments_of(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
+    unasked = {*COSTLY} & {*forward_parameters(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
     if unasked and not getattr(built, 'REQUIRES_MAPS', False):
         raise UserError(f'--loss {opt.loss}: its forward() takes {", ".join(sorted(unasked))}, which it gets only if '
                         f'its file asks for it by a constant: REQUIRES_INPUTS = {sorted(unasked)} (docs/extending.md)')
@@ -292,7 +292,7 @@ def check_loss(opt, loss, miner):
         raise UserError(f'--loss {opt.loss} does not work with --batch_mining {opt.batch_mining}; choose from '
                         f'{", ".join(allowed)}')
     if opt.dr_weight and takes_pairs(loss):
-        raise UserError(f'--dr_weight needs a loss of triplets, which --loss {opt.loss} is not')
+        raise UserError(f'--dr_weight requires a triplet loss; --loss {opt.loss} is not one')
 
 
 def finished(criterion):
@@ -300,7 +300,7 @@ def finished(criterion):
     Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
     parameter_groups().
     """
-    if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments_of(criterion).values()):
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in forward_parameters(criterion).values()):
         criterion.register_forward_pre_hook(keep_taken_keywords, with_kwargs=True)
     if not hasattr(criterion, 'parameter_groups'):
         criterion.parameter_groups = types.MethodType(own_groups, criterion)
@@ -308,7 +308,7 @@ def finished(criterion):
 
 
 def keep_taken_keywords(criterion, arguments, given):
-    taken = arguments_of(criterion)
+    taken = forward_parameters(criterion)
     return arguments, {name: value for name, value in given.items() if name in taken}
 
 

@@ -65,8 +65,8 @@ def choose_batch(opt, images):
         opt.samples_per_class = max(range(2, most + 1), key=lambda n: min(len(sizes), most_images // n) * n)
         opt.bs = min(len(sizes), most_images // opt.samples_per_class) * opt.samples_per_class * opt.views
     if (opt.bs, opt.samples_per_class) != before:
-        print(f'--bs {opt.bs} --samples_per_class {opt.samples_per_class}: chosen for {n_images} training images of '
-              f'{len(sizes)} classes, too few for the default {before[0]} and {before[1]}')
+        print(f'Too few training images ({n_images} of {len(sizes)} classes) for the default batch of --bs {before[0]} '
+              f'--samples_per_class {before[1]}; using --bs {opt.bs} --samples_per_class {opt.samples_per_class}')
 
 
 @undeclared_flags()

@@ -34,7 +34,7 @@ class Box(NamedTuple):
                             'pixels; correct the line, or leave such images out with --skip_bad_images')
 
 
-def path_of(source):
+def image_path(source):
     """The file of what an ImageSet reads: a path, or a Box."""
     return source.path if isinstance(source, Box) else source
 
@@ -59,13 +59,13 @@ def from_rows(file, rows, paths):
 
 def open_photo(source, limit=None):
     """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
-    photo = decoding.open_photo(path_of(source), limit)
+    photo = decoding.open_photo(image_path(source), limit)
     return cropped(photo, source) if isinstance(source, Box) else photo
 
 
 def read_upright(source, limit=None):
     """As decoding.read_upright; for a Box, this part of the image. Raises UserError if the box exceeds the image."""
-    image = decoding.read_upright(path_of(source), limit)
+    image = decoding.read_upright(image_path(source), limit)
     if not isinstance(source, Box):
         return image
     source.require_inside(*image.size)

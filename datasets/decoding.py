@@ -51,12 +51,12 @@ def named(path):
     try:
         yield
     except Exception as error:  # decoders raise all kinds of exceptions on broken files
-        raise UserError(f'{path}: not a readable image ({reason_of(error)}). Replace it, or leave such files out with '
-                        '--skip_bad_images.') from None
+        raise UserError(f'{path}: not a readable image ({decoding_reason(error)}). Replace it, or leave such files out '
+                        'with --skip_bad_images.') from None
 
 
-def reason_of(error):
-    """Why an image cannot be read. Pillow itself would name an object of Python."""
+def decoding_reason(error):
+    """Returns a readable reason why decoding failed; Pillow's own message would name a Python object."""
     return 'its format is not known' if isinstance(error, UnidentifiedImageError) else str(error)
 
 

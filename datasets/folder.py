@@ -85,7 +85,7 @@ def listed(file, source_path, reads=frozenset()):
     reads = {*reads} & {*columns}
     check_groups(file, rows, 'group' in reads)
     paths = [source_path / row['path'] for row in rows]
-    superclasses, *coarser = [level_of(file, rows, column) for column in columns
+    superclasses, *coarser = [read_superclasses(file, rows, column) for column in columns
                               if column.startswith('superclass')] or [{}]
     table = ImageTable(paths, [row['label'] for row in rows],
                        [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
@@ -137,7 +137,7 @@ def check_groups(file, rows, with_groups):
                             'which are of no class; give them a label of their own')
 
 
-def level_of(file, rows, column):
+def read_superclasses(file, rows, column):
     """{class: its super-class} from a CSV column. Raises UserError if a field is empty or a class has two values."""
     level = {}
     for number, row in enumerate(rows, start=2):

@@ -19,7 +19,7 @@ import numpy as np
 import PIL
 from tqdm import tqdm
 
-from datasets.boxes import open_photo, path_of, read_upright
+from datasets.boxes import image_path, open_photo, read_upright
 from datasets.decoding import CHANNELS, Photo, channels_last, is_jpeg
 from utilities import stopping
 from utilities.errors import UserError
@@ -79,7 +79,7 @@ class ImageCache:
         if 0 in shape:
             return open_photo(path, self.limit)
         pixels = pixels.reshape(shape)
-        return Photo(*shape[:2], lambda scale: pixels, is_jpeg(path_of(path)))
+        return Photo(*shape[:2], lambda scale: pixels, is_jpeg(image_path(path)))
 
     def check(self, rows, paths):
         """Raises UserError if images of these rows are not as they were written."""
@@ -111,7 +111,7 @@ def key(paths, source, resize):
     source = str(Path(source))
     for path in paths:
         try:
-            status = path_of(path).stat()
+            status = image_path(path).stat()
             state = status.st_size, status.st_mtime_ns
         except OSError:                                                # --skip_bad_images leaves the file out
             state = None
@@ -127,7 +127,7 @@ def complete_rows(folder, n_images):
     except FileNotFoundError:
         index, n_bytes = np.empty(0, '<i8'), 0
     index = index[:len(index) // COLUMNS * COLUMNS].reshape(-1, COLUMNS)[:n_images]
-    offsets, sizes = index[:, 0], sizes_of(index)
+    offsets, sizes = index[:, 0], image_bytes(index)
     valid = (index >= 0).all(axis=1) & (offsets == sizes.cumsum() - sizes) & (offsets + sizes <= n_bytes)
     valid &= np.isin(index[:, 3], CHANNELS)
     return index if valid.all() else index[:max(valid.argmin() - 1, 0)]    # the broken row may be the one before
@@ -150,14 +150,14 @@ def word_sum(pixels, offset):
     return int(pixels[start:stop].view('<u8').sum()), pixels[:start].tobytes() + pixels[stop:].tobytes()
 
 
-def sizes_of(index):
+def image_bytes(index):
     """The number of bytes of each image."""
     return index[:, 1:4].prod(axis=1)
 
 
-def n_bytes_of(index):
+def total_bytes(index):
     """The number of bytes of `pixels` that the rows of the index cover."""
-    return int(index[-1, 0] + sizes_of(index)[-1]) if len(index) else 0
+    return int(index[-1, 0] + image_bytes(index)[-1]) if len(index) else 0
 
 
 def fill(folder, paths, resize, limit=None):
@@ -173,17 +173,17 @@ def fill(folder, paths, resize, limit=None):
               ThreadPoolExecutor() as pool,
               tqdm(initial=len(index), total=len(paths), desc='decoding images', disable=None) as bar):
             index_file.truncate(index.nbytes)
-            pixels_file.seek(n_bytes_of(index))
+            pixels_file.seek(total_bytes(index))
             while len(index) < len(paths):
                 stopping.check()
                 images = list(pool.map(lambda path: decode(path, resize, limit), paths[len(index):len(index) + CHUNK]))
                 sizes = np.array([image.size for image in images])
-                offsets = n_bytes_of(index) + sizes.cumsum() - sizes
+                offsets = total_bytes(index) + sizes.cumsum() - sizes
                 rows = np.column_stack([offsets, [image.shape for image in images]]).astype('<i8')
                 contents = [image.tobytes() for image in images]
                 chunk = np.column_stack([rows, list(map(checksum, rows, contents))])
                 longer = np.concatenate([index, chunk])
-                require_space(folder, n_bytes_of(longer) * len(paths) // len(longer) - n_bytes_of(index))
+                require_space(folder, total_bytes(longer) * len(paths) // len(longer) - total_bytes(index))
                 for content in contents:
                     pixels_file.write(content)
                 pixels_file.flush()

@@ -75,10 +75,10 @@ class Pipeline:
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        resize = {'exact': resized_by_pillow, 'fast': resized_fast, 'auto': resized_by_torch}[self.decode_of(photo)]
+        resize = {'exact': resized_by_pillow, 'fast': resized_fast, 'auto': resized_by_torch}[self.decode_mode(photo)]
         return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
 
-    def decode_of(self, photo):
+    def decode_mode(self, photo):
         """How the photo is decoded: `decode`, or exact if that is auto and the photo is not a JPEG file."""
         return 'exact' if self.decode == 'auto' and not getattr(photo, 'is_jpeg', False) else self.decode
 

@@ -23,7 +23,7 @@ def apply(opt, table):
     not have, or leaves the training or the test split without a class.
     """
     what, names = f'--splits {opt.splits}', sorted(set(table.classes))
-    lists = lists_of(opt, what)
+    lists = read_split_lists(opt, what)
     numbers = [entry for listed in lists.values() for entry in listed if is_index(entry)]
     are_places = not any(name.isdecimal() for name in names)
     if numbers and are_places:
@@ -53,7 +53,7 @@ def apply(opt, table):
     return images
 
 
-def lists_of(opt, what):
+def read_split_lists(opt, what):
     """
     {split: list of class names or numbers} in the file of --splits, of its --splits_step if it has several. Raises
     UserError for other content: a list that is missing or empty, a key that is unknown or occurs twice.

@@ -12,7 +12,7 @@ from utilities.errors import UserError
 def half(opt, table):
     """The classes in the test range are test classes, the others (by default half, rounded down) training classes."""
     train, test = cut_test(opt, sorted(set(table.classes)))
-    return of_classes(table, train=train, test=test)
+    return indices_by_split(table, train=train, test=test)
 
 
 def class_folds(opt, table):
@@ -26,7 +26,7 @@ def class_folds(opt, table):
                         'are not test classes; give fewer folds')
     folds = [fold.tolist() for fold in np.array_split(np.array(development, dtype=str), opt.n_folds)]
     validation = folds.pop(opt.fold)
-    return of_classes(table, train=sum(folds, []), val=validation, test=test)
+    return indices_by_split(table, train=sum(folds, []), val=validation, test=test)
 
 
 def mlrc(opt, table):
@@ -42,7 +42,7 @@ def mlrc(opt, table):
     start = opt.fold * len(development) // opt.n_folds
     rotated = development[start:] + development[:start]
     n_train = len(development) - n_validation
-    return of_classes(table, train=rotated[:n_train], val=rotated[n_train:], test=test)
+    return indices_by_split(table, train=rotated[:n_train], val=rotated[n_train:], test=test)
 
 
 def closed_set(opt, table):
@@ -67,7 +67,7 @@ def predefined(opt, table):
     there are queries or a gallery without the other, or test images besides them, or distractors alone.
     """
     if table.parts is None:
-        raise UserError(f'--split_scheme predefined: {opt.dataset} has no official parts; choose another scheme')
+        raise UserError(f'--split_scheme predefined: {opt.dataset} has no official split; choose another scheme')
     tested = {'test', 'query', 'gallery'} & set(table.parts)
     if tested not in (set(), {'test'}, {'query', 'gallery'}):
         raise UserError(f'--split_scheme predefined: the test images are marked {" and ".join(sorted(tested))}; mark '
@@ -117,7 +117,7 @@ def images_of_classes(table):
     return of_class
 
 
-def of_classes(table, **splits):
+def indices_by_split(table, **splits):
     """Keyword arguments split=[class] -> {split: [image index]}."""
     split_of = {name: split for split, names in splits.items() for name in names}
     images = {split: [] for split in splits}

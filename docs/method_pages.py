@@ -174,7 +174,7 @@ def two_lines(kind, name):
                       f'loss = criterion(embeddings, labels{more})'])
 
 
-def function_of(kind, module):
+def documented_function(kind, module):
     """The function, or the class of a sampler, that computes what the page is about."""
     if kind == 'samplers':
         return module.Sampler
@@ -183,15 +183,15 @@ def function_of(kind, module):
                  and (kind == 'miners' or name == f'{stem}_loss')), getattr(module, 'Criterion', None))
 
 
-def formula_of(text):
+def formula_text(text):
     """The paragraphs of a docstring before its examples, without those on the arguments."""
     text = inspect.cleandoc(text).partition('>>>')[0]
     parts = [part for part in text.split('\n\n') if not part.startswith('Args:')]
     said = '\n\n'.join(part.strip() for part in parts if part.strip())
-    return said.replace('Returns: scalar', 'It returns a scalar').replace('Returns: ', 'It returns ')
+    return said.replace('Returns: scalar', 'Returns a scalar').replace('Returns: ', 'Returns ')
 
 
-def flags_of(kind, name):
+def flag_names(kind, name):
     """The attributes of opt that a method reads by default, then its further flags."""
     start = {'losses': 'loss', 'miners': 'miner', 'samplers': 'data'}[kind]
     longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
@@ -200,13 +200,13 @@ def flags_of(kind, name):
 
 
 def flags_table(kind, name):
-    flags = flags_of(kind, name)
-    rows = [row_of(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
+    flags = flag_names(kind, name)
+    rows = [flag_row(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
     return markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
         'It has no flags.']
 
 
-def row_of(action):
+def flag_row(action):
     default = action.default
     if action.type is command_line.boolean:
         default = 'on' if default else 'off'
@@ -221,7 +221,7 @@ def taken_by(action):
     if action.choices:
         return ' or '.join(map(str, action.choices))
     if action.type is command_line.boolean:
-        return 'nothing: a switch'
+        return '(switch)'
     if action.type is None:
         return 'text'
     try:
@@ -258,7 +258,7 @@ def recipes(kind, name):
 def used_by(kind, settings):
     """The methods that a file of flags uses, by name or by default."""
     opt = argparse.Namespace(**{flag: action.default for flag, action in actions().items()} | settings)
-    return {'losses': parameters.losses_of, 'miners': parameters.miners_of,
+    return {'losses': parameters.used_losses, 'miners': parameters.used_miners,
             'samplers': lambda opt: {opt.data_sampler}}[kind](opt)
 
 
@@ -295,13 +295,13 @@ def page(kind, name):
     folder, registry, flag = KINDS[kind]
     module = registry[name]
     about, _, differs = inspect.cleandoc(module.__doc__).partition('\n\nDiffers: ')
-    function = function_of(kind, module)
+    function = documented_function(kind, module)
     unit = getattr(module, 'MARGIN_UNIT', None)
     return '\n'.join([
         f'# {name}', '', re.sub(r'(https?://\S+?)([,.;)]*)(\s|$)', r'<\1>\2\3', about), '',
         f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{kind}.md).', '',
         '## Formula' if kind == 'losses' else '## Rule', '',
-        '``` {.text .wrapped}', formula_of(function.__doc__), '```', '',
+        '``` {.text .wrapped}', formula_text(function.__doc__), '```', '',
         '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',
         '## Flags', '', *flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),

@@ -9,7 +9,7 @@ from evaluation.protocol import (
     check_metrics,
     embed_splits,
     evaluate,
-    of_level,
+    metric_and_level,
     show,
     split_of_pictures,
     splits_to_evaluate,
@@ -21,5 +21,5 @@ from evaluation.titles import table
 
 __all__ = ['METRICS', 'PICTURES', 'Pool', 'as_evaluated', 'check_data', 'check_metrics', 'compute',
            'curves', 'distances_by_split', 'draw', 'embed', 'embed_splits', 'evaluate', 'geometry',
-           'independent_of_batch', 'of_level', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
+           'independent_of_batch', 'metric_and_level', 'parse', 'projector', 'ranking', 'show', 'split_of_pictures',
            'splits_to_evaluate', 'storage_metrics', 'table', 'validate', 'write_embeddings']

@@ -23,7 +23,7 @@ def plot(rows, folder, single=False):
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    families = families_of(rows)
+    families = metric_families(rows)
     n_columns = min(len(families), WIDEST)
     n_rows = -(-len(families) // n_columns)
     width, height = 0.5 * plotting.COLUMN * max(n_columns, 2), HEIGHT * n_rows + LEGEND + FOOT
@@ -54,7 +54,7 @@ def plot(rows, folder, single=False):
         plotting.save(figure, folder / f'{family}.png')
 
 
-def families_of(rows):
+def metric_families(rows):
     """{metric without its argument, or one of the distances: {column: Column}}, the loss first."""
     families = {'loss': {columns.LOSS: Column('train', 'loss')}}
     for name in rows[0] if rows else ():

@@ -106,13 +106,13 @@ def write(embedded, file):
         np.savez_compressed(opened, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def settings_of(opt):
+def embedding_settings(opt):
     """{flag: value} of SETTINGS."""
     return {name: getattr(opt, name) for name in SETTINGS}
 
 
 def network_id(model, settings):
-    """A checksum of the weights and settings_of(): 16 hexadecimal digits."""
+    """A checksum of the weights and embedding_settings(): 16 hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in [*sorted(model.state_dict().items()), ('mean', model.mean), ('std', model.std)]:
         digest.update(f'{name} {list(tensor.shape)} {tensor.dtype}'.encode())

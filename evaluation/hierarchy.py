@@ -121,7 +121,7 @@ def positives(levels):
     return ranks, kept
 
 
-def sizes_of(levels, n_levels):
+def level_sizes(levels, n_levels):
     """[q, L]: the number of images at each level, from 1 on."""
     return np.stack([np.count_nonzero(levels == level, axis=1) for level in range(1, n_levels + 1)], axis=1)
 
@@ -132,7 +132,7 @@ def h_ap(ranks, levels, n_levels):
     level 1 or more. An image of level l has rel = l / L divided by the number of images of its level, and hrank(r) =
     Σ_{i ≤ r} min(rel(r), rel(i)). With one level it is the average precision.
     """
-    n_images = sizes_of(levels, n_levels)
+    n_images = level_sizes(levels, n_levels)
     relevance = np.arange(1, n_levels + 1) / n_levels / np.maximum(n_images, 1)
     total, inverse = 0, 1 / ranks
     for nearer in range(n_levels):                         # levels of the images i (nearer) and of the image of rank r
@@ -148,7 +148,7 @@ def asi(ranks, levels, n_levels):
     Average set intersection: the fraction of the k nearest images that are also among the k nearest of the ideal
     ranking, averaged over k = 1 ... n, the number of images of level 1 or more. Images of one level count as equal.
     """
-    n_images, k = sizes_of(levels, n_levels), np.arange(1, levels.shape[1] + 1, dtype=np.int32)
+    n_images, k = level_sizes(levels, n_levels), np.arange(1, levels.shape[1] + 1, dtype=np.int32)
     n, common = n_images.sum(axis=1), np.zeros(levels.shape, np.int32)
     row, column, rank = pick(ranks, (ranks <= len(k)) & (levels > 0))
     at_rank = np.zeros(levels.shape, np.uint8)
@@ -165,7 +165,7 @@ def ndcg(ranks, levels, n_levels):
     """Σ (2^level − 1) / log₂(1 + rank), divided by its ideal value. Järvelin and Kekäläinen, ACM TOIS 2002."""
     gains = 2.0 ** np.arange(n_levels + 1) - 1
     discounts, sums = discounts_up_to(1 << int(ranks.max()).bit_length())
-    ends = sizes_of(levels, n_levels)[:, ::-1].cumsum(axis=1)      # where each level ends in the ideal ranking
+    ends = level_sizes(levels, n_levels)[:, ::-1].cumsum(axis=1)      # where each level ends in the ideal ranking
     ideal = np.diff(sums[ends], axis=1, prepend=0) @ gains[:0:-1]
     return (gains.take(levels) * discounts.take(ranks)).sum(axis=1) / ideal
 

@@ -149,7 +149,7 @@ class Pool:
             some = indices if group is None else np.flatnonzero(self.groups == group)
             arrays = {name: getattr(self, name) for name in ('labels', 'is_query', 'in_gallery', 'cameras')}
             yield some, {name: None if array is None else array[some] for name, array in arrays.items()} | {
-                'embeddings': neighbours.rows_of(self.embeddings, some)}
+                'embeddings': neighbours.take_rows(self.embeddings, some)}
 
 
 @dataclass

@@ -186,7 +186,7 @@ def distances(embedded, seed, n_pairs=200_000):
     pairs = sample_pairs(embedded.images.labels, np.random.default_rng(seed), n_pairs)
     if pairs is None:
         return None
-    values = {name: distances_of(embedded, *pair) for name, pair in pairs.items()}
+    values = {name: pair_distances(embedded, *pair) for name, pair in pairs.items()}
     lowest, highest = np.quantile(np.concatenate(list(values.values())), [0, 1])
     if lowest == highest:                                              # all embeddings are identical
         return None
@@ -206,7 +206,7 @@ def distances_by_split(embedded, n_pairs=20_000):
     found = {}
     for split, part in embedded.items():
         pairs = sample_pairs(part.images.labels, np.random.default_rng(0), n_pairs) or {}
-        found |= {f'distances/{split}, {name}': distances_of(part, *pair) for name, pair in pairs.items()}
+        found |= {f'distances/{split}, {name}': pair_distances(part, *pair) for name, pair in pairs.items()}
     return found
 
 
@@ -226,7 +226,7 @@ def sample_pairs(labels, random, n_pairs):
     return {'same class': (order[first], order[second]), 'different classes': (one[differ], other[differ])}
 
 
-def distances_of(embedded, one, other):
+def pair_distances(embedded, one, other):
     """The distances of pairs of images, or scores if the criterion has its own ranking. one, other: index arrays."""
     queries, gallery = (embedded.ranking(embedded.embeddings) if embedded.ranking else (embedded.embeddings,) * 2)
     found = []

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from evaluation import geometry, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, check_entry, compute, parse, registered
-from evaluation.ranking.neighbours import rows_of
+from evaluation.ranking.neighbours import take_rows
 from records import columns
 from records.columns import Column
 from utilities import processes
@@ -42,7 +42,7 @@ def evaluate(opt, model, data, criterion=None, epoch=None):
         metrics = [name for name in metrics if parse(name)[1].needs != 'clusters']
     splits = splits_to_evaluate(opt, data)
     embedded = embed_splits(opt, model, data, splits, criterion)
-    return processes.run_on_rank_zero(metrics_of, opt, embedded, splits, metrics), embedded
+    return processes.run_on_rank_zero(compute_metrics, opt, embedded, splits, metrics), embedded
 
 
 def show(opt, built):
@@ -51,7 +51,7 @@ def show(opt, built):
     print(titles.table({name: value for name, value in row.items() if columns.parse(name)}))
 
 
-def metrics_of(opt, embedded, splits, metrics):
+def compute_metrics(opt, embedded, splits, metrics):
     """
     The `metrics` of `splits` as evaluate() returns them. embedded: {split: Embedded}, with the training split where
     --eval_reference needs it.
@@ -63,10 +63,10 @@ def metrics_of(opt, embedded, splits, metrics):
               file=sys.stderr)
     for split in splits:
         for level in opt.eval_level:
-            part, pool = embedded[split], pool_of(opt, embedded, split, level)
+            part, pool = embedded[split], build_pool(opt, embedded, split, level)
             values = compute([name for name in metrics if is_computed(name, level)],
-                             *of_classes(part.embeddings, labels_of(part.images, level), part.images), seed=opt.seed,
-                             ranking=part.ranking, pool=pool,
+                             *without_distractors(part.embeddings, level_labels(part.images, level), part.images),
+                             seed=opt.seed, ranking=part.ranking, pool=pool,
                              backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
@@ -151,25 +151,25 @@ def split_of_pictures(opt, data):
     return next(split for split in ('test', 'val', 'train') if split in evaluated)
 
 
-def names_of(images, level):
+def level_names(images, level):
     """[N] the name of each image's class, or at the level `parent` of its super-class."""
     return np.array(images.superclasses if level == 'parent' else images.class_names, dtype=str)[images.labels]
 
 
-def labels_of(images, level):
-    """[N] int64: names_of() as labels, numbered from 0 in the order of the names."""
-    return np.unique(names_of(images, level), return_inverse=True)[1]
+def level_labels(images, level):
+    """[N] int64: level_names() as labels, numbered from 0 in the order of the names."""
+    return np.unique(level_names(images, level), return_inverse=True)[1]
 
 
-def of_classes(embeddings, labels, images):
+def without_distractors(embeddings, labels, images):
     """The embeddings and labels without the distractors, which are of no class."""
     if images.is_distractor is None:
         return embeddings, labels
     kept = np.flatnonzero(~images.is_distractor)
-    return rows_of(embeddings, kept), np.unique(labels[kept], return_inverse=True)[1]
+    return take_rows(embeddings, kept), np.unique(labels[kept], return_inverse=True)[1]
 
 
-def pool_of(opt, embedded, split, level):
+def build_pool(opt, embedded, split, level):
     """The Pool of a split: its queries, and the gallery that --eval_reference and --eval_level give them."""
     own = embedded[split]
     parts, is_query, in_gallery = [own], own.images.is_query, own.images.in_gallery
@@ -181,15 +181,15 @@ def pool_of(opt, embedded, split, level):
         in_gallery = np.concatenate([own_gallery & (opt.eval_reference == 'all'), np.ones(len(train.images), bool)])
     embeddings = torch.cat([part.embeddings for part in parts]) if len(parts) > 1 else own.embeddings
     # classes of two splits are the same if they have the same name
-    names = np.concatenate([names_of(part.images, level) for part in parts])
-    groups = np.concatenate([names_of(part.images, 'parent') for part in parts]) if level == 'within' else None
+    names = np.concatenate([level_names(part.images, level) for part in parts])
+    groups = np.concatenate([level_names(part.images, 'parent') for part in parts]) if level == 'within' else None
     cameras = np.concatenate([part.images.groups for part in parts]) if level == 'across' else None
     norms = None if own.norms is None else np.concatenate([part.norms for part in parts])
     return Pool(embeddings, np.unique(names, return_inverse=True)[1], is_query=is_query, in_gallery=in_gallery,
-                groups=groups, cameras=cameras, levels=superclasses_of([part.images for part in parts]), norms=norms)
+                groups=groups, cameras=cameras, levels=stack_superclasses([part.images for part in parts]), norms=norms)
 
 
-def superclasses_of(parts):
+def stack_superclasses(parts):
     """[N, K] int64: the super-classes at K levels of the images of several ImageSets; None where there are none."""
     levels = []
     for several in zip(*(images.levels for images in parts), strict=True):
@@ -200,7 +200,7 @@ def superclasses_of(parts):
     return np.stack(levels, axis=1)
 
 
-def of_level(name):
+def metric_and_level(name):
     """A name of --storage_metrics -> (metric, level): within_map_at_r -> (map_at_r, within)."""
     _, metric, level = columns.parse(f'test_{name}')
     return metric, level
@@ -210,7 +210,7 @@ def storage_metrics(opt):
     """The --storage_metrics; without the level class, metrics that name no level get the first --eval_level."""
     if 'class' in opt.eval_level:
         return opt.storage_metrics
-    return [name if of_level(name)[1] != 'class' else Column('', name, opt.eval_level[0]).at_split
+    return [name if metric_and_level(name)[1] != 'class' else Column('', name, opt.eval_level[0]).at_split
             for name in opt.storage_metrics]
 
 
@@ -224,7 +224,7 @@ def check_metrics(opt):
         raise UserError(f'--evaluation_metrics {" ".join(spectra)}: spectrum.csv holds one spectrum of each split; '
                         'keep one of them')
     for name in opt.storage_metrics if not opt.evaluate else ():
-        metric, level = of_level(name)
+        metric, level = metric_and_level(name)
         if metric not in opt.evaluation_metrics:
             raise UserError(f'--storage_metrics {name}: not among the --evaluation_metrics'
                             f'{nearest(name, opt.evaluation_metrics)}')

@@ -91,11 +91,11 @@ class Pairs:
             rates, size = sorted({rate, *self.rates}), max(1, CHUNK // len(self.unit))
             first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
             groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
-            found = in_threads(lambda group: self.thresholds_of(*group, rates, size), groups, 'compare pairs')
+            found = in_threads(lambda group: self.block_thresholds(*group, rates, size), groups, 'compare pairs')
             self.of_classes |= dict(zip(rates, np.concatenate(list(found)).T, strict=True))
         return self.of_classes[rate]
 
-    def thresholds_of(self, first, last, rates, size, low=None):
+    def block_thresholds(self, first, last, rates, size, low=None):
         """
         [c, number of rates] thresholds of the classes from `first` up to but not including `last`, from blocks of about
         `size` rows. Counts the bins from `low` on; by default from a bin estimated for each class, and again from 0 if
@@ -118,7 +118,7 @@ class Pairs:
         return np.concatenate([
             [[threshold(tail.counts, limit) + tail.low for limit in limits[label - first]]]
             if tail.low == 0 or tail.counts[1:].sum() > limits[label - first, -1] * MORE
-            else self.thresholds_of(label, label + 1, rates, size, low=0) for label, tail in tails.items()])
+            else self.block_thresholds(label, label + 1, rates, size, low=0) for label, tail in tails.items()])
 
 
 class Tail:

@@ -10,7 +10,7 @@ import datasampler
 import parameters
 import parts
 from launching import script
-from launching.planned import Planned
+from launching.planned_run import Planned
 from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
@@ -65,12 +65,12 @@ def planned_run(arguments, parser=None):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in parameters.settings_of(opt).items() if name not in chosen}
+    settings = {name: value for name, value in parameters.recorded_settings(opt).items() if name not in chosen}
     parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.class_names, opt.class_counts = ['one', 'other'], [2, 2]
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secrets_of(opt),
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
                    chosen, MACHINE)

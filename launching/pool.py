@@ -11,7 +11,7 @@ class Pool:
     Trains runs, as many at once as there are slots.
 
     runs:  Planned.
-    slots: as slots.of_flags gives them.
+    slots: as slots.slot_arguments gives them.
     more:  function of a run; returns further arguments, when the run is about to start.
 
     A run that another process trains takes a slot, too, and is tried again when that process has ended.

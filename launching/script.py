@@ -34,7 +34,7 @@ def commands(file, environment=None):
         text = listed_by(file, environment or {})
     found, assigned = [], {}
     for number, line in logical_lines(text):
-        arguments = arguments_of(line, assigned, f'{file}, line {number}')
+        arguments = main_arguments(line, assigned, f'{file}, line {number}')
         if arguments is not None:
             found.append(arguments)
     if not found:
@@ -88,7 +88,7 @@ def logical_lines(text):
         yield number, ' '.join(parts)
 
 
-def arguments_of(line, assigned, where):
+def main_arguments(line, assigned, where):
     """
     The arguments of main.py in a line; None for a line that is no command.
 

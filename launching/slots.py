@@ -17,7 +17,7 @@ def add_flags(parser):
         help='number of the --gpus that each run uses, with one process on each GPU')
 
 
-def of_flags(opt):
+def slot_arguments(opt):
     """
     One list per slot: the arguments that a run gets, after its own, when it takes the slot.
 

@@ -35,7 +35,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def job_of(run, n_gpus=1, n_nodes=1):
+def slurm_job(run, n_gpus=1, n_nodes=1):
     """
     The Job that trains a Planned run on n_gpus GPUs of each of n_nodes machines. The run's secrets are not in it, since
     submitit writes it to a file.
@@ -85,7 +85,7 @@ def submit(opt, runs):
             mem=opt.memory,
             setup=[f'export PYTHONPATH={ROOT}:$PYTHONPATH'], additional_parameters=pairs(opt.slurm_args))
         with executor.batch():
-            jobs = [executor.submit(job_of(run, opt.gpus_per_job, opt.nodes)) for run in runs]
+            jobs = [executor.submit(slurm_job(run, opt.gpus_per_job, opt.nodes)) for run in runs]
     except (FailedJobError, RuntimeError, FileNotFoundError) as error:
         raise UserError(f'--slurm: the jobs were not taken: {" ".join(str(error).split())[-300:]}') from None
     print(f'{len(jobs)} jobs: {jobs[0].job_id.split("_")[0]}, their output: {folder}')

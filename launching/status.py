@@ -22,7 +22,7 @@ def dry_run(runs):
         done = folder and reading.is_finished(folder)
         what = 'finished' if done else f'would be resumed, {folder}' if folder else 'would be started'
         print(f'{run.name}: {what}')
-    print(f'{len(runs)} runs, and main.py takes the flags of each.')
+    print(f'{len(runs)} runs; all command lines are valid.')
     for problem, n in missing_data(runs).items():
         print(f'Note: {n} of them cannot find their data: {problem}')
 
@@ -60,7 +60,7 @@ def show(runs):
 
 def table(runs):
     """(the table as text, whether all runs are finished)"""
-    rows = with_remaining_time([row_of(run) for run in runs])
+    rows = with_remaining_time([status_row(run) for run in runs])
     cells = [['run', 'state', 'epoch', 'score', 'left']]
     for row in rows:
         epoch = f'{"-" if row["epoch"] is None else row["epoch"]}/{row["n_epochs"]}'
@@ -80,7 +80,7 @@ def table(runs):
     return '\n'.join(lines), is_done
 
 
-def row_of(run):
+def status_row(run):
     """
     The row of a run: run, state, epoch, n_epochs, score and pace.
 
@@ -92,18 +92,18 @@ def row_of(run):
     """
     folder, is_running = run.folder(), process.is_running(run)      # before the records: it may finish meanwhile
     records = reading.read(folder) if folder else None
-    rows = reading.rows_of(folder / 'log.csv') if folder else []
+    rows = reading.read_rows(folder / 'log.csv') if folder else []
     evaluated = records.rows[-1] if records and records.rows else {}
     metric = run.settings['storage_metrics'][0]
     n_timed = max(N_TIMED, run.settings['eval_every'])
     times = [row['seconds'] for row in rows if row['epoch'] and 'seconds' in row][-n_timed:]
-    return {'run': run, 'state': state_of(run, records, is_running), 'epoch': rows[-1]['epoch'] if rows else None,
+    return {'run': run, 'state': run_state(run, records, is_running), 'epoch': rows[-1]['epoch'] if rows else None,
             'n_epochs': run.settings['n_epochs'],
             'score': evaluated.get(Column('test', metric).name, evaluated.get(Column('val', metric).name)),
             'pace': sum(times) / len(times) if times else None}
 
 
-def state_of(run, records, is_running):
+def run_state(run, records, is_running):
     """finished, running, failed, stopped, or waiting. records: the Run of its folder, or None."""
     if records and records.state == reading.FINISHED:
         return 'finished'

@@ -195,7 +195,7 @@ class Comet:
         online, archives = bool(os.environ.get('COMET_API_KEY')), folder / 'comet'
         off = ('auto_metric_logging', 'auto_param_logging', 'auto_output_logging', 'log_code', 'log_git_metadata',
                'log_env_details')
-        self.last = start - 1 if online else max((last_epoch_of(file) for file in archives.glob('*/*.zip')), default=-1)
+        self.last = start - 1 if online else max(map(read_last_epoch, archives.glob('*/*.zip')), default=-1)
         archives = archives / f'from_epoch_{self.last + 1}'      # equal seeds of `random` give archives equal names
         archives.mkdir(parents=True, exist_ok=True)
         self.experiment = comet_ml.start(
@@ -219,7 +219,7 @@ class Comet:
         self.experiment.end()
 
 
-def last_epoch_of(archive):
+def read_last_epoch(archive):
     """The last epoch in a .zip of Comet's offline mode."""
     with zipfile.ZipFile(archive) as opened:
         messages = [json.loads(line) for line in opened.read('messages.json').splitlines()]

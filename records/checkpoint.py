@@ -13,7 +13,7 @@ from records import columns, published, run_folder
 from records.run_folder import LAST
 from utilities import processes
 from utilities.errors import RunFailed, UserError
-from utilities.files import atomic, kind_of
+from utilities.files import atomic, describe_kind
 
 
 class Checkpoint:
@@ -133,7 +133,7 @@ def load(path):
     try:
         states = torch.load(path, map_location='cpu', weights_only=True)
     except Exception as error:  # the unpickler raises anything on a broken file
-        raise UserError(f'{path}: not a checkpoint of this program but {kind_of(path, error)}') from None
+        raise UserError(f'{path}: not a checkpoint of this program but {describe_kind(path, error)}') from None
     if not isinstance(states, dict) or not {'settings', 'epoch', 'model'} <= states.keys():
         raise UserError(f'{path}: not a checkpoint of this program; weights of a backbone are passed with --weights')
     if wrong := [name for name, fits in FORMS.items() if name in states and not fits(states[name])]:
@@ -142,24 +142,24 @@ def load(path):
     return states
 
 
-def is_state(value):
+def is_valid_state(value):
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
 def are_rows(value):
-    return isinstance(value, list) and all(is_state(row) and all(isinstance(text, str) for text in row.values())
+    return isinstance(value, list) and all(is_valid_state(row) and all(isinstance(text, str) for text in row.values())
                                            for row in value)
 
 
 # the form that each part of a checkpoint must have
 FORMS = {
-    'settings': is_state, 'criterion': is_state,
+    'settings': is_valid_state, 'criterion': is_valid_state,
     'epoch': lambda value: type(value) is int and value >= 0,
-    **dict.fromkeys(('model', 'ema'), lambda value: is_state(value) and all(
+    **dict.fromkeys(('model', 'ema'), lambda value: is_valid_state(value) and all(
         isinstance(part, torch.Tensor) for part in value.values())),
-    'best': lambda value: is_state(value) and all(map(is_state, value.values())),
-    'row': lambda value: value is None or is_state(value) and type(value.get('epoch')) is int,
-    'records': lambda value: value is None or is_state(value) and all(
+    'best': lambda value: is_valid_state(value) and all(map(is_valid_state, value.values())),
+    'row': lambda value: value is None or is_valid_state(value) and type(value.get('epoch')) is int,
+    'records': lambda value: value is None or is_valid_state(value) and all(
         are_rows(value.get(name)) for name in ('rows', 'spectra')),
 }
 

@@ -102,23 +102,24 @@ def ema_column(name):
     return EMA + name
 
 
-def of_reranking(method, name):
+def reranked_column(method, name):
     """
     The column of a metric after a re-ranking; as for sem(), parse() takes names without the method.
 
-    >>> of_reranking('alphaqe', 'test_map_at_r'), parse(of_reranking('alphaqe', 'test_map_at_r'))
+    >>> reranked_column('alphaqe', 'test_map_at_r'), parse(reranked_column('alphaqe', 'test_map_at_r'))
     ('alphaqe_test_map_at_r', None)
     """
     return f'{method}_{name}'
 
 
-def of_steps(name):
+def step_mean_column(name):
     """
     The column of a mean over the steps of an epoch (--tuple_statistics), which is no metric of the training split; None
     for other names.
 
-    >>> of_steps('train_grad_norm'), of_steps(LOSS), of_steps('lr/backbone'), parse('step_grad_norm')
-    ('step_grad_norm', None, None, None)
+    >>> step_mean_column('train_grad_norm'), step_mean_column(LOSS), step_mean_column('lr/backbone')
+    ('step_grad_norm', None, None)
+    >>> parse('step_grad_norm')
     """
     return None if name == LOSS or not name.startswith('train_') else STEP + name.removeprefix('train_')
 

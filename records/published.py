@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import kind_of
+from utilities.files import describe_kind
 
 CONFIG = 'config.json'
 BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
@@ -89,7 +89,7 @@ def read_weights(file, known):
     except UserError:
         raise
     except Exception as error:  # the format's own errors
-        raise UserError(f'{file}: not weights in the format safetensors but {kind_of(file, error)}') from None
+        raise UserError(f'{file}: not weights in the format safetensors but {describe_kind(file, error)}') from None
 
 
 def sha256_of_values(flags):

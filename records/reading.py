@@ -63,10 +63,10 @@ def read(folder):
         if name not in flags:
             raise UserError(f'{folder}/config.yaml: its flags have no {name}')
     # the summary is read before the log: a run that is under way writes the log first, so that the log may be ahead
-    summary = summary_of(folder / 'summary.json', flags.get('n_epochs'))
-    rows = rows_of(folder / 'log.csv')
+    summary = read_summary(folder / 'summary.json', flags.get('n_epochs'))
+    rows = read_rows(folder / 'log.csv')
     require_recorded(folder)
-    state = state_of(folder, flags, rows, summary)
+    state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
                run_folder.test_hash(folder, config), config.get('test_images_hash'), run_folder.merged_in_words(config))
 
@@ -110,7 +110,7 @@ def require_recorded(folder):
     """Raises UserError where log.csv or spectrum.csv has other rows than when summary.json was written."""
     for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
         file = folder / name
-        if file.exists() and fingerprint(texts_of(file)[:written['n_rows']]) != written:
+        if file.exists() and fingerprint(read_texts(file)[:written['n_rows']]) != written:
             raise UserError(f'{file}: damaged or edited: its rows have changed since summary.json was written; '
                             f'copy it again, repair it by python main.py --resume {folder}, or leave the run out')
 
@@ -125,10 +125,10 @@ def filled(row):
     return {name: text for name, text in row.items() if text}
 
 
-def rows_of(file):
+def read_rows(file):
     """The rows of a log.csv as numbers; [] without the file. Raises UserError for one that is cut off or broken."""
     rows = []
-    for number, row in enumerate(texts_of(file), start=2):
+    for number, row in enumerate(read_texts(file), start=2):
         try:
             rows.append({name: float(value) for name, value in row.items() if value != '' and name != 'epoch'}
                         | {'epoch': int(row['epoch'])})
@@ -138,7 +138,7 @@ def rows_of(file):
     return rows
 
 
-def texts_of(file):
+def read_texts(file):
     """The rows of a CSV file as they stand; [] without the file. Raises UserError for one that is cut off or broken."""
     if not file.exists():
         return []
@@ -158,8 +158,8 @@ def texts_of(file):
 
 def last_epoch(folder):
     """The last epoch that a run folder has a record of; −1 where it has none."""
-    rows = rows_of(folder / 'log.csv')
-    return max(summary_of(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
+    rows = read_rows(folder / 'log.csv')
+    return max(read_summary(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
 
 
 def contents(folder, start, last):
@@ -168,7 +168,7 @@ def contents(folder, start, last):
 
     last: the checkpoint's last row with metrics. Raises UserError where log.csv does not have it.
     """
-    known = {row['epoch']: row for row in rows_of(folder / 'log.csv')}
+    known = {row['epoch']: row for row in read_rows(folder / 'log.csv')}
     if last and any(known.get(last['epoch'], {}).get(name) != value for name, value in last.items()
                     if value is not None and value == value):
         raise UserError(f'{folder}/log.csv: its row of epoch {last["epoch"]} differs from the checkpoint\'s; copy the '
@@ -177,7 +177,7 @@ def contents(folder, start, last):
             'spectra': [row for row in read_csv(folder / 'spectrum.csv') if int(row['epoch']) < start]}
 
 
-def summary_of(file, n_epochs=None):
+def read_summary(file, n_epochs=None):
     """
     (whether the run is finished, its last epoch) in a summary.json; (False, -1) without the file. A run that finished
     with another number of epochs than `n_epochs` counts as unfinished: it is being extended.
@@ -207,7 +207,7 @@ def reached(flags, rows):
     return f'{rows[-1]["epoch"]} of {flags.get("n_epochs", "?")} epochs' if rows else 'no epoch was recorded'
 
 
-def state_of(folder, flags, rows, summary):
+def run_progress(folder, flags, rows, summary):
     """'finished', or how far a run came. Raises UserError where log.csv ends before the last epoch of summary.json."""
     finished, last = summary
     if [row['epoch'] for row in rows] != list(range(len(rows))) and flags.get('eval_every', 1) == 1:

@@ -34,7 +34,7 @@ def create(opt, settings, arguments, description, chosen=(), files=None):
     Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
     appended. All processes return the folder.
 
-    settings:    the flags, as parameters.settings_of gives them.
+    settings:    the flags, as parameters.recorded_settings gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.
@@ -50,7 +50,7 @@ def make(opt, settings, arguments, description, chosen, files):
     name = savename(opt)
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
-              **hashes_of(description), 'run_id': uuid.uuid4().hex[:8],
+              **split_hashes(description), 'run_id': uuid.uuid4().hex[:8],
               **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
               **({'files': files} if files else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
@@ -147,7 +147,7 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     repair_splits(folder, description)
     config = read(folder)
-    config = hashes_of(description) | config
+    config = split_hashes(description) | config
     changed = changes(config['flags'], settings)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changed})
@@ -217,18 +217,18 @@ def test_hash(folder, config):
     if 'test_hash' in config:
         return config['test_hash']
     file = Path(folder) / 'splits.yaml'
-    return test_of(read_checked(file)).get('hash') if file.is_file() else None
+    return test_split_entry(read_checked(file)).get('hash') if file.is_file() else None
 
 
-def hashes_of(description):
+def split_hashes(description):
     """The entries of config.yaml on the images of all splits, and of the test split, of a description of the data."""
-    test = test_of(description)
+    test = test_split_entry(description)
     found = {'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
              'image_hashes': description.get('image_hashes')}
     return {name: value for name, value in found.items() if value or name == 'test_hash'}
 
 
-def test_of(description):
+def test_split_entry(description):
     """The entry of the test split in a description by datasets.splits.describe; {} where there is no such split."""
     splits = description.get('splits') if isinstance(description, dict) else None
     test = splits.get('test') if isinstance(splits, dict) else None
@@ -238,11 +238,14 @@ def test_of(description):
 def write_checked(file, content):
     """Writes a dict as YAML after a comment with a checksum of the text, in the first line so that no cut loses it."""
     text = as_yaml(content)
-    write_text(file, f'{CHECKSUM}{checksum_of(text)}\n{text}')
+    write_text(file, f'{CHECKSUM}{text_checksum(text)}\n{text}')
 
 
 def read_checked(file):
-    """The content that write_checked wrote. Raises UserError where it is damaged, OSError where it cannot be opened."""
+    """
+    Reads a file written by write_checked and verifies its checksum. Raises UserError for a damaged file, OSError for
+    one that cannot be opened.
+    """
     try:
         text = file.read_text(encoding='utf-8')
         first, _, content = text.partition('\n')
@@ -250,7 +253,7 @@ def read_checked(file):
         if not first.startswith(CHECKSUM.rstrip()):          # an earlier version wrote it in the last line
             content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
             content, place = f'{content}\n', 'last' if found else None
-        if place and checksum.strip() != checksum_of(content):
+        if place and checksum.strip() != text_checksum(content):
             raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
                             f'an edit on purpose, remove its {place} line')
         return load_yaml(text)
@@ -265,25 +268,25 @@ def load_yaml(text):
         node, known = loader.get_single_node(), {}
         if node is None:
             return None
-        if (size := size_of(node, known)) > 10 * len(known) + 1000:
+        if (size := expanded_size(node, known)) > 10 * len(known) + 1000:
             raise ValueError(f'its aliases stand for {size:,} values' if size < math.inf else 'an alias holds itself')
         return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-def size_of(node, known):
+def expanded_size(node, known):
     """The number of nodes in a YAML node, aliases expanded; inf if it holds itself. known: {id of a node: size}."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         if isinstance(node, yaml.MappingNode):
             parts = itertools.chain.from_iterable(parts)
-        known[id(node)] = 1 + sum(size_of(part, known) for part in parts)
+        known[id(node)] = 1 + sum(expanded_size(part, known) for part in parts)
     return known[id(node)]
 
 
-def checksum_of(text):
+def text_checksum(text):
     return f'{zlib.crc32(text.encode()):08x}'
 
 

@@ -44,7 +44,7 @@ class Records:
         for row in self.rows:
             spectra = [spectrum for spectrum in self.spectra if spectrum['epoch'] == row['epoch']]
             self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
-                         {Column(spectrum['split'], SPECTRUM).name: spectrum_of(spectrum) for spectrum in spectra})
+                         {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum) for spectrum in spectra})
 
     @processes.rank_zero_only
     def contents(self):
@@ -91,8 +91,8 @@ class Records:
         spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
         row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
             name: value for name, value in evaluated.items() if name not in spectra}
-        statistics = {columns.of_steps(name): value for name, value in trained.items()
-                      if self.opt.tuple_statistics and columns.of_steps(name)}
+        statistics = {columns.step_mean_column(name): value for name, value in trained.items()
+                      if self.opt.tuple_statistics and columns.step_mean_column(name)}
         rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
         vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split}
                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
@@ -141,11 +141,11 @@ def untrained(other, folder, flags):
     if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
         raise UserError(f'--untrained {other}: its data have {changed} than this run')
     reading.read(other)                                  # refuses damaged records
-    rows = reading.rows_of(Path(other) / 'log.csv')
+    rows = reading.read_rows(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
         raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
-    spectra = {Column(row['split'], SPECTRUM).name: spectrum_of(row)
-               for row in reading.texts_of(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
+    spectra = {Column(row['split'], SPECTRUM).name: singular_values(row)
+               for row in reading.read_texts(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
     return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
 
 
@@ -168,7 +168,7 @@ def holds(file, rows):
     return [reading.filled(row) for row in found] == [reading.filled(row) for row in rows]
 
 
-def spectrum_of(row):
+def singular_values(row):
     """A row of spectrum.csv -> its singular values, an array."""
     return np.array([float(value) for name, value in row.items() if name.isdigit() and value])
 

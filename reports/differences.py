@@ -28,11 +28,11 @@ def add(table, groups, scores, names, baseline, digits=1):
                     continue
                 mean, half = significance.difference_interval(one, other)
                 table[group.method][dataset, titles.DIFFERENCE + name] = tables.Cell(
-                    mean, math.nan, len(one), len(one), text_of(mean, half, name, digits), interval=half)
+                    mean, math.nan, len(one), len(one), difference_text(mean, half, name, digits), interval=half)
     return [column for name in names for column in (name, titles.DIFFERENCE + name)]
 
 
-def text_of(mean, half, name, digits):
+def difference_text(mean, half, name, digits):
     return tables.signed(mean, name, digits) + ('' if math.isnan(half) else f' ± {tables.printed(half, name, digits)}')
 
 

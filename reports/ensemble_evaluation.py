@@ -60,7 +60,7 @@ def record(opt, found, arguments):
     folders, pending = {}, []
     for ensemble in found:
         planned = Path(opt.save_path) / ensemble.dataset / f'{ensemble.name}_ensemble_s{ensemble.seed}'
-        recorded = ensemble_records.find(planned, identity_of(opt, ensemble))
+        recorded = ensemble_records.find(planned, evaluation_identity(opt, ensemble))
         folders[str(ensemble)] = recorded or planned
         if recorded is None:
             pending.append(ensemble)
@@ -76,7 +76,7 @@ def record(opt, found, arguments):
         for ensemble in pending:
             rows = evaluate(opt, ensemble, shared, bar)
             folders[str(ensemble)] = ensemble_records.write(folders[str(ensemble)],
-                                                            settings_of(opt, ensemble, arguments), *rows)
+                                                            ensemble_settings(opt, ensemble, arguments), *rows)
     return list(folders.values())
 
 
@@ -88,11 +88,11 @@ def evaluate(opt, ensemble, shared, bar):
     """
     log, of_folds = [], []
     for state in STATES if opt.untrained else STATES[-1:]:
-        key, known = key_of(ensemble, state), {} if state == 'trained' else shared
+        key, known = untrained_key(ensemble, state), {} if state == 'trained' else shared
         if key in known:
             bar.update(len(ensemble.members))
         else:
-            known[key] = values_of(opt, ensemble, state, bar)
+            known[key] = ensemble_scores(opt, ensemble, state, bar)
         separated, forms = known[key]
         epochs = [member.epoch if state == 'trained' else 0 for member in ensemble.members]
         for form, values in forms.items():
@@ -104,7 +104,7 @@ def evaluate(opt, ensemble, shared, bar):
     return log, of_folds
 
 
-def values_of(opt, ensemble, state, bar):
+def ensemble_scores(opt, ensemble, state, bar):
     """([scores of each fold's network], {'separated' and 'concatenated': scores of the ensemble})."""
     separated, members = [], []
     for member in ensemble.members:
@@ -120,7 +120,7 @@ def network(opt, member, state):
     """(opt, Parts) of a member: as main.py --evaluate has them, or as they were before the training."""
     given = {name: getattr(opt, name) for name in MACHINE}
     metrics = list(dict.fromkeys([*opt.evaluation_metrics, *(
-        evaluation.of_level(name)[0] for name in member.run.flags['storage_metrics'])]))
+        evaluation.metric_and_level(name)[0] for name in member.run.flags['storage_metrics'])]))
     start = ['--evaluate', str(member.checkpoint)] if state == 'trained' else ['--reproduce', member.run.where]
     own = parameters.parse([*start, *command_line.tokens(given | {'evaluation_metrics': metrics, 'pca': opt.pca}),
                             '--splits_to_eval', 'test', '--eval_reference', 'self', '--eval_level', 'class'])
@@ -137,7 +137,7 @@ def network(opt, member, state):
     return own, built
 
 
-def key_of(ensemble, state):
+def untrained_key(ensemble, state):
     """Everything on which the scores of untrained networks depend, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
     names = parameters.epoch0_flags()
@@ -145,18 +145,18 @@ def key_of(ensemble, state):
             *(str(flags.get(name)) for name in names))
 
 
-def identity_of(opt, ensemble):
+def evaluation_identity(opt, ensemble):
     """The identity of an evaluation: its networks, and the flags that change the scores."""
     return {'members': [{'fold': member.fold, 'run_id': member.config['run_id'], 'epoch': member.epoch}
                         for member in ensemble.members],
             'evaluation': {name: getattr(opt, name) for name in ('evaluation_metrics', 'pca', 'untrained')}}
 
 
-def settings_of(opt, ensemble, arguments):
+def ensemble_settings(opt, ensemble, arguments):
     """The content of ensemble.yaml."""
     shared = {name: value for name, value in ensemble.members[0].run.flags.items() if name not in folds.OF_A_MEMBER}
     return {'name': ensemble.name, 'dataset': ensemble.dataset, 'seed': ensemble.seed,
             'n_folds_of': ensemble.n_folds_of, 'test_hash': ensemble.members[0].test,
-            'identity': identity_of(opt, ensemble),
+            'identity': evaluation_identity(opt, ensemble),
             'checkpoints': [str(member.checkpoint) for member in ensemble.members], 'flags': shared,
             'command': shlex.join(['python', 'Evaluate_Ensemble.py', *arguments])}

@@ -40,7 +40,8 @@ def read(folder):
     tables = []
     for name in ('log.csv', 'folds.csv'):
         try:
-            rows = [{column: value_of(column, text) for column, text in row.items()} for row in read_csv(folder / name)]
+            rows = [{column: parsed_value(column, text) for column, text in row.items()}
+                    for row in read_csv(folder / name)]
         except (ValueError, TypeError):
             rows = []
         if not rows:
@@ -50,7 +51,7 @@ def read(folder):
     return tables
 
 
-def value_of(column, text):
+def parsed_value(column, text):
     if is_score(column):
         return float(text) if text else None
     return int(text) if column in ('seed', 'fold', 'epoch', 'dim') and text else text

@@ -41,7 +41,7 @@ def compare(log, folds, names):
         for form in FORMS:
             for name in names:
                 part = own[own.form == form]
-                cells = {method: cell_of(seeds, name) for method, seeds in part.groupby('method', sort=False)}
+                cells = {method: interval_cell(seeds, name) for method, seeds in part.groupby('method', sort=False)}
                 scores = part[is_trained(part)].set_index(['method', 'seed'])[name] if form == 'concatenated' else (
                     own_folds.set_index(['method', 'fold', 'seed'])[name])
                 tested = test_against_best(cells, scores, titles.sign(name)) if titles.can_select(name) else {}
@@ -55,7 +55,7 @@ def is_trained(rows):
     return rows.trained_status == 'trained'
 
 
-def cell_of(seeds, name):
+def interval_cell(seeds, name):
     values = seeds[name].dropna().to_numpy(float)
     mean, half = t_interval(values) if len(values) == len(seeds) and np.isfinite(values).all() else (np.nan, np.nan)
     return {'dim': dims(seeds), 'trained': bool(is_trained(seeds).all()), 'mean': mean, 'half_width': half,
@@ -101,14 +101,14 @@ def dims(rows):
     return '/'.join(map(str, sorted(set(rows.dim))))
 
 
-def table_of(comparisons, log, names, digits):
+def comparison_table(comparisons, log, names, digits):
     """The comparisons of one data set -> (table of tables.Cell, headings), as tables.markdown takes them."""
     headings = {form: f'{title} ({dims(log[is_trained(log) & (log.form == form)])}-dim)'
                 for form, title in FORMS.items()}
     table, trained = {}, {}
     for row in comparisons.itertuples():
         cell = tables.Cell(row.mean, row.half_width, 0 if math.isnan(row.mean) else row.n, row.n_expected)
-        cell.text = tables.text_of(cell, row.metric, digits) + mark(row)
+        cell.text = tables.cell_text(cell, row.metric, digits) + mark(row)
         for part in (table, trained) if row.trained else (table,):
             part.setdefault(row.method, {})[headings[row.form], row.metric] = cell
     tables.mark_best(trained, list(headings.values()), names, digits)
@@ -165,7 +165,7 @@ def validation(ensembles, metrics, digits=2):
     for (dataset, method), seeds in means.groupby(level=['dataset', 'method'], sort=False):
         of_metrics = [tables.Cell(*t_interval(seeds[name]), len(seeds), len(seeds)) for name in names]
         cells.append([naming.dataset(dataset), naming.method(method), *(
-            tables.text_of(cell, name, digits) for cell, name in zip(of_metrics, names, strict=True))])
+            tables.cell_text(cell, name, digits) for cell, name in zip(of_metrics, names, strict=True))])
     heads = [titles.metric(Column('test', columns.parse(name).metric).name) for name in names]
     return text_tables.markdown(['data set', 'method', *heads], cells) + (
         '\n\nValidation classes, each fold at its best epoch: mean over folds, then mean and 95 % t-interval over seeds'
@@ -177,7 +177,7 @@ def report(log, folds, names, digits=2, notes=()):
     comparisons, texts = compare(log, folds, names), {'markdown': [], 'latex': []}
     for dataset in dict.fromkeys(log.dataset):
         part, own = comparisons[comparisons.dataset == dataset], log[log.dataset == dataset]
-        table, headings = table_of(part, own, names, digits)
+        table, headings = comparison_table(part, own, names, digits)
         about = caption(part, own, names)
         nan = [f'{row.method}, {row.form}: {row.metric} is not a number' for row in part.itertuples()
                if math.isnan(row.mean)]

@@ -93,6 +93,7 @@ def mean_over_folds(rows):
 def scores(opt, part):
     """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
     values = evaluation.compute(
-        opt.evaluation_metrics, *protocol.of_classes(part.embeddings, part.images.labels, part.images), seed=opt.seed,
-        ranking=part.ranking, pool=protocol.pool_of(opt, {'test': part}, 'test', 'class'), backend=opt.ranking_backend)
+        opt.evaluation_metrics, *protocol.without_distractors(part.embeddings, part.images.labels, part.images),
+        seed=opt.seed, ranking=part.ranking, pool=protocol.build_pool(opt, {'test': part}, 'test', 'class'),
+        backend=opt.ranking_backend)
     return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}

@@ -38,9 +38,9 @@ def write(file, groups, rule, names=()):
     for group in groups:
         for run in group.runs:
             key = {'dataset': group.dataset, 'group': group.name, 'seed': run.seed}
-            chosen = selection.row_of(run, rule)
+            chosen = selection.selected_row(run, rule)
             others = [row for row in run.rows if row is not chosen] if names else []
-            lines.append(key | metrics_of(chosen, 6 if names else None) | hashes_of(run) | origin(run))
+            lines.append(key | metric_texts(chosen, 6 if names else None) | test_hashes(run) | origin(run))
             kept = ('epoch', *names, *map(columns.ema_column, names))
             lines += [key | {name: as_text(row[name], 6) for name in kept if name in row} for row in others]
     last = (TEST, IMAGES, *ORIGIN)
@@ -53,11 +53,11 @@ def as_text(value, digits=None):
     return repr(value) if digits is None or isinstance(value, int) else f'{value:.{digits}g}'
 
 
-def metrics_of(row, digits=None):
+def metric_texts(row, digits=None):
     return {name: as_text(value, digits) for name, value in row.items() if name == 'epoch' or is_metric(name)}
 
 
-def hashes_of(run):
+def test_hashes(run):
     return {TEST: run.test or '', IMAGES: run.test_images or ''}
 
 
@@ -91,7 +91,7 @@ def read(file):
         name = f'{key[1]}_s{key[2]}'
         run = found.setdefault(key, Run(name, f'{file}, line {number}', dict(zip(KEYS, key, strict=False))))
         if any(row['epoch'] == other['epoch'] for other in run.rows):
-            raise UserError(f'{file}, line {number}: a second line of epoch {row["epoch"]} of {name} on {key[0]}')
+            raise UserError(f'{file}, line {number}: duplicate row: epoch {row["epoch"]} of {name} on {key[0]}')
         run.rows.append(row)
         run.flags |= {name: line[name] for name in ORIGIN if line.get(name)}
         run.test = run.test or line.get(TEST) or None
@@ -114,7 +114,7 @@ def write_ensembles(file, ensembles, logs):
                    for name, value in row.items() if columns.parse(name)}
         lines.append({'dataset': ensemble.dataset, 'group': ensemble.name, 'seed': ensemble.seed,
                       'n_folds_of': ensemble.n_folds_of} | metrics
-                     | hashes_of(ensemble.members[0].run) | origin(ensemble.members[0].run))
+                     | test_hashes(ensemble.members[0].run) | origin(ensemble.members[0].run))
     write_csv(Path(file), lines)
 
 
@@ -147,7 +147,7 @@ def compare(old, new, metrics, digits=1):
     cells = []
     for (dataset, group, name, one, other), p in zip(found, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
-        change = differences.text_of(*difference(one, other), name, digits)
+        change = differences.difference_text(*difference(one, other), name, digits)
         cells.append([naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
                       f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}'])
     beyond = sum(p < 0.05 for p in p_values)

@@ -77,11 +77,11 @@ def read_member(folder, known):
     if not file.is_file():
         raise UserError(f'{folder}: there is no {file.name}, its best network by validation')
     if config['split_hash'] not in known:
-        known[config['split_hash']] = classes_of(Path(folder) / 'splits.yaml')
+        known[config['split_hash']] = read_classes(Path(folder) / 'splits.yaml')
     return Member(run, config, best['epoch'], file, *known[config['split_hash']])
 
 
-def classes_of(file):
+def read_classes(file):
     """(classes, hash of the test classes) of a splits.yaml, as in Member. Raises UserError where it is broken."""
     try:
         parts = run_folder.read_checked(file)['splits']
@@ -125,7 +125,7 @@ def check(ensemble):
                             'one out')
     for member in ensemble.members:
         if member.test != first.test or len({member.run.test_images, first.run.test_images} - {None}) > 1:
-            raise UserError(f'{ensemble}: its folds have other test classes or images, {first.run.where} and '
+            raise UserError(f'{ensemble}: folds have different test classes or images, {first.run.where} and '
                             f'{member.run.where}')
         for split, doing in (('train', 'trained'), ('val', 'was validated')):
             seen = sorted(set(member.classes.get(split, {})) & set(member.classes['test']))

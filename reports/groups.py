@@ -13,9 +13,11 @@ OF_A_SEED = {'seed', 'savename', 'deterministic', 'projector', 'command', 'git_c
 @dataclass
 class Group:
     """
-    The runs of one setting on one data set that count. method: as naming.methods names it. expected: the seeds that
-    should be there. data: the data set as columns name it, which is <dataset>@<hash> where the groups on it have
-    several test sets.
+    The valid runs of one setting on one data set.
+
+    method:   the name that naming.methods gives the setting.
+    expected: the seeds that should be there.
+    data:     the data set in column names: <dataset>@<hash> where its groups have several test sets.
     """
     name: str
     dataset: str

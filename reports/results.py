@@ -34,7 +34,7 @@ def report(opt, planned=()):
         print(final_rows.compare(*opt.compare, opt.metrics, opt.digits))
         return
     names = list(dict.fromkeys(map(columns.asked_for, opt.metrics)))
-    rule = selection.rule_of(opt, names)
+    rule = selection.selection_rule(opt, names)
     found = runs.collect(opt)
     expected = [(dataset, group, seed) for dataset, group, seed in planned
                 if runs.is_wanted(opt, dataset, f'{group}_s{seed}')]
@@ -54,7 +54,7 @@ def report(opt, planned=()):
         caption += differences.explained(opt.baseline)
     texts = {'latex': tables.latex(table, datasets, shown, caption, notes), 'csv': tables.csv(table),
              'markdown': tables.markdown(table, datasets, shown, caption, notes)}
-    plans = plans_of(opt, grouped, names, rule) if opt.figures else {}
+    plans = figure_plans(opt, grouped, names, rule) if opt.figures else {}
     problems += [f'no value: {problem}' for plan in plans.values() for problem in sum(plan.missing.values(), [])]
     for problem in dict.fromkeys(problems):
         print(f'Note: {problem}', file=sys.stderr)
@@ -83,7 +83,7 @@ class Plan:
     singles: list
 
 
-def plans_of(opt, grouped, names, rule):
+def figure_plans(opt, grouped, names, rule):
     """{data set: Plan}. names: the columns of the table. Raises UserError for a metric that no run has."""
     plans, chosen = {}, [columns.asked_for(metric) for metric in opt.figure_metrics]
     for dataset in dict.fromkeys(group.data for group in grouped if group.runs):

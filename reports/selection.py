@@ -40,7 +40,7 @@ class Rule(NamedTuple):
         return self.at if self.per_metric else f'all metrics {self.at}'
 
 
-def rule_of(opt, names):
+def selection_rule(opt, names):
     """The Rule of --select, --select_by and --per_metric; names: the columns of --metrics. Raises UserError."""
     default = next((name for name in names if titles.can_select(name)), 'test_e_recall@1')
     by = columns.parse(columns.asked_for(opt.select_by)) if opt.select_by else columns.parse(default).on('test')
@@ -84,7 +84,7 @@ def leave_out(groups, rule):
         kept = []
         for run in group.runs:
             try:
-                row_of(run, rule)
+                selected_row(run, rule)
                 kept.append(run)
             except UserError as problem:
                 problems.append(str(problem))
@@ -99,7 +99,7 @@ def selected(run, names, rule):
     A run's values of the columns `names` at the epoch that a Rule selects: ({'epoch': the epoch, None with per_metric;
     name: the value, nan where it is missing}, {name: the reason why it is missing}).
     """
-    row = row_of(run, rule)
+    row = selected_row(run, rule)
     values, problems = {'epoch': None if rule.per_metric else row['epoch']}, {}
     for name in names:
         column = columns.parse(name)
@@ -111,7 +111,7 @@ def selected(run, names, rule):
     return values, problems
 
 
-def row_of(run, rule):
+def selected_row(run, rule):
     """The run's row at the epoch that a Rule selects."""
     return best_row(run, rule.by.on(rule.split), rule.select) if rule.split else run.rows[-1]
 

@@ -52,7 +52,7 @@ def summarise(groups, scores, names, digits=1):
         for name in names:
             values = rows[name].dropna()
             cell = Cell(values.mean(), values.std(), len(values), len(group.expected | set(rows.seed)))
-            cell.text = text_of(cell, name, digits)
+            cell.text = cell_text(cell, name, digits)
             table[group.method][group.data, name] = cell
     mark_best(table, datasets, names, digits)
     return table, datasets
@@ -77,7 +77,7 @@ def signed(difference, name, digits):
     return text if text.startswith('-') else f'+{text}'
 
 
-def text_of(cell, name, digits):
+def cell_text(cell, name, digits):
     if not cell.n:
         return '–'
     mean = printed(cell.mean, name, digits)

@@ -29,9 +29,9 @@ def read_offline(files):
             raise UserError(f'{pieces[-1][0]}: empty, as W&B leaves it when it is killed; remove its folder, or leave '
                             'it out with --exclude')
         file, run, config, _, code = begun[-1]
-        rows = rows_of([logged for *_, history, _ in begun for logged in history])
+        rows = epoch_rows([logged for *_, history, _ in begun for logged in history])
         state = 'unfinished' if code is None else FINISHED if code == 0 else f'crashed with exit code {code}'
-        runs.append(run_of(run.display_name or run.run_id, str(file), config, rows, state, run.run_group))
+        runs.append(build_run(run.display_name or run.run_id, str(file), config, rows, state, run.run_group))
     return runs
 
 
@@ -67,7 +67,7 @@ def download(project, cache, is_wanted=lambda name, where: True):
             where = f'{project}/{run.id}'
             if is_wanted(run.name, where):
                 loaded = cached(folder / f'{run.id}.json', run)
-                runs.append(run_of(run.name, where, loaded['config'], loaded['rows'], loaded['state'], run.group))
+                runs.append(build_run(run.name, where, loaded['config'], loaded['rows'], loaded['state'], run.group))
             n_seen += 1
     except problems as error:
         raise UserError(f'--project {project}: W&B stopped answering after {n_seen} of {n_runs} runs '
@@ -83,7 +83,7 @@ def cached(file, run):
         if version == {name: loaded[name] for name in version} and run.state != 'running':
             return loaded
     loaded = version | {'config': {name: value for name, value in run.config.items() if not name.startswith('_')},
-                        'rows': rows_of(run.scan_history(page_size=1000))}
+                        'rows': epoch_rows(run.scan_history(page_size=1000))}
     write_text(file, json.dumps(loaded))
     return loaded
 
@@ -92,7 +92,7 @@ def first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def run_of(name, where, config, rows, state, group):
+def build_run(name, where, config, rows, state, group):
     """A Run. Raises UserError if its config lacks the data set, the group or the seed."""
     flags = {'group': group or None} | config
     tests = [flags.pop(name, None) for name in ('test_hash', 'test_images_hash')]
@@ -104,7 +104,7 @@ def run_of(name, where, config, rows, state, group):
                merged)
 
 
-def rows_of(history):
+def epoch_rows(history):
     """
     A history, dicts in the order of logging -> rows as in log.csv, only the rows with a metric of a split.
 

@@ -130,5 +130,5 @@ def work(arguments):
     """Carries out a command line of Evaluate_Network.py; returns None, or the exit code of the processes of --gpu."""
     name, opt = parse(arguments)
     if len(opt.gpu) > 1 and name != 'export' and not processes.connected():
-        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secrets_of(opt))
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secret_variables(opt))
     ACTIONS[name].work(opt)

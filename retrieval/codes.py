@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import parts
 from evaluation import geometry, retrieval
 from evaluation.metrics import compute
-from evaluation.protocol import embed_splits, pool_of, split_of_pictures
+from evaluation.protocol import build_pool, embed_splits, split_of_pictures
 from evaluation.ranking import precision
 from evaluation.ranking.neighbours import Search, chunks, in_threads
 from utilities import plotting, processes
@@ -181,7 +181,7 @@ def parsed(name, dim):
     return number, n_parts
 
 
-def codes_of(names, dim, train, normalize=False, normalize_pca=False):
+def build_codes(names, dim, train, normalize=False, normalize_pca=False):
     """
     The Codes of these names, for embeddings of `dim` dimensions, each once.
 
@@ -239,7 +239,7 @@ def rescored(coded, ranking, pool, n):
         search = Search(**arguments, ranking=ranking(arguments['embeddings']) if ranking else None)
         plain, rows = Search(**original), np.flatnonzero(search.n_positives)
 
-        def ranks_of(part, search=search, plain=plain):
+        def part_ranks(part, search=search, plain=plain):
             depth = max(n, search.n_positives[part].max())
             scores = search.scores(part).numpy()
             order = highest(scores, depth)
@@ -251,7 +251,7 @@ def rescored(coded, ranking, pool, n):
             return np.sort(ranks, axis=1)[:, :search.n_positives[part].max()]
 
         parts = chunks(rows, max(len(search.gallery), n * pool.embeddings.shape[1]), CHUNK)
-        for part, ranks in zip(parts, in_threads(ranks_of, parts, 'rank'), strict=True):
+        for part, ranks in zip(parts, in_threads(part_ranks, parts, 'rank'), strict=True):
             found['e_recall@1'].append(retrieval.recall_at(ranks, search.n_positives[part], 1))
             found['map_at_r'].append(retrieval.map_at_r(ranks, search.n_positives[part]))
     return {name: float(np.concatenate(values).mean()) if values else np.nan for name, values in found.items()}
@@ -321,8 +321,8 @@ def write(opt, embedded, split, file):
     embedded = {name: replace(part, embeddings=part.embeddings.cpu().float()) for name, part in embedded.items()}
     train, level = embedded['train'].embeddings.numpy() if 'train' in embedded else None, opt.eval_level[0]
     is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.pca)
-    pool = pool_of(opt, embedded, split, level)
-    codes = codes_of(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
+    pool = build_pool(opt, embedded, split, level)
+    codes = build_codes(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
     rows = [measure(code, pool, opt.rescore, opt.ranking_backend) for code in codes]
     write_csv(file, rows)
     plot(rows, file.with_suffix('.png'))

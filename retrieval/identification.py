@@ -119,7 +119,7 @@ METRICS = {'os_auroc': auroc, 'os_fpr@0.95': functools.partial(fpr_at_tpr, rate=
 AT_THRESHOLD = {'os_fpir': fpir, 'os_fnir': fnir, 'os_baks': baks, 'os_baus': baus, 'os_gm': geometric_mean}
 
 
-def classes_of(images):
+def removable_classes(images):
     """The sorted labels of an ImageSet that can stay out of the gallery: those with queries and with gallery images."""
     if images.is_query is None:
         return np.unique(images.labels)
@@ -134,7 +134,7 @@ def divided(images, share, seed):
     and its queries stay as they are. Distractors are in the gallery.
     """
     random, labels, everyone = np.random.default_rng(seed), images.labels, np.ones(len(images.labels), bool)
-    classes = random.permutation(classes_of(images))
+    classes = random.permutation(removable_classes(images))
     unknown = np.isin(labels, classes[:round(share * len(classes))])
     if images.is_query is not None and images.in_gallery is None:
         return images.is_query, ~images.is_query & ~unknown
@@ -148,7 +148,7 @@ def divided(images, share, seed):
     return may_be_query & (unknown | ~half), ~unknown & (half | ~may_be_query)
 
 
-def search_of(part, share, seed):
+def build_search(part, share, seed):
     """The Search of the queries of an Embedded in the gallery of divided()."""
     ranking = part.ranking(part.embeddings) if part.ranking else None
     return Search(part.embeddings, part.images.labels, *divided(part.images, share, seed), ranking)
@@ -190,7 +190,7 @@ def comes_before(distance, image, others, other_images):
     return (distance < others) | (distance == others) & np.isfinite(distance) & (image < other_images)
 
 
-def answers_of(search):
+def top_answers(search):
     """The Answers of a Search."""
     own, others, right = nearest(search)
     return Answers(np.maximum(own, others[:, 0]), search.n_positives > 0, right[:, 0], search.query_labels)
@@ -212,7 +212,7 @@ class Calibration:
     """
 
     def __init__(self, part, n_use, seed, every=False):
-        search = search_of(part, 0, seed)
+        search = build_search(part, 0, seed)
         n_images = np.bincount(search.gallery_labels)
         classes = np.random.default_rng(seed).permutation(np.flatnonzero(n_images))
         ends = n_images[classes].cumsum()

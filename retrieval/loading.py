@@ -11,7 +11,7 @@ import parameters
 import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
-from evaluation.embedding import network_id, settings_of
+from evaluation.embedding import embedding_settings, network_id
 from retrieval import unknown
 from utilities import command_line, stopping
 from utilities.errors import UserError
@@ -31,16 +31,16 @@ class Network(torch.nn.Module):
     settings:   {flag: value} of evaluation.embedding.SETTINGS.
     id:         a checksum of weights and settings: 16 hexadecimal digits. Embeddings of networks with different ids
                 cannot be compared.
-    open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.of_run).
+    open_set, no_threshold: the thresholds of the run, or None and the reason (unknown.calibrated_thresholds).
     """
 
     def __init__(self, opt, model, source):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.input_size = opt.eval_size or model.input_size
-        self.source, self.settings = str(source), settings_of(opt)
+        self.source, self.settings = str(source), embedding_settings(opt)
         self.id = network_id(model, self.settings)
-        self.open_set, self.no_threshold = unknown.of_run(source, self.id)
+        self.open_set, self.no_threshold = unknown.calibrated_thresholds(source, self.id)
 
     @property
     def device(self):
@@ -119,7 +119,7 @@ class Photos(torch.utils.data.Dataset):
             photo = self.opened(image)
             return index, self.pipeline.load(photo, self.pipeline.sample(photo)), None
         except UserError as error:
-            return index, None, f'{image}: not a readable image ({decoding.reason_of(error.__context__)})'
+            return index, None, f'{image}: not a readable image ({decoding.decoding_reason(error.__context__)})'
 
     def opened(self, image):
         if not hasattr(image, 'getexif'):

@@ -78,8 +78,8 @@ def text(opt, flags, source, states, description, network):
         norm=' and norm 1' if network.model.normalize or opt.eval_normalize else '', size=network.input_size,
         before=', '.join(f'`{step}`' for step in description['before']), epoch=states['epoch'],
         average=', their moving average' if opt.eval_ema else '',
-        data=data_of(flags['dataset'], splits, config.get('flags', {})),
-        metrics=metrics_of(states.get('row') or {}, opt.eval_ema),
+        data=describe_data(flags['dataset'], splits, config.get('flags', {})),
+        metrics=metrics_table(states.get('row') or {}, opt.eval_ema),
         timm=OF_TIMM if is_of_timm and not opt.prompts else '',
         command=f'```bash\n{command}\n```' if command else 'The command is not known: there was a checkpoint only.')
 
@@ -92,7 +92,7 @@ def read(function):
         return None
 
 
-def data_of(dataset, splits, flags):
+def describe_data(dataset, splits, flags):
     """The data set, the splits in a splits.yaml, and how they were made: the flags of the run."""
     if not splits:
         return f'`--dataset {dataset}`; the splits are not known: there was a checkpoint only.'
@@ -104,7 +104,7 @@ def data_of(dataset, splits, flags):
     return '\n'.join([f'`--dataset {dataset} {made}`. {shared}', '', *lines])
 
 
-def metrics_of(row, is_average):
+def metrics_table(row, is_average):
     """A table of the test metrics in a row of log.csv, with their bootstrap intervals where it has them."""
     of = columns.ema_column if is_average else str
     found = {name: row[of(name)] for name in row if columns.parse(name) and columns.parse(name).split == 'test'

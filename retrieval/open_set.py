@@ -8,7 +8,7 @@ import numpy as np
 
 import parts
 from evaluation import titles
-from evaluation.embedding import network_id, settings_of
+from evaluation.embedding import embedding_settings, network_id
 from evaluation.metrics import full_precision
 from evaluation.protocol import embed_splits
 from records import columns, run_folder
@@ -18,15 +18,15 @@ from retrieval.identification import (
     AT_THRESHOLD,
     METRICS,
     Calibration,
-    answers_of,
-    classes_of,
+    build_search,
     fnir,
     fpir,
     oscr,
+    removable_classes,
     row_at,
-    search_of,
+    top_answers,
 )
-from retrieval.unknown import file_of, folder_of, write
+from retrieval.unknown import containing_folder, thresholds_file, write
 from utilities import plotting, processes
 from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
@@ -46,7 +46,7 @@ def flags(parser):
 
 def work(opt):
     """Prints the metrics of the test classes, calibrates thresholds, and writes them into the run folder."""
-    file = file_of(opt.evaluate)
+    file = thresholds_file(opt.evaluate)
     processes.run_on_rank_zero(require_writable, file, 'open_set: the file')
     built = parts.restore(opt, opt.evaluate)
     check(opt, built.data)
@@ -61,7 +61,7 @@ def check(opt, data):
         raise UserError(f'open_set {opt.share:g}: some test classes stay out of the gallery, and there is no test '
                         'split (--test_size)')
     images = data.evaluation['test']
-    n_classes = len(classes_of(images))
+    n_classes = len(removable_classes(images))
     n_unknown = round(opt.share * n_classes)
     if not 0 < n_unknown < n_classes:
         raise UserError(f'open_set {opt.share:g}: {n_unknown} of the {n_classes} test classes would be unknown; '
@@ -76,9 +76,9 @@ def no_threshold(opt, data):
         return ('there are no validation classes, and neither test nor training classes can replace them; '
                 '--use_tv_split or --split_scheme class_folds, given when a run is trained, makes them')
     try:
-        recorded = run_folder.read_checked(folder_of(opt.evaluate) / 'splits.yaml')['splits']
+        recorded = run_folder.read_checked(containing_folder(opt.evaluate) / 'splits.yaml')['splits']
     except OSError:
-        return f'{folder_of(opt.evaluate)} has no splits.yaml, the list of the classes that the network has seen'
+        return f'{containing_folder(opt.evaluate)} has no splits.yaml, which lists the classes of the training'
     known = {split: {*recorded.get(split, {}).get('classes', ())} for split in ('train', 'val', 'test')}
     now = {split: {*images.class_names} for split, images in data.evaluation.items()}
     for split, kind, others in (('val', 'training', known['train'] | now.get('train', set())),
@@ -95,13 +95,13 @@ def no_threshold(opt, data):
 
 
 @full_precision()
-def judged(opt, data, embedded):
+def evaluate_open_set(opt, data, embedded):
     """
     The Answers of the test queries; the number of gallery images; rows of the Calibration, [] without one; and {name:
     float} of METRICS and, with a threshold, of os_threshold and AT_THRESHOLD.
     """
-    search = search_of(embedded['test'], opt.share, opt.seed)
-    answers, n_images, rows = answers_of(search), len(search.gallery_index), []
+    search = build_search(embedded['test'], opt.share, opt.seed)
+    answers, n_images, rows = top_answers(search), len(search.gallery_index), []
     found = {name: metric(answers) for name, metric in METRICS.items()}
     if no_threshold(opt, data) is None:
         rows = Calibration(embedded['val'], n_images, opt.seed, every=True).rows(n_images, opt.fpir)
@@ -115,23 +115,23 @@ def save(opt, model, data, embedded, place):
     Calibrates thresholds for several gallery sizes, prints them, and writes them and a plot into the folder of the run
     or checkpoint `place`.
     """
-    answers, n_images, rows, found = judged(opt, data, embedded)
+    answers, n_images, rows, found = evaluate_open_set(opt, data, embedded)
     test, reason = embedded['test'], no_threshold(opt, data)
     unknown = {test.images.class_names[label] for label in answers.labels[~answers.is_known]}
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
-    content = {'network_id': None if own else network_id(model, settings_of(opt)), 'own_similarity': own,
+    content = {'network_id': None if own else network_id(model, embedding_settings(opt)), 'own_similarity': own,
                'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed, 'reason': reason,
                'thresholds': rows, 'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
                                             'n_unknown_queries': len(answers.unknown), **found,
                                             'unknown_classes': sorted(unknown)}}
-    file = file_of(place)
+    file = thresholds_file(place)
     if reason is None or not file.exists():                 # thresholds that were calibrated before stay
         write(file, plain(content))
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
     print(f'  thresholds:       {file}')
     if opt.pictures != ['none']:
-        plot = folder_of(place) / 'plots' / f'{file.stem}.png'
+        plot = containing_folder(place) / 'plots' / f'{file.stem}.png'
         draw(answers, rows, row_at(rows, n_images) if rows else None, [plot, plot.with_suffix('.svg')])
 
 

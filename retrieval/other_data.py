@@ -37,7 +37,7 @@ def work(opt):
     """Evaluates the network on the data sets, and prints a table for each metric."""
     check(opt)
     opt.device = device.select(opt)
-    trunk, kind = trunk_of(opt), 'random' if opt.not_pretrained and not opt.weights else 'frozen'
+    trunk, kind = untrained_network(opt), 'random' if opt.not_pretrained and not opt.weights else 'frozen'
     trained = parts.restore_network(opt, opt.evaluate)               # after the trunk: it drops the pretrained weights
     sets = {name: test_split(opt, name, trained.input_size) for name in opt.data_sets}
     found = {}
@@ -62,12 +62,12 @@ def check(opt):
             raise UserError(f'other_data {name}: only folder takes a path; the others are found in --source_path')
         if opt.data_sets.count(name) > 1:
             raise UserError(f'other_data {name}: named twice; its images would be their own neighbours')
-    for name in metrics_of(opt):
+    for name in chosen_metrics(opt):
         if evaluation.parse(name)[1].needs != 'ranks':
             raise UserError(f'--evaluation_metrics {name}: other_data has metrics of ranks only, such as e_recall@1')
 
 
-def metrics_of(opt):
+def chosen_metrics(opt):
     return opt.evaluation_metrics if 'evaluation_metrics' in opt.given else METRICS
 
 
@@ -76,7 +76,7 @@ def test_split(opt, name, input_size):
     dataset, _, path = name.partition(':')
     own = argparse.Namespace(**vars(opt) | {'dataset': dataset, 'unsupervised': False, 'label_noise': 0.0,
                                             'train_level': 0})
-    of_run = parameters.flags_of(opt.evaluate)
+    of_run = parameters.recorded_flags(opt.evaluate)
     if dataset == 'folder':                                  # --source_path is for the data sets with folders of names
         own.source_path = path or of_run['source_path']
     if dataset != of_run['dataset'] or (path and os.path.realpath(path) != os.path.realpath(of_run['source_path'])):
@@ -91,11 +91,11 @@ def test_split(opt, name, input_size):
     return images
 
 
-def trunk_of(opt):
+def untrained_network(opt):
     """The run's network before the training, with the pretrained weights that the run's flags name, if any."""
     seed_everything(opt.seed)
     before = argparse.Namespace(**vars(opt) | {'evaluate': None, 'resume': None})
-    return parts.network_of(before, parts.backbone_of(before))
+    return parts.build_network(before, parts.build_backbone(before))
 
 
 def alone_and_together(opt, embedded, images):
@@ -111,9 +111,9 @@ def alone_and_together(opt, embedded, images):
         asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
         union = evaluation.Pool(points, labels, is_query=np.concatenate(asked), in_gallery=np.concatenate(gallery))
         alone = evaluation.Pool(own, part.labels, is_query=part.is_query, in_gallery=part.in_gallery)
-        values = [evaluation.compute(metrics_of(opt), pool.embeddings, pool.labels, pool=pool,
+        values = [evaluation.compute(chosen_metrics(opt), pool.embeddings, pool.labels, pool=pool,
                                      backend=opt.ranking_backend) for pool in (alone, union)]
-        found.append({name: tuple(value[name] for value in values) for name in metrics_of(opt)})
+        found.append({name: tuple(value[name] for value in values) for name in chosen_metrics(opt)})
     return found
 
 
@@ -123,7 +123,7 @@ def tables(opt, sets, found):
     what alone_and_together() returns}.
     """
     texts = []
-    for metric in metrics_of(opt):
+    for metric in chosen_metrics(opt):
         rows = [[metric, 'images', 'classes', *(f'{network}, {gallery}' for network in found
                                                 for gallery in ('alone', 'union'))]]
         numbers = np.array([[value for each in found.values() for value in each[i][metric]] for i in range(len(sets))])

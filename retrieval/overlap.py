@@ -17,7 +17,7 @@ from evaluation.ranking.counting import pick
 from evaluation.ranking.neighbours import chunks, in_threads
 from evaluation.ranking.precision import ROWS
 from records import lock, run_folder
-from retrieval.unknown import folder_of
+from retrieval.unknown import containing_folder
 from utilities import processes, stopping
 from utilities.command_line import FRACTION
 from utilities.errors import UserError
@@ -46,7 +46,7 @@ def work(opt):
     data, splits = built.data, list(built.data.evaluation)
     if len(splits) < 2:
         raise UserError(f'overlap: all images are in the {splits[0]} split, so that there is nothing to compare')
-    folder = folder_of(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
+    folder = containing_folder(run) if run else Path(opt.save_path) / opt.dataset / 'overlap'
     if run and (changed := run_folder.changed_data(run_folder.read(folder), data.description)):
         raise UserError(f'{run}: the data have {changed} than this run; --source_path must lead to the same data')
     processes.run_on_rank_zero(require_writable_folder, folder, 'overlap: the folder')
@@ -67,7 +67,7 @@ def report(embedded, threshold, folder, of_run):
         found[f'{one} and {other}'] = numbers | {'images': dict(zip((one, other), numbers['images'], strict=True))}
         listed += [(one, int(i), other, int(j), float(similarity), bool(same)) for i, j, similarity, same in pairs]
     listed.sort(key=lambda pair: (not pair[5], -pair[4], *pair[:4]))
-    write_csv(folder / 'overlap.csv', [row_of(images, *pair) for pair in listed[:MOST]])
+    write_csv(folder / 'overlap.csv', [pair_row(images, *pair) for pair in listed[:MOST]])
     (folder / 'overlap.png').unlink(missing_ok=True)       # the picture of an earlier check
     if listed:
         draw(images, listed[:SHOWN], folder / 'overlap.png')
@@ -151,7 +151,7 @@ def highest(kept):
     return rows[np.lexsort((rows[:, 1], rows[:, 0], -rows[:, 2]))[:MOST]]
 
 
-def row_of(images, one, i, other, j, similarity, same):
+def pair_row(images, one, i, other, j, similarity, same):
     """A row of overlap.csv."""
     row = {}
     for number, split, index in ((1, one, i), (2, other, j)):

@@ -68,7 +68,7 @@ def listed(file):
     return [file.parent / name for name in names]
 
 
-def of_csv(file, opened):
+def paths_in_csv(file, opened):
     rows = csv.DictReader(opened)
     if 'path' not in (rows.fieldnames or ()):
         raise UserError(f'{file}: expected a header with the column path, found '
@@ -76,8 +76,8 @@ def of_csv(file, opened):
     return [row['path'] for row in rows]
 
 
-def of_lines(file, opened):
+def paths_in_lines(file, opened):
     return [line.strip() for line in opened]
 
 
-READERS = {'.csv': of_csv, '.txt': of_lines}
+READERS = {'.csv': paths_in_csv, '.txt': paths_in_lines}

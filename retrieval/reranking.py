@@ -17,12 +17,12 @@ import torch
 import parts
 from criteria import ranks
 from evaluation.metrics import compute, parse
-from evaluation.protocol import embed_splits, pool_of, splits_to_evaluate
+from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
 from evaluation.ranking.counting import pick
 from evaluation.ranking.nearest import first
-from evaluation.ranking.neighbours import Search, chunks, in_threads, rows_of
+from evaluation.ranking.neighbours import Search, chunks, in_threads, take_rows
 from evaluation.ranking.precision import on_the_sphere
-from records.columns import Column, of_reranking
+from records.columns import Column, reranked_column
 from utilities import processes
 from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from utilities.errors import UserError, choose
@@ -51,8 +51,8 @@ class KReciprocal(Search):
                  weight=0.3, strict=False):
         super().__init__(embeddings, labels, is_query, in_gallery, cameras=cameras)
         used = np.union1d(self.query_index, self.gallery_index)
-        everyone = Search(rows_of(embeddings, used), labels[used])
-        neighbours, farthest = neighbours_of(everyone, max(k1, k2))
+        everyone = Search(take_rows(embeddings, used), labels[used])
+        neighbours, farthest = nearest_gallery(everyone, max(k1, k2))
         neighbours = np.column_stack([np.arange(len(used)), neighbours])             # each image is its own nearest
         largest = np.where(farthest > 0, farthest, 1)
         encodings = averaged(encoded(everyone, neighbours, largest, k1, strict), neighbours[:, :k2])
@@ -86,7 +86,7 @@ class AlphaExpanded(Search):
 
     def __init__(self, embeddings, labels, is_query=None, in_gallery=None, ranking=None, cameras=None, n=N, alpha=3.0):
         unit = on_the_sphere(embeddings)
-        neighbours, _ = neighbours_of(Search(unit, labels, is_query, in_gallery), n)
+        neighbours, _ = nearest_gallery(Search(unit, labels, is_query, in_gallery), n)
         super().__init__(unit, labels, is_query, in_gallery, cameras=cameras)
         expanded = self.queries.clone()
         for rows in chunks(np.arange(len(neighbours)), neighbours.shape[1] * unit.shape[1], CHUNK):
@@ -99,19 +99,20 @@ class AlphaExpanded(Search):
 METHODS = {'kreciprocal': KReciprocal, 'alphaqe': AlphaExpanded}
 
 
-def neighbours_of(search, k):
+def nearest_gallery(search, k):
     """
     [number of queries, k] the k nearest gallery images of each query, as indices in the gallery, or all of them if
     there are fewer; and [number of queries] the largest squared distance to a gallery image, in search.move's unit.
     """
     k = min(k, len(search.gallery) - int((search.own >= 0).any()))
 
-    def of_part(rows):
+    def part_neighbours(rows):
         scores = search.scores(rows)
         found, _ = first(search, rows, scores, k)
         return found, -2 * scores.where(scores > -torch.inf, 0).amin(dim=1).numpy()     # no score is above 0
 
-    found = in_threads(of_part, chunks(np.arange(len(search.queries)), len(search.gallery), CHUNK), 'neighbours')
+    parts = chunks(np.arange(len(search.queries)), len(search.gallery), CHUNK)
+    found = in_threads(part_neighbours, parts, 'neighbours')
     neighbours, farthest = zip(*found, strict=True)
     return np.concatenate(neighbours), np.concatenate(farthest)
 
@@ -219,10 +220,11 @@ def report(opt, embedded, splits, methods, names):
     row = {}
     for split in splits:
         for level in opt.eval_level:
-            pool = pool_of(opt, embedded, split, level)
+            pool = build_pool(opt, embedded, split, level)
             for method, parameters in ({PLAIN: {}} | methods).items():
                 values = compute_with(opt, method, parameters, names, pool)
-                row |= {of_reranking(method, Column(split, name, level).name): value for name, value in values.items()}
+                row |= {reranked_column(method, Column(split, name, level).name): value
+                        for name, value in values.items()}
     return table(row, methods)
 
 

@@ -47,13 +47,13 @@ def review(photos, run, flags, out):
     names, labels = classes(several)
     found = suspects.find(torch.cat([part.embeddings for part in several]), labels)
 
-    def path_of(index):
+    def suspect_path(index):
         images, own = places[index]
         return str(images.sources[own])
 
-    rows = [{'kind': suspect.kind, 'path': path_of(suspect.image), 'label': names[labels[suspect.image]],
+    rows = [{'kind': suspect.kind, 'path': suspect_path(suspect.image), 'label': names[labels[suspect.image]],
              'suggested_label': '' if suspect.suggested is None else names[suspect.suggested],
-             'score': round(suspect.score, 4), 'neighbour': path_of(suspect.neighbour)} for suspect in found]
+             'score': round(suspect.score, 4), 'neighbour': suspect_path(suspect.neighbour)} for suspect in found]
     write_csv(Path(out), rows, COLUMNS)
     counts = ', '.join(f'{sum(suspect.kind == kind for suspect in found):,} {kind}' for kind in suspects.KINDS)
     print(f'{len(labels):,} images of {len(names):,} classes; suspects: {counts}')
@@ -66,7 +66,7 @@ def review(photos, run, flags, out):
 
 def embedded(photos, run, flags):
     """[Embedded] of the labelled photos, or of the splits of a run; arguments as for review()."""
-    return of_run(photos, flags) if is_run(photos) else of_photos(photos, run, flags)
+    return embed_run(photos, flags) if is_run(photos) else embed_photos(photos, run, flags)
 
 
 def classes(embedded):
@@ -79,7 +79,7 @@ def is_run(place):
     return (Path(place) / 'config.yaml').is_file() or Path(place).suffix == '.pt'
 
 
-def of_run(run, flags):
+def embed_run(run, flags):
     """[Embedded] of the splits that the run evaluates."""
     opt = parameters.parse(['--evaluate', str(run), *flags])
     built = parts.restore(opt, run)
@@ -88,7 +88,7 @@ def of_run(run, flags):
     return [embedded[split] for split in splits]
 
 
-def of_photos(place, run, flags):
+def embed_photos(place, run, flags):
     """[Embedded] of labelled photos, by the network of `run`, or by the pooled features of a pretrained backbone."""
     table = labelled(Path(place))
     datasets.check_names(table)
@@ -101,7 +101,7 @@ def of_photos(place, run, flags):
     else:
         opt.device = device.select(opt)
         seed_everything(opt.seed)                          # for the random weights of --not_pretrained
-        model = parts.network_of(opt, parts.backbone_of(opt))
+        model = parts.build_network(opt, parts.build_backbone(opt))
     if opt.skip_bad_images:
         table = datasets.without_bad_images(table, table.sources, opt.max_megapixels)
         if not table.paths:

@@ -55,7 +55,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
 
     def neighbours(embedding, without=None):
         rows, distances = index.nearest(embedding[None], k + (without is not None))
-        found = [{'row': int(row), 'name': name_of(row), 'distance': float(distance)}
+        found = [{'row': int(row), 'name': short_name(row), 'distance': float(distance)}
                  for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
         said = index.answers(distances)[0] if without is None else {}      # an image of the index is known
         return size() | said | {'neighbours': found[:k]}
@@ -63,7 +63,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     def size():
         return {'n_images': len(index.paths), 'is_current': index.is_current()}
 
-    def name_of(row):
+    def short_name(row):
         return '/'.join(Path(index.paths[row]).parts[-2:])
 
     def existing(row):
@@ -105,7 +105,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     @app.get('/start')
     def start():
         rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
-        return size() | {'images': [{'row': int(row), 'name': name_of(row)} for row in rows]}
+        return size() | {'images': [{'row': int(row), 'name': short_name(row)} for row in rows]}
 
     @app.get('/image/<int:row>')
     def image(row):
@@ -116,15 +116,15 @@ def application(index, network, transform, k=24, hosts=LOCAL):
             flask.abort(503, BUSY)
         except UserError as error:                         # it was moved or damaged since it was indexed
             large = isinstance(error.__context__, decoding.TooLarge)
-            flask.abort(404, f'{name_of(row)} {"is too large to be shown" if large else "cannot be read any more"}.')
+            flask.abort(404, f'{short_name(row)} {"is too large to be shown" if large else "cannot be read any more"}.')
         return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
 
     @app.get('/neighbours/<int:row>')
-    def of_row(row):
-        return {'name': name_of(existing(row))} | neighbours(np.asarray(index.embeddings[row]), without=row)
+    def row_neighbours(row):
+        return {'name': short_name(existing(row))} | neighbours(np.asarray(index.embeddings[row]), without=row)
 
     @app.post('/neighbours')
-    def of_photo():
+    def photo_neighbours():
         data = flask.request.get_data()
         try:
             with photos.turn(), decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:

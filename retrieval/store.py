@@ -60,18 +60,18 @@ def read(folder):
     if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
     expected = content.pop(CHECKSUM, None)
-    if content.keys() - keys - OPTIONAL or expected not in (None, checksum_of(content)):
+    if content.keys() - keys - OPTIONAL or expected not in (None, content_checksum(content)):
         raise UserError(f'{file}: damaged: its checksum does not fit its content; make the index again')
     return content
 
 
-def checksum_of(content):
+def content_checksum(content):
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def write(folder, content):
     """Replaces index.json, and removes the files of earlier generations."""
-    write_text(Path(folder) / NAME, json.dumps(content | {CHECKSUM: checksum_of(content)}, indent=1) + '\n')
+    write_text(Path(folder) / NAME, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
     named = {file['name'] for file in content['files'].values()}
     for kind in KINDS:
         for file in Path(folder).glob(f'{kind}_[0-9]*'):

@@ -21,20 +21,20 @@ ERRORS = ('threshold', 'fpir', 'fnir')
 KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # of a row
 
 
-def folder_of(place):
+def containing_folder(place):
     """The folder of a run folder or checkpoint file."""
     return Path(place) if Path(place).is_dir() else Path(place).parent
 
 
-def file_of(place):
+def thresholds_file(place):
     """Where the thresholds of a run folder, or of one of its checkpoint files, are written."""
     stem = '' if Path(place).is_dir() or Path(place).name == LAST else f'{Path(place).stem}_'
-    return folder_of(place) / f'{stem}open_set.json'
+    return containing_folder(place) / f'{stem}open_set.json'
 
 
 def write(file, content):
     """Writes the content of an open_set.json, a dict, with its checksum."""
-    write_text(file, json.dumps(content | {CHECKSUM: checksum_of(content)}, indent=1) + '\n')
+    write_text(file, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
 
 
 def read(file):
@@ -45,22 +45,22 @@ def read(file):
     content = json.loads(file.read_text(encoding='utf-8'))
     if not isinstance(content, dict) or content.keys() - {CHECKSUM} != CONTENT:
         raise ValueError('damaged: not the content of such a file')
-    if content.pop(CHECKSUM, None) not in (checksum_of(content), None):
+    if content.pop(CHECKSUM, None) not in (content_checksum(content), None):
         raise ValueError('damaged, or edited: its checksum does not fit its content')
     return content
 
 
-def checksum_of(content):
-    return run_folder.checksum_of(json.dumps(content, sort_keys=True))
+def content_checksum(content):
+    return run_folder.text_checksum(json.dumps(content, sort_keys=True))
 
 
-def of_run(source, network_id):
+def calibrated_thresholds(source, network_id):
     """
     The thresholds that were calibrated for the network of the run folder or checkpoint `source`: a list of rows, each
     a dict of KEYS, and None; or None, and the reason why there are none, a sentence, or None if none were asked for.
     Raises UserError if their file is damaged.
     """
-    file = file_of(source)
+    file = thresholds_file(source)
     try:
         content = read(file)
         rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
@@ -85,14 +85,14 @@ def by_hand(threshold):
     return [{'gallery_size': None, 'threshold': threshold}]
 
 
-def row_of(rows, n_images):
+def threshold_row(rows, n_images):
     """The row for a gallery of `n_images`."""
     return rows[0] if rows[0]['gallery_size'] is None else row_at(rows, n_images)
 
 
 def described(rows, n_images):
     """A phrase about the threshold for `n_images`."""
-    row = row_of(rows, n_images)
+    row = threshold_row(rows, n_images)
     phrase = f'unknown below a similarity of {row["threshold"]:.4f}'
     if row['gallery_size'] is None:
         return f'{phrase}, set by hand'
@@ -115,7 +115,7 @@ def answer(rows, distance, n_images):
     """
     if not rows:
         return {}
-    found, threshold = float(similarity(distance)), row_of(rows, n_images)['threshold']
+    found, threshold = float(similarity(distance)), threshold_row(rows, n_images)['threshold']
     return {'unknown': found < threshold, 'similarity': found, 'threshold': threshold}
 
 
@@ -147,4 +147,4 @@ def identify(network, queries, gallery):
     rows = search.exact(gallery, queries, min(1 + search.MORE, len(gallery)))
     rows, distances = search.measured(gallery, queries, rows, 1)
     found = similarity(distances[:, 0])
-    return rows[:, 0], found, found < row_of(network.open_set, len(gallery))['threshold']
+    return rows[:, 0], found, found < threshold_row(network.open_set, len(gallery))['threshold']

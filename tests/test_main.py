@@ -121,7 +121,7 @@ def test_reproduce_starts_anew_with_the_same_settings(quick, run, tmp_path, caps
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'class_folds', '--fold', '4'], '--fold 4: with --n_folds 4, folds are numbered from 0 to 3'),
-    (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official parts'),
+    (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official split'),
     (['--splits_to_eval', 'val'], '--splits_to_eval val: there is no such split'),
     (['--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
     (['--weights', 'nowhere.pth'], '--weights nowhere.pth: No such file'),
@@ -437,7 +437,7 @@ def batch_of(folder):
 def test_a_batch_that_fits_a_small_set_is_chosen_told_and_recorded(quick, run, tmp_path, capsys):
     small = [*without(quick, '--bs', '--samples_per_class'), '--no_train_metrics']
     assert run(*small) == 0
-    assert '--bs 36 --samples_per_class 6: chosen for 36 training images of 6 classes' in capsys.readouterr().out
+    assert '(36 of 6 classes)' in capsys.readouterr().out
     assert batch_of(folder_of(tmp_path)) == (36, 6)
     assert run(*small, '--bs', '36', '--samples_per_class', '6', '--group', 'explicit') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'explicit_s1'))

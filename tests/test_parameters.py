@@ -18,7 +18,7 @@ import Retrieve_Images
 from architectures import embedding_layer, pooling
 from datasets import splits
 from tests.helpers import ROOT
-from utilities import command_line, errors, manual
+from utilities import command_line, errors, flag_help
 from utilities.errors import UserError
 
 # Name, type and default as users of the public code of Roth et al. know them.
@@ -86,7 +86,7 @@ def test_the_help_names_every_flag_and_registry_entry(capsys):
 
 
 def help_on(*words, build=parameters.build):
-    return manual.page(build(), words)
+    return flag_help.page(build(), words)
 
 
 def test_the_first_help_fits_on_two_screens():
@@ -119,14 +119,14 @@ def test_the_help_on_groups_words_and_facts():
 def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
     assert errors.exit_code('main.py', lambda: parse('--help marginn')) == 2
     said = capsys.readouterr().err
-    assert '--help marginn: no flag with an effect, no method and no group has this word; did you mean margin' in said
+    assert '--help marginn: no flag, method or group matches; did you mean margin' in said
 
 
 def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
     assert {'evaltypes', 'loss_nir_logmatch', 'miner_distance_upper_cutoff'} <= {*obsolete}
     everything, some = help_on('all'), help_on('nir', 'losses', 'distance', 'evaluation', 'cutoff')
-    with pytest.raises(UserError, match='no flag with an effect'):
+    with pytest.raises(UserError, match='no flag, method or group matches'):
         help_on('loss_nir_logmatch')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
     assert idle('--loss nir --batch_mining none --loss_nir_logmatch 2') == ['--loss_nir_logmatch 2.0']
@@ -154,9 +154,9 @@ def test_help_texts_have_at_most_20_words():
 
 def test_help_on_a_word_works_for_every_script():
     for script, parser in parsers().items():
-        assert '--help' in manual.page(parser, ['help']), script
-        with pytest.raises(UserError, match='--help qqqq: no flag with an effect, no method and no group has'):
-            manual.page(parser, ['qqqq'])
+        assert '--help' in flag_help.page(parser, ['help']), script
+        with pytest.raises(UserError, match='--help qqqq: no flag, method or group matches'):
+            flag_help.page(parser, ['qqqq'])
     assert '--partition' in help_on('slurm', build=Launch_Runs.build)
     assert 'Retrieve_Images.py query' in help_on('picture', build=Retrieve_Images.build)
 
@@ -290,9 +290,9 @@ def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, s
 def test_settings_survive_the_way_through_a_file(tmp_path):
     opt = parse('--lr 3e-7 --tau 1 2 --use_tv_split --embed_layers 20 10 --fc_lr -1 --input_mean 0.1 --wandb_key key '
                 '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words" --daml --daml_layers')
-    settings = parameters.settings_of(opt)
+    settings = parameters.recorded_settings(opt)
     (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
-    again = parameters.settings_of(parse(f'--config {tmp_path / "c.yaml"}'))
+    again = parameters.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
     assert again['daml_layers'] == parameters.parse([], settings).daml_layers == [] != parse('').daml_layers
 
@@ -411,4 +411,4 @@ def test_arguments_of_a_librarys_loss_are_merged_by_key(files, command, expected
     configs = ' '.join(f'{tmp_path / str(number)}.yaml' for number in range(len(files)))
     opt = parse(f'{"--config " * bool(files)}{configs} {command}')
     assert opt.loss_pml_args == expected
-    assert parameters.parse([], parameters.settings_of(opt)).loss_pml_args == expected     # as a resumed run reads them
+    assert parameters.parse([], parameters.recorded_settings(opt)).loss_pml_args == expected    # as --resume reads them

@@ -124,7 +124,7 @@ def test_damaged_records_are_refused_by_readers_and_repaired_by_a_resume(name, h
 
 
 def rows_of_spectra(folder):
-    return reading.texts_of(folder / 'spectrum.csv')
+    return reading.read_texts(folder / 'spectrum.csv')
 
 
 def test_a_damaged_database_is_written_anew_wherever_the_damage_is(half, tmp_path):
@@ -209,7 +209,7 @@ def test_a_run_of_an_earlier_version_goes_on(trained, half, resume):
     config = run_folder.read(half)
     hashes = {name: config.pop(name) for name in ('test_hash', 'test_images_hash', 'image_hashes')}
     text = run_folder.as_yaml(config)                                      # the checksum was in the last line
-    (half / 'config.yaml').write_text(f'{text}{run_folder.CHECKSUM}{run_folder.checksum_of(text)}\n')
+    (half / 'config.yaml').write_text(f'{text}{run_folder.CHECKSUM}{run_folder.text_checksum(text)}\n')
     code, out, _ = resume(half, '--lr', '0.001', '--kernels', '0')
     assert code == 0 and 'recorded only the names and sizes of the classes' in out
     assert_same_end(trained['whole'], half)
@@ -476,8 +476,9 @@ def test_a_run_folder_that_is_being_removed(half):
     (half / 'log.csv').unlink()
     with pytest.raises(FileNotFoundError) as raised, files.atomic(half / 'plots' / 'loss.png') as temporary:
         temporary.write_text('')
-    assert errors.reason_of(raised.value, half) == f'The run folder {half} was removed while the run was writing to it.'
-    assert errors.reason_of(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
+    expected = f'The run folder {half} was removed while the run was writing to it.'
+    assert errors.machine_reason(raised.value, half) == expected
+    assert errors.machine_reason(FileNotFoundError(errno.ENOENT, 'no', str(half.parent / 'photo.png')), half) is None
 
 
 # Backends

@@ -12,7 +12,7 @@ from launching.pool import FINISHED, Pool
 from records import reading, run_folder
 from records.columns import Column
 from tuning import ranges
-from tuning.trials import Superfluous, TrialFailed, is_counted, is_under_way, name_of
+from tuning.trials import Superfluous, TrialFailed, is_counted, is_running, trial_name
 from utilities import command_line, stopping
 from utilities.errors import UserError
 
@@ -28,10 +28,10 @@ def objective(search, study, trial, progress):
     Raises TrialFailed, whose reason the study records, optuna.TrialPruned, and Superfluous.
     """
     trial.set_user_attr('begun', trial.number)             # from here on, Optuna notices when the worker dies
-    before = [other for other in study.trials[:trial.number] if is_counted(other) or is_under_way(other)]
+    before = [other for other in study.trials[:trial.number] if is_counted(other) or is_running(other)]
     if len(before) >= search.opt.n_trials:
         raise Superfluous
-    params, name = ranges.suggest(trial, search.tuned), name_of(study.trials[trial.number])
+    params, name = ranges.suggest(trial, search.tuned), trial_name(study.trials[trial.number])
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
@@ -74,11 +74,12 @@ class Folds:
 
     def untrained(self, run):
         """The flag --untrained with a run of another trial that has evaluated the same untrained network, if any."""
-        same_network = not self.search.tuned.keys() - {*command_line.of_groups(parameters.build(), *ranges.TRAINING)}
+        training_flags = {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
+        same_network = not self.search.tuned.keys() - training_flags
         if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
             return []
         for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
-            rows = reading.rows_of(folder / 'log.csv')
+            rows = reading.read_rows(folder / 'log.csv')
             if rows and rows[0]['epoch'] == 0 and not has_own_distance(run_folder.read(folder)['flags']):
                 return ['--untrained', str(folder)]
         return []
@@ -98,7 +99,7 @@ class Folds:
             folder = self.folders.get(run.name) or run.folder()
             if folder:
                 self.folders[run.name] = folder
-            rows = reading.rows_of(folder / 'log.csv') if folder else []
+            rows = reading.read_rows(folder / 'log.csv') if folder else []
             best, best_epoch = -sign * math.inf, None
             for row in rows:
                 value = row.get(self.column, math.nan)

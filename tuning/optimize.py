@@ -50,7 +50,7 @@ class Worker:
             stopping.check()
             known = self.study.trials
             over = [trial for trial in known if trials.is_counted(trial)]
-            alive = [trial for trial in known if trials.is_under_way(trial)]
+            alive = [trial for trial in known if trials.is_running(trial)]
             self.bar.n = min(len(over), self.bar.total)
             self.bar.refresh()
             if len(over) >= n_trials:
@@ -71,7 +71,7 @@ class Worker:
     def wait(self, alive):
         """Waits a second for the trials of other workers, and requeues the trials of dead workers."""
         if not self.waiting_since:
-            self.bar.write(f'waiting for {", ".join(map(trials.name_of, alive))}, which other workers are running')
+            self.bar.write(f'waiting for {", ".join(map(trials.trial_name, alive))}, which other workers are running')
         stopping.sleep(1)
         optuna.storages.fail_stale_trials(self.study)
         trials.requeue_unbegun(self.study, alive, self.waiting_since)
@@ -84,8 +84,8 @@ class Worker:
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
             if self.own is None or self.own_trial().state != TrialState.FAIL:
                 raise
-            self.bar.write(f'{trials.name_of(self.own_trial())}  another worker has taken it over: this one was silent '
-                           f'for more than {trials.GRACE} s')
+            self.bar.write(f'{trials.trial_name(self.own_trial())}  another worker has taken it over: this one was '
+                           f'silent for more than {trials.GRACE} s')
         trial = self.own_trial()
         if trials.is_counted(trial):
             self.bar.write(report.line(self.search, self.study, trial))
@@ -93,7 +93,7 @@ class Worker:
 
     def objective(self, trial):
         self.own = trial.number
-        name = trials.name_of(self.study.trials[trial.number])
+        name = trials.trial_name(self.study.trials[trial.number])
         return objective(self.search, self.study, trial, lambda text: self.bar.set_postfix_str(f'{name}, {text}'))
 
     def own_trial(self):

@@ -15,7 +15,7 @@ from optuna.distributions import (
 import parameters
 from utilities import command_line
 from utilities.errors import UserError, nearest
-from utilities.manual import facts
+from utilities.flag_help import facts
 
 TRAINING = ('training', 'batch creation', 'batch mining', 'losses')         # groups of flags
 TUNABLE = ('network', *TRAINING)
@@ -38,28 +38,28 @@ def parse_all(tune):
 def parse(words):
     """The words after one --tune -> (flag, distribution). Raises UserError."""
     parser, (flag, *rest) = parameters.build(), words
-    flags, name = {action.dest: facts(action) for action in parser._actions}, name_of(flag)
+    flags, name = {action.dest: facts(action) for action in parser._actions}, base_flag(flag)
     if name not in flags:
         raise UserError(f'--tune {flag}: unknown flag{nearest(name, flags)}')
     if name != flag and not flags[name].arguments_of:
         raise UserError(f'--tune {flag}: --{name} takes no YAML mapping; leave {flag.removeprefix(name)} out')
-    if name in NOT_TUNABLE or name not in [*command_line.of_groups(parser, *TUNABLE), 'augmentation']:
+    if name in NOT_TUNABLE or name not in [*command_line.flags_in_groups(parser, *TUNABLE), 'augmentation']:
         raise UserError(f'--tune {flag}: not a flag to tune; choose one of the network, the training, the batches, the '
                         'miner or the loss')
     make = choices if len(rest) == 1 else numbers
     return flag, make(parser, flag, rest, f'--tune {" ".join(words)}')
 
 
-def name_of(flag):
+def base_flag(flag):
     """The flag of main.py that a tuned value belongs to: loss_pml_args.alpha is an argument in --loss_pml_args."""
     return flag.partition('.')[0]
 
 
-def settings_of(params):
+def tuned_settings(params):
     """
     The tuned values as flags of main.py.
 
-    >>> settings_of({'lr': 0.1, 'loss_pml_args.alpha': 2, 'loss_pml_args.swap': 'true'})
+    >>> tuned_settings({'lr': 0.1, 'loss_pml_args.alpha': 2, 'loss_pml_args.swap': 'true'})
     {'lr': 0.1, 'loss_pml_args': [{'alpha': 2, 'swap': True}]}
     """
     settings = {}
@@ -99,7 +99,7 @@ def numbers(parser, flag, rest, where):
         raise UserError(f'{where}: LOW must be less than HIGH')
     if 'log' in scale and low <= 0:
         raise UserError(f'{where}: a log range must begin above 0')
-    type_of_flag = next(action.type for action in parser._actions if action.dest == name_of(flag))
+    type_of_flag = next(action.type for action in parser._actions if action.dest == base_flag(flag))
     if kind is float and getattr(type_of_flag, '__name__', '') == 'INT':
         raise UserError(f'{where}: --{flag} takes whole numbers; write --tune {flag} {ends[0]} {ends[1]} int')
     for end in (low, high):
@@ -111,12 +111,12 @@ def numbers(parser, flag, rest, where):
 def require_accepted(parser, flag, value, where):
     """Raises UserError where main.py would refuse the value of the flag."""
     try:
-        parser.parse_args(command_line.tokens(settings_of({flag: value})))
+        parser.parse_args(command_line.tokens(tuned_settings({flag: value})))
     except UserError as error:
         raise UserError(f'{where}: {error}') from None
 
 
-def ends_of(distribution):
+def lowest_and_highest(distribution):
     """The lowest and the highest value, or the first and the last choice."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0], distribution.choices[-1]

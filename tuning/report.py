@@ -19,12 +19,12 @@ def line(search, study, trial):
     """A line about a trial that is over: its setting, its score, and the best trial so far."""
     outcome = {TrialState.PRUNED: 'pruned', TrialState.FAIL: f'failed: {trial.user_attrs.get("reason")}'}.get(
         trial.state, f'{search.metric} {trial.value:.4f}' if trial.value is not None else '')
-    best = trials.best_of(study)
-    return (f'{trials.name_of(trial)}  {"  ".join(settings_of(trial))}  {outcome}'
-            + (f'; best {best.value:.4f}, {trials.name_of(best)}' if best else ''))
+    best = trials.best_trial(study)
+    return (f'{trials.trial_name(trial)}  {"  ".join(trial_settings(trial))}  {outcome}'
+            + (f'; best {best.value:.4f}, {trials.trial_name(best)}' if best else ''))
 
 
-def settings_of(trial):
+def trial_settings(trial):
     """['<flag> <value>', ...] with numbers of four digits."""
     return [f'{flag} {value:.4g}' if isinstance(value, float) else f'{flag} {value}'
             for flag, value in trial.params.items()]
@@ -34,33 +34,33 @@ def summarise(search, study):
     """Writes trials.csv and best.yaml; without --keep_checkpoints, removes all trials' checkpoints but the best's."""
     with search.lock():
         over = [trial for trial in study.trials if trials.is_counted(trial)]
-        best = trials.best_of(study)
-        write_csv(search.folder / 'trials.csv', [row_of(search, trial) for trial in over])
+        best = trials.best_trial(study)
+        write_csv(search.folder / 'trials.csv', [trial_row(search, trial) for trial in over])
         if best:
-            write_text(search.folder / 'best.yaml', f'# {trials.name_of(best)}, the best of {len(over)} of the study '
-                       f'{search.name}: {search.metric} {best.value:.4f} on the validation classes of '
+            write_text(search.folder / 'best.yaml', f'# {trials.trial_name(best)}, the best of {len(over)} of the '
+                       f'study {search.name}: {search.metric} {best.value:.4f} on the validation classes of '
                        f'{len(search.folds)} folds. Tuned: {", ".join(search.tuned)}.\n'
                        '# A fold of it: main.py --config best.yaml --fold 0. A plain run on the test classes: '
                        'main.py --config best.yaml --split_scheme half --splits_to_eval test\n'
                        + yaml.safe_dump(whole(search, best), sort_keys=False, allow_unicode=True, width=120))
         if not search.opt.keep_checkpoints:
-            name_of_best = best and trials.name_of(best)
-            for name in {trials.name_of(trial) for trial in over} - {name_of_best}:
+            name_of_best = best and trials.trial_name(best)
+            for name in {trials.trial_name(trial) for trial in over} - {name_of_best}:
                 for file in (search.folder / 'trials').glob(f'*/{name}_fold*/checkpoint_*.pt'):
                     file.unlink(missing_ok=True)
 
 
 def whole(search, trial):
     """{flag: value}: the tuned flags of a trial, then the other flags of its runs."""
-    tuned = ranges.settings_of(trial.params)
+    tuned = ranges.tuned_settings(trial.params)
     merged = command_line.merged(parameters.build(), search.settings, tuned)
     return {name: merged[name] for name in tuned | search.settings}
 
 
-def row_of(search, trial):
+def trial_row(search, trial):
     """The row of a trial in trials.csv."""
     seconds = (trial.datetime_complete - trial.datetime_start).total_seconds()
-    return {'trial': trials.name_of(trial), 'state': trial.state.name.lower(), search.metric: trial.value,
+    return {'trial': trials.trial_name(trial), 'state': trial.state.name.lower(), search.metric: trial.value,
             'best_epochs': ' '.join(map(str, trial.user_attrs.get('best_epochs', ()))), **trial.params,
             'seconds': round(seconds, 1), 'reason': trial.user_attrs.get('reason', '')}
 
@@ -75,7 +75,7 @@ def plot(search, study):
     folder.mkdir(exist_ok=True)
     column = Column('test', search.metric).name               # its title names no split
     score = f'validation {titles.axis(column)}'
-    for name, (function, options) in plots_of(several).items():
+    for name, (function, options) in optuna_plots(several).items():
         draw = getattr(optuna.visualization.matplotlib, function)
         axes = np.atleast_1d(draw(study, **options, target_name=score))
         tidy(axes, several, prefix)
@@ -93,7 +93,7 @@ def plot(search, study):
     print(f'plots: {folder}' + ('' if len(several) > 1 else ' (contours and importances need two tuned flags)'))
 
 
-def plots_of(flags):
+def optuna_plots(flags):
     """{name: (function of Optuna, its options)} of the plots for these flags with several values."""
     found = {'history': ('plot_optimization_history', {})}
     if flags:

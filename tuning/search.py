@@ -33,7 +33,7 @@ class Search:
     opt:   the flags of Hyperparameter_Search.py.
     main:  the flags of main.py that all trials share.
     tuned: {flag: Optuna's distribution}.
-    slots: as launching.slots.of_flags gives them.
+    slots: as launching.slots.slot_arguments gives them.
     """
     opt: argparse.Namespace
     main: argparse.Namespace
@@ -64,7 +64,7 @@ class Search:
     @property
     def settings(self):
         """The flags of base.yaml: all but those that the trials, the folds and the machine set."""
-        return {name: value for name, value in parameters.settings_of(self.main).items()
+        return {name: value for name, value in parameters.recorded_settings(self.main).items()
                 if name not in OWN | parameters.flags_with('machine').keys() | self.tuned.keys()}
 
     def commands(self, params, group, folder, seed=None):
@@ -77,7 +77,7 @@ class Search:
         parser = parameters.build()
         machine = {name: value for name, value in vars(self.main).items()
                    if name in parameters.flags_with('machine') and value != parser.get_default(name)}
-        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.settings_of(params)),
+        return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
                  f'--fold={fold}',
                  *([] if seed is None else [f'--seed={seed}']), *command_line.tokens(machine),
                  f'--save_path={folder}', f'--group={group}_fold{fold}'] for fold in self.folds]
@@ -102,9 +102,9 @@ def parse(opt, others):
     """
     main = parse_main(others)
     tuned = ranges.parse_all(opt.tune)
-    search = Search(opt, main, tuned, slots.of_flags(opt))
-    for ends in zip(*(ranges.ends_of(distribution) for distribution in tuned.values()), strict=True):
-        settings = ranges.settings_of(dict(zip(tuned, ends, strict=True)))
+    search = Search(opt, main, tuned, slots.slot_arguments(opt))
+    for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
+        settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))
         parameters.parse([*others, *command_line.tokens(settings)], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
@@ -125,7 +125,7 @@ def parse_main(arguments):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
     main = parameters.parse(arguments, DEFAULTS)
-    os.environ.update(parameters.secrets_of(main))                # for the runs; never written into a command
+    os.environ.update(parameters.secret_variables(main))                # for the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')
@@ -149,12 +149,12 @@ def run(opt, others):
         raise
     optimize(search, study)
     report.summarise(search, study)
-    best = trials.best_of(study)
+    best = trials.best_trial(study)
     if best is None:
         raise UserError(f'{search.folder}: no trial has finished; see its trials.csv')
     states = collections.Counter(trial.state.name.lower() for trial in study.trials if trials.is_counted(trial))
-    print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.name_of(best)}, '
-          f'{search.metric} {best.value:.4f} with {", ".join(report.settings_of(best))}\n'
+    print(f'{search.name}: {", ".join(f"{n} {state}" for state, n in states.items())}; best {trials.trial_name(best)}, '
+          f'{search.metric} {best.value:.4f} with {", ".join(report.trial_settings(best))}\n'
           f'config: {search.folder / "best.yaml"}\ntrials: {search.folder / "trials.csv"}')
     stopping.check()
     report.plot(search, study)
@@ -163,7 +163,7 @@ def run(opt, others):
 
 def reproduce(search, best):
     """Trains the setting of the best trial with new seeds on all folds. Returns the exit code."""
-    name = trials.name_of(best)
+    name = trials.trial_name(best)
     folder = search.folder / 'reproductions' / name
     file = folder.with_suffix('.sh')
     seeds = range(search.main.seed + 1, search.main.seed + 1 + search.opt.reproductions)

@@ -7,7 +7,7 @@ import optuna
 
 from launching import plan, status
 from tuning import report, trials
-from tuning.study import storage_of
+from tuning.study import open_storage
 from utilities import stopping
 from utilities.errors import UserError
 
@@ -34,26 +34,26 @@ def stored(opt):
         raise UserError(f'--status: there is no study in {opt.study_path}')
     name = opt.study_name or Path(opt.study_path).resolve().name
     try:
-        return optuna.load_study(study_name=name, storage=storage_of(opt.storage or f'sqlite:///{file}'))
+        return optuna.load_study(study_name=name, storage=open_storage(opt.storage or f'sqlite:///{file}'))
     except KeyError:
         raise UserError(f'--status: the database has no study {name}; --study_name gives another name') from None
 
 
 def table(study, folder):
     """(the text, whether a trial is under way): the trials by state, the best, and the runs of trials under way."""
-    names = {trial.number: trials.name_of(trial) for trial in study.trials}
+    names = {trial.number: trials.trial_name(trial) for trial in study.trials}
     states = collections.Counter('failed' if trial.state.name == 'FAIL' else trial.state.name.lower()
                                  for trial in study.trials if trials.is_counted(trial))
     lines = [f'{study.study_name}: {sum(states.values())} trials over'
              + ''.join(f', {number} {state}' for state, number in sorted(states.items()))]
-    if best := trials.best_of(study):
+    if best := trials.best_trial(study):
         metric = (study.metric_names or ['score'])[0]
-        lines.append(f'best: {trials.name_of(best)}, {metric} {best.value:.4f} with '
-                     + ', '.join(report.settings_of(best)))
-    active = [trial for trial in study.trials if trials.is_under_way(trial)]
+        lines.append(f'best: {trials.trial_name(best)}, {metric} {best.value:.4f} with '
+                     + ', '.join(report.trial_settings(best)))
+    active = [trial for trial in study.trials if trials.is_running(trial)]
     for trial in active:
         script = folder / 'trials' / f'{names[trial.number]}.sh'
-        lines += ['', f'{names[trial.number]}, {trial.state.name.lower()}: ' + ', '.join(report.settings_of(trial))]
+        lines += ['', f'{names[trial.number]}, {trial.state.name.lower()}: ' + ', '.join(report.trial_settings(trial))]
         if script.is_file():
             lines.append(status.table(plan.runs_of_script(script))[0])
     return '\n'.join(lines), bool(active)

@@ -40,7 +40,7 @@ class Seeded(optuna.samplers.BaseSampler):
         self.sampler.after_trial(study, trial, state, values)
 
 
-def sampler_of(search):
+def build_sampler(search):
     """--sampler. With tpe and gp, the first quarter of the trials, at most 10, is random."""
     n_random = min(10, max(2, search.opt.n_trials // 4))
     make = {'tpe': lambda seed: optuna.samplers.TPESampler(n_startup_trials=n_random, seed=seed, constant_liar=True),
@@ -49,7 +49,7 @@ def sampler_of(search):
     return Seeded(make.get(search.opt.sampler, make['random']), search.main.seed)     # points of a grid are enqueued
 
 
-def pruner_of(search):
+def build_pruner(search):
     """--pruner. A trial's steps are the epochs of its folds, one fold after the other."""
     n_steps = len(search.folds) * (search.main.n_epochs + 1)
     return {'none': optuna.pruners.NopPruner(),
@@ -70,8 +70,8 @@ def open_study(search):
     direction = 'minimize' if titles.sign(Column('val', search.metric).name) < 0 else 'maximize'
     with search.lock():
         study = optuna.create_study(
-            storage=storage_of(url), study_name=search.name, direction=direction, load_if_exists=True,
-            sampler=sampler_of(search), pruner=pruner_of(search))
+            storage=open_storage(url), study_name=search.name, direction=direction, load_if_exists=True,
+            sampler=build_sampler(search), pruner=build_pruner(search))
         study.set_metric_names([search.metric])
         require_same(search, study.user_attrs, described)
         if study.user_attrs and not study.user_attrs.get('first_epoch', 0):       # as in earlier versions
@@ -81,7 +81,7 @@ def open_study(search):
         if search.opt.sampler == 'grid':
             for point in ranges.grid(search.tuned, search.opt.grid_points):
                 study.enqueue_trial(point, skip_if_exists=True)
-            n_points = sum(trials.is_counted(trial) or trials.is_under_way(trial) for trial in study.trials)
+            n_points = sum(trials.is_counted(trial) or trials.is_running(trial) for trial in study.trials)
             search.opt.n_trials = min(search.opt.n_trials, n_points)
         run_folder.write_yaml(search.folder / 'base.yaml', search.settings)
     return study
@@ -92,7 +92,7 @@ def without_password(url):
     return re.sub(r'(password=)[^&]*', r'\1***', re.sub(r'(//[^:/@]*).*@', r'\1:***@', url))
 
 
-def storage_of(url, attempts=5):
+def open_storage(url, attempts=5):
     """Optuna's storage at the URL of a database. Raises UserError, without the URL's password."""
     import sqlalchemy
     url_shown = without_password(url)
@@ -111,7 +111,7 @@ def storage_of(url, attempts=5):
     except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:
         if attempts:                       # another worker is making the tables at this moment
             stopping.sleep(2)
-            return storage_of(url, attempts - 1)
+            return open_storage(url, attempts - 1)
         raise UserError(f'--storage {url_shown}: {str(error.orig).strip().splitlines()[-1]}') from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(getattr(error, 'orig', None) or error).strip().splitlines()[-1]

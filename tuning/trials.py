@@ -16,7 +16,7 @@ class Superfluous(Exception):
     """A trial beyond --n_trials: another worker began the last one at the same time."""
 
 
-def name_of(trial):
+def trial_name(trial):
     """The name in the trial's runs; a trial that is run again keeps the name of its first attempt."""
     first = trial.system_attrs.get('failed_trial')
     return f'trial_{trial.number if first is None else first:04d}'
@@ -28,7 +28,7 @@ def is_counted(trial):
         trial.state == TrialState.FAIL and 'reason' in trial.user_attrs)
 
 
-def is_under_way(trial):
+def is_running(trial):
     return trial.state in (TrialState.RUNNING, TrialState.WAITING)
 
 
@@ -36,7 +36,7 @@ def finished(study):
     return [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
 
 
-def best_of(study):
+def best_trial(study):
     """The finished trial with the best score, the first of equals; or None."""
     sign = -1 if study.direction == optuna.study.StudyDirection.MINIMIZE else 1
     return max(finished(study), key=lambda trial: sign * trial.value, default=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from utilities.errors import UserError, nearest
-from utilities.manual import Facts, Formatter, Help, PrintCompletion, facts
+from utilities.flag_help import Facts, Formatter, Help, PrintCompletion, facts
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -201,7 +201,7 @@ def add_completion(parser):
     parser.add_argument('--print_completion', action=PrintCompletion)
 
 
-def with_fact(parser, fact):
+def flags_with_attribute(parser, fact):
     """{flag: value of the fact} for the flags whose Facts have it. fact: the name of an attribute of Facts."""
     return {action.dest: value for action in parser._actions if (value := getattr(facts(action), fact))}
 
@@ -221,7 +221,7 @@ def known_flags(parser):
     return [flag.removeprefix('--') for action in parser._actions for flag in action.option_strings if flag != '-h']
 
 
-def of_groups(parser, *titles):
+def flags_in_groups(parser, *titles):
     """The names of the flags in the groups with these titles."""
     groups = {group.title: group for group in parser._action_groups}
     return [action.dest for title in titles for action in groups[title]._group_actions]

@@ -52,7 +52,7 @@ def is_full(error):
     return getattr(error, 'errno', None) in NO_SPACE or getattr(error, 'sqlite_errorname', '') == 'SQLITE_FULL'
 
 
-def of_disk(error):
+def is_disk_error(error):
     """Whether an error says that a disk is full or refuses access."""
     return is_full(error) or getattr(error, 'errno', None) in NO_ACCESS or isinstance(error, sqlite3.OperationalError)
 
@@ -64,14 +64,14 @@ def causes(error):
         error = error.__cause__ or error.__context__
 
 
-def reason_of(error, folder):
+def machine_reason(error, folder):
     """Why a run that writes to `folder` ended with `error`, if the cause is the machine; None for any other cause."""
     folder = Path(folder)
     is_missing = any(isinstance(one, FileNotFoundError) and one.filename and folder in (
         path := Path(os.fsdecode(one.filename)), *path.parents) for one in causes(error))
     if is_missing or not (folder / 'config.yaml').exists():  # while it is being removed, config.yaml may still be there
         return f'The run folder {folder} was removed while the run was writing to it.'
-    for one in filter(of_disk, causes(error)):
+    for one in filter(is_disk_error, causes(error)):
         text = getattr(one, 'strerror', None) or one
         if is_full(one):
             return f'No space is left to write to {folder} ({text}). {KEPT}'
@@ -107,7 +107,7 @@ def undeclared_flags():
 
 
 class Ended(Exception):
-    """The script ends with the exit code `code`; its message has been printed before."""
+    """Request to exit with `code`; the message was already printed."""
 
     def __init__(self, code):
         super().__init__(code)
@@ -133,7 +133,7 @@ def reported(script):
     except Ended as error:
         end.code = error.code
     except (OSError, sqlite3.OperationalError) as error:
-        if not of_disk(error):
+        if not is_disk_error(error):
             raise
         known = error if isinstance(error, Unwritable) else Unwritable(
             getattr(error, 'filename', None) or 'an output', error)

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 from utilities import stopping
-from utilities.errors import Unwritable, UserError, causes, of_disk
+from utilities.errors import Unwritable, UserError, causes, is_disk_error
 
 STALE = 600                                                  # seconds without a change; older folders are removed
 BLOCK = 4096                                                 # bytes that are written to see whether there is room
@@ -30,7 +30,7 @@ def atomic(path):
     path = Path(path)
     if path.is_dir():
         raise UserError(f'{path} is a folder; give the name of a file')
-    temporary = temporary_of(path)
+    temporary = temporary_path(path)
     try:
         with writing(path):
             yield temporary
@@ -47,12 +47,12 @@ def writing(path):
     try:
         yield
     except Exception as error:  # libraries raise their own errors from the system's errors
-        if cause := next(filter(of_disk, causes(error)), None):
+        if cause := next(filter(is_disk_error, causes(error)), None):
             raise Unwritable(path, cause) from error
         raise
 
 
-def temporary_of(path):
+def temporary_path(path):
     return path.with_name(f'.{path.stem}.{os.getpid()}.tmp{path.suffix}')      # two processes may write one file
 
 
@@ -132,14 +132,14 @@ def require_writable_folder(folder, flag):
 
 def try_to_write(file):
     """Raises OSError where BLOCK bytes cannot be written beside `file`, which stays as it is."""
-    temporary = temporary_of(file)
+    temporary = temporary_path(file)
     try:
         temporary.write_bytes(bytes(BLOCK))
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def kind_of(path, error):
+def describe_kind(path, error):
     """
     Says what kind of file `path` is, which torch.load or safetensors could not read. error: the exception they raised;
     its text is not shown, since torch's advice in it is to load such files without protection.

@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from utilities.errors import RunFailed, UserError
-from utilities.tuple_statistics import collected, of_library
+from utilities.tuple_statistics import collected, library_statistics
 
 PREFIX = 'pml:'
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
@@ -113,7 +113,7 @@ class Criterion(torch.nn.Module):
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
         value = self.value(batch, labels)
-        self.log = of_library(self.loss) if self.has_log else {}
+        self.log = library_statistics(self.loss) if self.has_log else {}
         return value
 
     def value(self, batch, labels):
@@ -140,7 +140,7 @@ class BatchMiner:
     @torch.no_grad()
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
-        self.log = of_library(self.miner) if self.has_log else {}
+        self.log = library_statistics(self.miner) if self.has_log else {}
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)

@@ -29,30 +29,30 @@ def is_criterion(loss):
     imports = any(inspect.ismodule(value) and value.__name__ == 'batchminer' for value in vars(loss).values())
     allowed = {*(getattr(loss, 'ALLOWED_MINING_OPS', None) or ())}
     takes_lists = allowed and allowed <= {*PAIRS} and not getattr(loss, 'ACCEPTS_MASKS', False)
-    return bool(imports or takes_lists or 'avg_batch_features' in arguments_of(loss.Criterion.forward))
+    return bool(imports or takes_lists or 'avg_batch_features' in signature_parameters(loss.Criterion.forward))
 
 
-def arguments_of(function):
+def signature_parameters(function):
     return inspect.signature(function).parameters
 
 
 def criterion(loss, opt, miner=None):
     """The Criterion of a file of the public kind; its miner, a loss_sums.Miner, gives it lists."""
     built = loss.Criterion(with_public_margin(opt), *([] if miner is None else [MinerOfLists(miner)]))
-    if 'avg_batch_features' in arguments_of(built.forward):
+    if 'avg_batch_features' in signature_parameters(built.forward):
         built.register_forward_pre_hook(name_features, with_kwargs=True)
     return built
 
 
 def takes_maps(loss):
     """Whether batch_features are feature maps in a file of the public kind, which has pooled features beside them."""
-    return {'batch_features', 'avg_batch_features'} <= arguments_of(loss.Criterion.forward).keys()
+    return {'batch_features', 'avg_batch_features'} <= signature_parameters(loss.Criterion.forward).keys()
 
 
 def name_features(criterion, arguments, given):
     """Gives a criterion pooled features as avg_batch_features, and feature maps, if there are, as batch_features."""
     named = {'avg_batch_features': given.get('batch_features')} | given
-    if 'batch_features' in arguments_of(criterion.forward) and 'feature_maps' in given:
+    if 'batch_features' in signature_parameters(criterion.forward) and 'feature_maps' in given:
         named['batch_features'] = given['feature_maps']
     return arguments, named
 
@@ -84,7 +84,7 @@ class MinerOfLists:
         """The options that the miner takes. Distances are left out for others, which compute their own."""
         if not options:
             return {}
-        names = arguments_of(self.miner.batchminer)
+        names = signature_parameters(self.miner.batchminer)
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
         return {name: value for name, value in options.items() if takes_all or name in names or name != 'distances'}
 
@@ -97,7 +97,7 @@ def lists_from_masks(positives, negatives, name):
     """
     import numpy as np  # here, since hubconf.py needs torch only
 
-    def indices_of(mask):
+    def row_indices(mask):
         rows = [row.nonzero()[:, 0].numpy() for row in mask[anchors]]
         # torch takes a short list of arrays for a tuple of indices
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
@@ -105,8 +105,8 @@ def lists_from_masks(positives, negatives, name):
     positives, negatives = positives.cpu(), negatives.cpu()
     anchors = positives.any(dim=1).nonzero()[:, 0].tolist()
     if name == 'npair':
-        return anchors, positives[anchors].int().argmax(dim=1).tolist(), indices_of(negatives)
-    return anchors, indices_of(positives), indices_of(negatives)
+        return anchors, positives[anchors].int().argmax(dim=1).tolist(), row_indices(negatives)
+    return anchors, row_indices(positives), row_indices(negatives)
 
 
 # Miners
@@ -279,7 +279,7 @@ class PooledFeatures(torch.nn.Module):
         return output[1][1] if isinstance(output, tuple) else None
 
 
-def embeddings_of(output):
+def extract_embeddings(output):
     """What a public network returns -> the embeddings: alone, with features, or as `embeds` of a dict."""
     output = output['embeds'] if isinstance(output, dict) else output
     return output[0] if isinstance(output, tuple) else output
@@ -306,7 +306,7 @@ def network(opt, module):
                         '(docs/extending.md)')
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
-        embeddings = embeddings_of(built(images))
+        embeddings = extract_embeddings(built(images))
         features, maps = PooledFeatures(built), None
         taken = features(images)
         maps = features.maps(images)

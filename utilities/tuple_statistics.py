@@ -43,7 +43,7 @@ def collected(is_wanted):
         common_functions.COLLECT_STATS = before
 
 
-def of_library(module):
+def library_statistics(module):
     """
     {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
     name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.

@@ -146,7 +146,7 @@ def difference(one, other):
     states = [checkpoint.load(folder / checkpoint.LAST) for folder in (one, other)]
     if where := unequal(*states):
         return f'{other}: another checkpoint: {where}'
-    rows = [[row | {'seconds': None} for row in reading.texts_of(folder / name)]
+    rows = [[row | {'seconds': None} for row in reading.read_texts(folder / name)]
             for folder in (one, other) for name in ('log.csv', 'spectrum.csv')]
     if rows[:2] != rows[2:]:
         return f'{other}: other records'

@@ -142,7 +142,7 @@ class Counting:
             part = search.move(search.gallery[self.indices[start:start + TILE]])
             self.gallery[start:start + TILE, :-2] = part
             self.gallery[start:start + TILE, -2] = -search.half_norms(part)
-        self.sample = self.gallery[sample_of(len(self.gallery))]
+        self.sample = self.gallery[gallery_sample(len(self.gallery))]
         order = np.lexsort((self.query_labels, -search.n_positives))
         self.order = order[:np.count_nonzero(search.n_positives)]
         self.strips = list(in_threads(self.look_up, range(0, len(self.order), TILE)))
@@ -220,7 +220,7 @@ class Counting:
         mark_unclear(strip, scores, self.search.tolerance)
 
 
-def sample_of(n_gallery):
+def gallery_sample(n_gallery):
     """[s] ascending indices of up to SAMPLE of the images, at random."""
     return np.sort(np.random.default_rng(0).permutation(n_gallery)[:SAMPLE])
 

@@ -23,12 +23,12 @@ def by_differences(search, rows, depth):
         half_norms = search.query_half_norms.cpu().numpy()[part]
         ranks = np.full((len(part), search.n_positives[part].max()), np.inf)
         for number, row in enumerate(part):
-            found = ranks_of(search, row, scores[number], float(half_norms[number]), depth[row])
+            found = exact_ranks(search, row, scores[number], float(half_norms[number]), depth[row])
             ranks[number, :len(found)] = found
         yield part, ranks
 
 
-def ranks_of(search, row, scores, half_norm, depth):
+def exact_ranks(search, row, scores, half_norm, depth):
     """Ranks of a query's positives up to `depth`, ascending, from its float64 `scores` [G]."""
     def margin(score):
         return 8 * (search.gallery.shape[1] + 4) ** 0.5 * np.finfo(float).eps * (half_norm - score)

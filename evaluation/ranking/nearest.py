@@ -4,7 +4,7 @@ import torch
 
 from evaluation.ranking import precision
 from evaluation.ranking.counting import highest, pick
-from evaluation.ranking.neighbours import chunks, rows_of
+from evaluation.ranking.neighbours import chunks, take_rows
 
 BLOCK = 64                   # gallery images of which only the highest score is compared at first
 PAIRS = 1 << 16              # pairs whose distances are computed together: 64 MB with 128 dimensions
@@ -59,7 +59,7 @@ def distances(search, rows, images):
         rows, images = pairs // len(search.gallery), pairs % len(search.gallery)
     found = [np.empty(0)]
     for some in chunks(np.arange(len(rows)), 1, PAIRS):
-        queries, gallery = (precision.wide(rows_of(points, index[some]))
+        queries, gallery = (precision.wide(take_rows(points, index[some]))
                             for points, index in ((search.queries, rows), (search.gallery, images)))
         pairs = (queries - gallery).square_().sum(dim=1) if search.euclidean else -(queries * gallery).sum(dim=1)
         found.append(pairs.cpu().numpy())

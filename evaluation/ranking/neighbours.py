@@ -65,7 +65,7 @@ class Search:
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
         as_query, as_gallery = ranking or (embeddings, embeddings)
-        self.queries, self.gallery = rows_of(as_query, self.query_index), rows_of(as_gallery, self.gallery_index)
+        self.queries, self.gallery = take_rows(as_query, self.query_index), take_rows(as_gallery, self.gallery_index)
 
     @functools.cached_property
     def move(self):
@@ -99,7 +99,7 @@ class Search:
     def blur(self, rows):
         """[q] the difference below which float32 cannot order two scores near 0, for the queries `rows`."""
         width = BLUR * (self.queries.shape[1] + 4) ** 0.5 * torch.finfo(torch.float32).eps
-        return width * rows_of(self.query_half_norms, rows)
+        return width * take_rows(self.query_half_norms, rows)
 
     def margins(self, rows, scores):
         """
@@ -141,9 +141,9 @@ class Search:
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries, gallery = self.move(rows_of(self.queries, rows)), self.moved_gallery if images is None else None
+        queries, gallery = self.move(take_rows(self.queries, rows)), self.moved_gallery if images is None else None
         if images is not None:
-            gallery = self.move(rows_of(self.gallery, images))
+            gallery = self.move(take_rows(self.gallery, images))
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
@@ -159,7 +159,7 @@ class Search:
 
     def precise_scores(self, rows):
         """As scores(), in float64; for Euclidean scores."""
-        queries = self.move(rows_of(self.queries, rows), torch.float64)
+        queries = self.move(take_rows(self.queries, rows), torch.float64)
         scores = queries.new_empty(len(rows), len(self.gallery))
         for start in range(0, len(self.gallery), precision.ROWS):
             part = self.move(self.gallery[start:start + precision.ROWS], torch.float64)
@@ -217,7 +217,7 @@ class Search:
         images, copies = np.unique(self.originals[images], return_inverse=True)
         query, found = precision.wide(self.queries[row]), []
         for start in range(0, len(images), precision.ROWS):
-            part = precision.wide(rows_of(self.gallery, images[start:start + precision.ROWS]))
+            part = precision.wide(take_rows(self.gallery, images[start:start + precision.ROWS]))
             found.append((part - query).square_().sum(dim=1).cpu().numpy())
         return np.concatenate(found)[copies]
 
@@ -233,7 +233,7 @@ class Search:
         return self.gallery_index[order[:, :min(k, len(everyone) - bool((self.own[rows] >= 0).any()))]]
 
 
-def rows_of(points, index):
+def take_rows(points, index):
     """Some rows of a tensor on any device; without a copy if these are all rows."""
     everything = np.array_equal(index, np.arange(len(points)))
     return points if everything else points[torch.as_tensor(index, device=points.device)]

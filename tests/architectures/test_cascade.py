@@ -104,7 +104,7 @@ def test_without_the_flag_there_is_no_further_module(opt):
 
 
 @pytest.mark.parametrize('arch, blocks, sentence', [
-    ('conv4', [3], '--cascade 3: --arch conv4 has 3 blocks behind its stem, and the last of them has an embedding '
+    ('conv4', [3], '--cascade 3: --arch conv4 has 3 blocks after the stem, and the last of them has an embedding '
                    'anyway; give numbers below 3'),
     ('bninception', [4], '--cascade: --arch bninception has no module for a block; use --arch googlenet'),
 ])

@@ -99,7 +99,7 @@ def test_a_frozen_stem_keeps_the_statistics_of_a_layer_that_was_replaced(opt):
 
 
 def test_too_many_blocks_are_refused(opt, run, quick, capsys):
-    with pytest.raises(UserError, match='--freeze 4: --arch conv4 has 3 blocks behind its stem'):
+    with pytest.raises(UserError, match='--freeze 4: --arch conv4 has 3 blocks after the stem'):
         select(opt, 'conv4', freeze='4')
     assert run(*quick, '--freeze', 'head') == 2
     assert '--freeze: expected none, backbone, stem or a number of blocks, not head' in capsys.readouterr().err

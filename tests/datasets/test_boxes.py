@@ -129,7 +129,7 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     assert {pair['path_1'] for pair in pairs} <= names
     text = (folder_of(tmp_path) / 'splits.yaml').read_text()
     assert sum(text.count(name) for name in names) == 4                                  # --label_noise of 8 images
-    embedded, = review.of_photos(scenes / 'list.csv', folder_of(tmp_path), ['--device', 'cpu', '--kernels', '0'])
+    embedded, = review.embed_photos(scenes / 'list.csv', folder_of(tmp_path), ['--device', 'cpu', '--kernels', '0'])
     assert {str(source) for source in embedded.images.sources} == names
     assert len(np.unique(embedded.embeddings.numpy(), axis=0)) == 16
 

@@ -339,7 +339,7 @@ def test_predefined_is_the_default_where_there_are_parts(opt):
     parts = table([1, 1, 1], parts=['test', 'train', 'val'])
     assert splits.split(opt(), parts) == splits.split(opt(split_scheme='predefined'), parts)
     assert splits.split(opt(split_scheme='half'), parts) == {'train': [0], 'test': [1, 2]}
-    with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no official parts'):
+    with pytest.raises(UserError, match='--split_scheme predefined: cub200 has no official split'):
         splits.split(opt(split_scheme='predefined'), table([1, 1, 1]))
 
 

@@ -269,7 +269,7 @@ def test_a_collapsed_network_is_told_in_a_sentence_not_by_warnings(opt, capsys):
     for embeddings, is_collapsed in ((torch.full((40, 8), 0.5), True), (apart[:1] * (1 + 1e-8 * apart), True),
                                      (apart, False), (1e-9 * apart, False)):
         embedded = {'test': evaluation.embedding.Embedded(embeddings, Images())}
-        evaluation.protocol.metrics_of(flags, embedded, ['test'], [])
+        evaluation.protocol.compute_metrics(flags, embedded, ['test'], [])
         assert ('all embeddings of the test split are the same' in capsys.readouterr().err) == is_collapsed
     assert PICTURES['distances'](evaluation.embedding.Embedded(torch.full((40, 8), 0.5), Images()), 0) is None
 

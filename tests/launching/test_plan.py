@@ -65,7 +65,7 @@ def test_the_status_of_a_run_counts_the_epochs_that_are_not_evaluated(script, tm
     write_csv(folder / 'log.csv', [
         {'epoch': epoch, 'seconds': 11 if epoch % 6 == 0 else 1, 'test_e_recall@1': '' if epoch % 6 else epoch / 10}
         for epoch in range(8)])
-    row = status.row_of(planned)
+    row = status.status_row(planned)
     assert (row['epoch'], row['score']) == (7, 0.6)
     assert row['pace'] == pytest.approx((5 * 1 + 11) / 6)                 # of epochs 2 to 7
     assert status.with_remaining_time([row])[0]['seconds'] == pytest.approx(13 * 16 / 6)

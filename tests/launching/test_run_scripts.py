@@ -29,7 +29,7 @@ def test_main_takes_every_line_of_the_run_scripts(name, capsys, monkeypatch):
     if 'rho_distance' not in batch_mining.BATCHMINERS and name == 'Revisit_Runs.sh':
         pytest.skip('the miner rho_distance is not registered')
     assert Launch_Runs.main([str(ROOT / name), '--dry_run']) == 0
-    assert 'main.py takes the flags of each' in capsys.readouterr().out
+    assert 'all command lines are valid' in capsys.readouterr().out
 
 
 def groups_of(name):

@@ -86,7 +86,7 @@ def test_the_script_of_the_docs_is_taken(tmp_path, capsys):
     for name, text, n_runs in (('own', own, 9), ('plain', plain, 2)):
         (tmp_path / f'{name}.sh').write_text(text.replace('source run_scripts', f'source {ROOT}/run_scripts'))
         assert Launch_Runs.main([str(tmp_path / f'{name}.sh'), '--dry_run']) == 0
-        assert f'{n_runs} runs, and main.py takes the flags of each.' in capsys.readouterr().out
+        assert f'{n_runs} runs; all command lines are valid.' in capsys.readouterr().out
 
 
 def test_refused_lines_can_be_left_out(tmp_path, capsys):

@@ -27,7 +27,7 @@ FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
 
 def test_slots_of_several_gpus():
     def of_flags(*arguments):
-        return slots.of_flags(Launch_Runs.build().parse_args(arguments))
+        return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
     pairs = [['--gpu', '0', '1'], ['--gpu', '2', '5']]
     assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs
     assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2', '--per_gpu', '2') == pairs * 2
@@ -51,7 +51,7 @@ def test_a_run_on_two_gpus_is_two_processes(script, tmp_path, capsys):
 
 
 def test_the_command_of_a_job(quick, monkeypatch, tmp_path):
-    job = slurm.job_of(plan.planned_run(quick), 4, 2)
+    job = slurm.slurm_job(plan.planned_run(quick), 4, 2)
     opt = Launch_Runs.build().parse_args(job.command[2:])
     assert (shlex.split(opt.line), opt.gpus_per_job, opt.nodes) == (quick, 4, 2)
     for name, value in (machines(tmp_path, 'first\nsecond') | {'SLURM_JOB_ID': '70123'}).items():

@@ -26,7 +26,8 @@ def test_slurm_jobs_go_on_after_a_pre_emption(quick, tmp_path, monkeypatch):
     python.chmod(0o755)
     executor = submitit.LocalExecutor(folder=tmp_path / 'logs', python=str(python))
     executor.update_parameters(timeout_min=10, signal_delay_s=120)        # patience with a busy machine
-    job = executor.submit(slurm.job_of(plan.planned_run([*quick, '--n_epochs', '4', '--iterations_per_epoch', '20'])))
+    planned = plan.planned_run([*quick, '--n_epochs', '4', '--iterations_per_epoch', '20'])
+    job = executor.submit(slurm.slurm_job(planned))
     log = folder_of(tmp_path) / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     os.kill(int((tmp_path / 'pid').read_text()), signal.SIGUSR2)

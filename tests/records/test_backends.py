@@ -157,7 +157,7 @@ def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
     assert run('--resume', folder, '--n_epochs', '4') == 0
     assert len(list((folder / 'comet').glob('*/*.zip'))) == 2
     assert_holds(comet_of(folder), folder)
-    assert max(map(backends.last_epoch_of, (folder / 'comet').glob('*/*.zip'))) == 4
+    assert max(map(backends.read_last_epoch, (folder / 'comet').glob('*/*.zip'))) == 4
 
 
 def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):

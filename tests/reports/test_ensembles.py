@@ -295,7 +295,7 @@ def cut(file):
 
 
 REFUSALS = {
-    'test classes': (lambda one, other: change_splits(other, other_test_classes), 'its folds have other test classes'),
+    'test classes': (lambda one, other: change_splits(other, other_test_classes), 'folds have different test classes'),
     'trained on': (lambda one, other: change_splits(other, lambda splits: splits['train']['classes'].update(
         class_07=5)), 'A_fold1_s0: it trained on 1 of the test classes, the first: class_07'),
     'validated on': (lambda one, other: change_splits(other, lambda splits: splits['val']['classes'].update(

@@ -64,7 +64,7 @@ def test_rows_of_all_epochs_are_the_runs_again(make, evaluate, rows_of_runs, tmp
     assert code == 0 and '1 differences, 0 of them' in out and '0.00 ± 0.00 |' in out
     file.write_text(file.read_text() + 'cub200,CUB_A,2,4,0.5,0.5\n')
     code, _, error = evaluate(source=['--runs', str(file)])
-    assert code == 2 and 'a second line of epoch 4 of CUB_A_s2 on cub200' in error
+    assert code == 2 and 'duplicate row: epoch 4 of CUB_A_s2 on cub200' in error
 
 
 def written(file, scores):

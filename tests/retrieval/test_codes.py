@@ -63,7 +63,7 @@ def brute_force(name, pool, n_rescored=None, normalize=True):
 
 
 def measured(name, pool, n_rescored=0, normalize=True):
-    code, = codes.codes_of([name], pool.embeddings.shape[1], None, normalize)
+    code, = codes.build_codes([name], pool.embeddings.shape[1], None, normalize)
     return codes.measure(code, pool, n_rescored)
 
 
@@ -137,7 +137,7 @@ def test_the_timed_searches_find_the_nearest(has_faiss, monkeypatch):
         monkeypatch.setitem(sys.modules, 'faiss', None)
     monkeypatch.setattr(nearest, 'ROWS', 40)
     points = points_of(100, 12)
-    for code in codes.codes_of(['12', '4', 'int8', 'binary'], 12, points, normalize=True):
+    for code in codes.build_codes(['12', '4', 'int8', 'binary'], 12, points, normalize=True):
         find, gallery = code.prepare(code.encode(points)), np.asarray(code.decode(code.encode(points)))
         asked = code.as_query(points[:10])
         found = ((asked[:, None] - gallery.astype(float)) ** 2).sum(axis=2)
@@ -150,7 +150,7 @@ def test_product_quantisation_takes_the_nearest_centroid_of_each_part_and_keeps_
     faiss = pytest.importorskip('faiss')
     labels = np.arange(300) // 3
     points = points_of(100, 8)[labels] + .3 * points_of(300, 8, seed=1)
-    code, = codes.codes_of(['pq2'], 8, points_of(400, 8, seed=2))
+    code, = codes.build_codes(['pq2'], 8, points_of(400, 8, seed=2))
     stored = code.encode(points)
     index = code.encode.__self__
     centroids = faiss.vector_to_array(index.pq.centroids).reshape(2, 256, 4)
@@ -172,12 +172,12 @@ def test_product_quantisation_takes_the_nearest_centroid_of_each_part_and_keeps_
 
 
 def test_bytes_and_the_components_beside_each_prefix():
-    found = codes.codes_of(['12', '4', 'int8', 'binary', '4'], 12, points_of(50, 12))
+    found = codes.build_codes(['12', '4', 'int8', 'binary', '4'], 12, points_of(50, 12))
     assert [(code.name, code.n_bytes) for code in found] == [
         ('12', 48), ('4', 16), ('pca4', 16), ('int8', 16), ('binary', 2)]
     for code in found:
         assert code.encode(points_of(3, 12)).nbytes == 3 * code.n_bytes
-    assert [code.name for code in codes.codes_of(['4'], 12, None)] == ['4']
+    assert [code.name for code in codes.build_codes(['4'], 12, None)] == ['4']
 
 
 @pytest.mark.parametrize('names, sentence', [
@@ -187,7 +187,7 @@ def test_bytes_and_the_components_beside_each_prefix():
 ])
 def test_codes_that_embeddings_cannot_have_are_refused(names, sentence):
     with pytest.raises(UserError, match=sentence):
-        codes.codes_of(names, 12, points_of(50, 12))
+        codes.build_codes(names, 12, points_of(50, 12))
 
 
 def test_the_table_of_a_run(quick, run, tmp_path, capsys, monkeypatch):

@@ -56,7 +56,7 @@ def checkpoint_of(arch, flags, folder):
     with torch.no_grad():
         network(torch.rand(24, 3, SIZE, SIZE))
     file = folder / 'checkpoint.pt'
-    torch.save({'settings': parameters.settings_of(opt), 'epoch': 0, 'model': network.state_dict()}, file)
+    torch.save({'settings': parameters.recorded_settings(opt), 'epoch': 0, 'model': network.state_dict()}, file)
     return file
 
 

@@ -105,7 +105,7 @@ def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
     assert (sizes > 0).sum() == n_known and all(n in (0, (m + 1) // 2) for n, m in zip(sizes, np.bincount(labels),
                                                                                       strict=True))
     monkeypatch.setattr('retrieval.identification.chunks', lambda rows, n: np.array_split(rows, 4))
-    found = identification.answers_of(identification.search_of(part, share, seed))
+    found = identification.top_answers(identification.build_search(part, share, seed))
     gallery = np.flatnonzero(in_gallery).tolist()
     for place, query in enumerate(np.flatnonzero(is_query)):
         similarity, image = nearest_of(points, query, gallery, ranking)
@@ -123,7 +123,7 @@ def test_tight_clusters_are_judged_as_in_float64(share):
     part = Embedded(torch.from_numpy(points + 3e-5 * random.normal(size=points.shape)).float(), images_of(labels))
     wide, (is_query, in_gallery) = part.embeddings.double().numpy(), identification.divided(part.images, share, 0)
     squared = ((wide[is_query][:, None] - wide[in_gallery]) ** 2).sum(axis=2)
-    found = identification.answers_of(identification.search_of(part, share, 0))
+    found = identification.top_answers(identification.build_search(part, share, 0))
     assert np.array_equal(found.is_right, labels[in_gallery][squared.argmin(axis=1)] == labels[is_query])
     np.testing.assert_allclose(found.similarity, 1 - squared.min(axis=1) / 2, rtol=0, atol=1e-15)
 

@@ -91,7 +91,7 @@ def test_the_frozen_trunk_has_the_weights_from_before_the_training(quick, run, t
     assert run(*quick, '--n_epochs', '1', '--no_train_metrics') == 0
     opt = parameters.parse(['--evaluate', str(folder_of(tmp_path))])
     opt.device = torch.device('cpu')
-    first, again = other_data.trunk_of(opt), other_data.trunk_of(opt)
+    first, again = other_data.untrained_network(opt), other_data.untrained_network(opt)
     trained = other_data.parts.restore_network(opt, opt.evaluate)
     for before, same, after in zip(first.parameters(), again.parameters(), trained.parameters(), strict=True):
         assert torch.equal(before, same) and (before.dim() < 2 or not torch.equal(before, after))

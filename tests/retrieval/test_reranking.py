@@ -206,7 +206,7 @@ def test_nearest_images_are_those_of_a_stable_sort(n, k):
     points = torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(n)).float()       # many ties
     distances = np.array([((points - point) ** 2).sum(dim=1).numpy() for point in points])
     np.fill_diagonal(distances, np.inf)
-    found, farthest = reranking.neighbours_of(search := Search(points, np.zeros(n, int)), k)
+    found, farthest = reranking.nearest_gallery(search := Search(points, np.zeros(n, int)), k)
     assert (found == np.argsort(distances, axis=1, kind='stable')[:, :min(k, n - 1)]).all()
     scale = float((-2 * search.scores(np.arange(n))[0, -1]) / distances[0, -1]) if n > 1 and distances[0, -1] else 1
     np.testing.assert_allclose(farthest, scale * np.where(np.isinf(distances), 0, distances).max(axis=1), rtol=1e-5)

@@ -181,7 +181,7 @@ def test_most_of_5_percent_shuffled_labels_of_grocery_photos_are_found(shared, t
         counts[name] = counts.get(name, 0) + 1
         lines += [f'{path},{name}'] if counts[name] <= 14 else []
     listed.write_text('\n'.join(lines))
-    part, = review.of_photos(listed, None, [
+    part, = review.embed_photos(listed, None, [
         '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
         '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
     random, true = np.random.default_rng(0), part.images.labels

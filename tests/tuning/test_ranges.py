@@ -26,7 +26,7 @@ def test_a_choice_that_main_refuses_is_refused():
 def test_arguments_of_a_librarys_loss_are_tuned():
     tuned = dict(ranges.parse(words.split()) for words in
                  ('loss_pml_args.alpha 1 5 int', 'loss_pml_args.swap true,false', 'miner_pml_args.epsilon 0.1 1 log'))
-    assert ranges.settings_of(ranges.grid(tuned, 2)[1]) == {
+    assert ranges.tuned_settings(ranges.grid(tuned, 2)[1]) == {
         'loss_pml_args': [{'alpha': 1, 'swap': True}], 'miner_pml_args': [{'epsilon': pytest.approx(1)}]}
     with pytest.raises(UserError, match='--tune lr.alpha: --lr takes no YAML mapping; leave .alpha out'):
         ranges.parse('lr.alpha 1 2'.split())

@@ -58,7 +58,7 @@ def test_a_default_batch_is_one_that_every_fold_allows(sampler, n_folds, batch, 
     arguments = [*flags[:at], *flags[at + 2:], *TUNE, '--n_folds', str(n_folds), '--data_sampler', sampler]
     settings = search.parse(*Hyperparameter_Search.build().parse_known_args(arguments)).settings
     assert (settings['bs'], settings['samples_per_class']) == batch
-    assert f'--bs {batch[0]} --samples_per_class {batch[1]}: chosen for ' in capsys.readouterr().out
+    assert f'; using --bs {batch[0]} --samples_per_class {batch[1]}' in capsys.readouterr().out
     settings = search.parse(*Hyperparameter_Search.build().parse_known_args([*arguments, '--bs', '8'])).settings
     assert (settings['bs'], settings['samples_per_class']) == (8, 2)
 

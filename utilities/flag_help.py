@@ -145,14 +145,14 @@ def about(parser, word):
             explained += group._group_actions
     others = [action for action in actions if action not in explained and holds(action, word)
               and (word.lower() != 'resumable' or facts(action).resumable)]        # not those that speak of it
-    named = [action for action in others if word.lower() in name_of(action).lower()]
+    named = [action for action in others if word.lower() in option_name(action).lower()]
     if not explained and not found:
         section(formatter, f'flags with "{word}"', named if len(others) > MOST else others)
         explained += named if len(others) > MOST else others
     elif named and len(named) <= 3 and not own:
         section(formatter, f'flags with "{word}" in their name', named)
         explained += named
-    if rest := [name_of(action) for action in others if action not in explained]:
+    if rest := [option_name(action) for action in others if action not in explained]:
         formatter.start_section(f'{"other " if explained else ""}flags with "{word}"')
         formatter.add_text(', '.join(rest))
         formatter.end_section()
@@ -161,8 +161,7 @@ def about(parser, word):
         if own:
             section(formatter, command.prog, own)
     if not (explained or found or others or any(own for _, own in of_commands)):
-        raise UserError(f'--help {word}: no flag with an effect, no method and no group has this word'
-                        f'{similar(parser, word)}')
+        raise UserError(f'--help {word}: no flag, method or group matches{similar(parser, word)}')
     return formatter.format_help()
 
 
@@ -180,7 +179,7 @@ def summary(part):
     return ' '.join(text.split('\n\n')[0].split()).replace('%', '%%')
 
 
-def name_of(action):
+def option_name(action):
     return next((name for name in action.option_strings if name != '-h'), action.dest)
 
 
