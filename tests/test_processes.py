@@ -296,6 +296,8 @@ def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path, monkeyp
     for number in (0, 1):
         with pytest.raises(TimeoutError):
             processes.attempt(store, number, 3)
+    monkeypatch.setenv('WORLD_SIZE', '3')
+    monkeypatch.setenv('MASTER_ADDR', 'elsewhere')
     monkeypatch.setattr(processes.dist, 'rendezvous', lambda *_, **options: iter([(store, 0, 3)]))
     with pytest.raises(RunFailed, match='Not all of the 3 processes of the run have connected within 0:00:00'):
         processes.connect()
@@ -314,6 +316,8 @@ class Slow:
         self.store = store
     def clone(self):
         return Slow(self.store.clone())
+    def __getattr__(self, name):
+        return getattr(self.store, name)
     def check(self, keys):
         try:
             self.store.wait(['python ends'], timedelta(seconds=2))

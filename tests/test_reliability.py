@@ -572,4 +572,4 @@ def test_an_epoch_that_is_not_evaluated_has_a_row_and_readers_cope(quick, run, t
     assert Result_Evaluations.main(['--runs', str(tmp_path / 'runs'), '--figures', str(tmp_path / 'figures'),
                                     '--metrics', 'e_recall@1', '--select', 'best_test']) == 0
     capsys.readouterr()
-    assert Launch_Runs.main([str(script), '--status']) == 0 and 'finished        3/3' in capsys.readouterr().out
+    assert Launch_Runs.main([str(script), '--status']) == 0 and 'finished    3/3' in capsys.readouterr().out

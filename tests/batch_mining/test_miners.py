@@ -16,6 +16,7 @@ from tests.batch_mining import references
 from tests.batch_mining.batches import BATCH, LABELS, SHAPES, collapsed, grid, unit
 from tests.batch_mining.test_triplets import agrees
 from tests.helpers import examples_alone
+from utilities.errors import UserError
 from utilities.loss_sums import triplets_from_masks
 
 MINERS = {name: module for name, module in batch_mining.BATCHMINERS.items() if module}
@@ -162,7 +163,7 @@ def test_copied_alone_each_file_runs_its_examples_and_the_snippet_of_its_page(tm
 
 
 def test_an_unknown_miner_is_refused_with_the_choices(opt):
-    with pytest.raises(criteria.UserError, match='--batch_mining semihrad: unknown; choose from random, all,'):
+    with pytest.raises(UserError, match='--batch_mining semihrad: unknown; choose from random, all,'):
         batch_mining.select(opt(batch_mining='semihrad'))
     assert batch_mining.select(opt(batch_mining='none')) is None
 

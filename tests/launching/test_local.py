@@ -22,7 +22,7 @@ def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script
     capsys.readouterr()
     assert Launch_Runs.main([runs, '--status']) == 0
     status = capsys.readouterr().out
-    assert 'folder/r_s0  finished        2/2' in status and 'folder/r_s2  failed' in status
+    assert 'folder/r_s0  finished    2/2' in status and 'folder/r_s2  failed' in status
     assert '3 runs: 2 finished, 1 failed' in status and 'a lower --lr' in status.lower()
     assert Launch_Runs.main([runs, '--only', 'r_s1', 'r_s0', '--workers', '1']) == 0
     assert '0 finished, 2 had been finished before, 0 failed' in capsys.readouterr().out

@@ -95,4 +95,4 @@ def test_refused_lines_can_be_left_out(tmp_path, capsys):
     assert 'run 1: unrecognized arguments: _3' in capsys.readouterr().err
     assert Launch_Runs.main([str(tmp_path / 'runs.sh'), '--dry_run', '--skip_refused']) == 0
     printed = capsys.readouterr()
-    assert 'run 1: unrecognized arguments: _3' in printed.err and '1 runs, and main.py takes' in printed.out
+    assert 'run 1: unrecognized arguments: _3' in printed.err and '1 runs; all command lines are valid' in printed.out

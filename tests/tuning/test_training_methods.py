@@ -1,15 +1,18 @@
 """Searches and ensembles with cascaded embeddings and with adversarial negatives."""
 import math
 
+import pytest
+
 import Evaluate_Ensemble
 import Hyperparameter_Search
 from tests.helpers import rows_of
 from tests.tuning.stub import table_of
 
 
-def test_a_search_and_the_ensemble_of_what_it_reproduces(flags, tmp_path):
-    method = ['--cascade', '1', '--cascade_fractions', '0.5', '--daml', '--daml_layers', '8']
-    tuned = ['daml_adv_weight', '1,50']
+@pytest.mark.parametrize('method, tuned', [
+    (['--cascade', '1', '--cascade_fractions', '0.5'], ['loss_triplet_margin', '0.1,0.4']),
+    (['--daml', '--daml_layers', '8'], ['daml_adv_weight', '1,50'])])
+def test_a_search_and_the_ensemble_of_what_it_reproduces(method, tuned, flags, tmp_path):
     assert Hyperparameter_Search.main([*flags, *method, '--tune', *tuned, '--sampler', 'grid', '--n_epochs', '1',
                                        '--reproductions', '1']) == 0
     rows = table_of(tmp_path)
