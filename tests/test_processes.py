@@ -311,13 +311,15 @@ from datetime import timedelta
 import torch.distributed as dist
 from utilities import processes, stopping
 
-class Slow:
+class Shared:
     def __init__(self, store):
         self.store = store
     def clone(self):
         return Slow(self.store.clone())
     def __getattr__(self, name):
         return getattr(self.store, name)
+
+class Slow(Shared):
     def check(self, keys):
         try:
             self.store.wait(['python ends'], timedelta(seconds=2))
@@ -343,7 +345,7 @@ os.environ |= {'RANK': str(int(first > 0)), 'LOCAL_RANK': '0', 'WORLD_SIZE': '2'
                'MASTER_PORT': port, 'TORCHELASTIC_USE_AGENT_STORE': 'True', 'TORCHELASTIC_RESTART_COUNT': '0'}
 stopping.install()
 store_of_run = processes.store
-processes.store = lambda: Slow(store_of_run())
+processes.store = lambda: Shared(store_of_run())
 
 def work():
     global late

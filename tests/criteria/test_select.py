@@ -345,7 +345,8 @@ def test_each_part_of_a_sum_that_can_has_a_memory(opt):
     ({'loss': 'triplet+proxynca', 'xbm_size': 512}, '--xbm_size does not work with'),
     ({'loss': 'supcon', 'xbm_size': 111}, '--xbm_size 111: the memory bank must hold at least a batch, --bs 112'),
     ({'loss': 'supcon', 'dr_weight': .1}, '--dr_weight does not work with --loss supcon, but with contrastive, margin'),
-    ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1}, '--dr_weight does not work with --loss npair, but with contrastive'),
+    ({'loss': 'npair', 'batch_mining': 'npair', 'dr_weight': .1},
+     '--dr_weight does not work with --loss npair, but with contrastive'),
 ])
 def test_what_a_loss_cannot_have_is_refused(flags, sentence, opt):
     refused(opt(**flags), sentence)
