@@ -9,7 +9,7 @@ QUICK = tests/test_parameters.py tests/test_configs.py tests/criteria/test_contr
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
-demo: .venv/installed           ## train on letters rendered from fonts for one to two minutes, and show the results
+demo: .venv/installed           ## train on letters rendered from fonts for one to three minutes, and show the results
 	$(BIN)/python main.py --dataset glyphs --arch conv4_normalize --not_pretrained --loss multisimilarity \
 	    --loss_multisimilarity_margin 2 --lr 0.001 --bs 112 --samples_per_class 4 --n_epochs 8 --no_train_metrics --group demo
 

@@ -1,4 +1,5 @@
 """The table of a data set's images on disk, and the image set of one split, which reads them."""
+import contextlib
 import itertools
 import os
 import random
@@ -144,25 +145,31 @@ class ImageSet(torch.utils.data.Dataset):
 
     def __getitem__(self, item):
         index, seed = as_pair(item)
-        image = seeded(seed, self.transform, self.read(self.sources[index]))
+        with restored_generators(seed is not None):
+            seed_generators(seed)
+            image = self.transform(self.read(self.sources[index]))
         return image, int(self.labels[index]), int(index)
 
     def loaded(self, items):
         """
-        The items as data workers send them: their images are the results of transform.load.
+        The items as data workers send them: their images are the results of transform.load. Either all items have a
+        seed, or none has one.
 
         Of AHEAD images at a time, all files are read and all random numbers are sampled before the first is decoded.
         Decoding empties the processor's caches, so that reading and decoding in turn would take much longer.
         """
         items, loaded = [as_pair(item) for item in items], []
-        for start in range(0, len(items), AHEAD):
-            group = items[start:start + AHEAD]
-            photos = [self.read(self.sources[index]) for index, _ in group]
-            sampled = [seeded(seed, self.transform.sample, photo)
-                       for photo, (_, seed) in zip(photos, group, strict=True)]
-            for photo, chosen, (index, seed) in zip(photos, sampled, group, strict=True):
-                image = seeded(None if chosen else seed, self.transform.load, photo, chosen)
-                loaded.append((image, int(self.labels[index]), int(index)))
+        with restored_generators(any(seed is not None for _, seed in items)):
+            for start in range(0, len(items), AHEAD):
+                group = items[start:start + AHEAD]
+                photos = [self.read(self.sources[index]) for index, _ in group]
+                sampled = []
+                for photo, (_, seed) in zip(photos, group, strict=True):
+                    seed_generators(seed)
+                    sampled.append(self.transform.sample(photo))
+                for photo, chosen, (index, seed) in zip(photos, sampled, group, strict=True):
+                    seed_generators(None if chosen else seed)
+                    loaded.append((self.transform.load(photo, chosen), int(self.labels[index]), int(index)))
         return loaded
 
 
@@ -171,24 +178,30 @@ def as_pair(item):
     return item if isinstance(item, tuple) else (item, None)
 
 
-def seeded(seed, function, *arguments):
+@contextlib.contextmanager
+def restored_generators(are_seeded):
     """
-    function(*arguments), with the generators of torch (on the CPU), Python and NumPy seeded, and restored afterwards.
-    seed: None: neither of these.
+    Restores the states of torch's generator on the CPU, of Python's and of NumPy's after the block, if `are_seeded`: if
+    the block seeds them. Around a batch, since to copy NumPy's state takes as long as to load a small image.
     """
-    if seed is None:
-        return function(*arguments)
-    generator = torch.default_generator
-    states = generator.get_state(), random.getstate(), np.random.get_state()
-    generator.manual_seed(seed)                                 # torch.manual_seed would also seed GPUs, which is slow
-    random.seed(seed)
-    np.random.seed(seed % 2 ** 32)
+    if not are_seeded:
+        yield
+        return
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
-        return function(*arguments)
+        yield
     finally:
-        generator.set_state(states[0])
+        torch.default_generator.set_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+
+
+def seed_generators(seed):
+    """Seeds torch's generator on the CPU, Python's and NumPy's; without a seed, leaves them as they are."""
+    if seed is not None:
+        torch.default_generator.manual_seed(seed)               # torch.manual_seed would also seed GPUs, which is slow
+        random.seed(seed)
+        np.random.seed(seed % 2 ** 32)
 
 
 def image_files(folder, others=None):
