@@ -123,14 +123,18 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     def row_neighbours(row):
         return {'name': short_name(existing(row))} | neighbours(np.asarray(index.embeddings[row]), without=row)
 
+    def prepared(data):
+        """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
+        with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
+            kind = image.format
+            return transform(image), {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+
     @app.post('/neighbours')
     def photo_neighbours():
         data = flask.request.get_data()
         try:
-            with photos.turn(), decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-                kind = image.format
-                photo = transform(image)
-                preview = {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+            with photos.turn():
+                photo, preview = prepared(data)            # a function, so that its pixels are free when the turn ends
         except Busy:
             flask.abort(503, BUSY)
         except decoding.TooLarge:
