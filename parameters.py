@@ -63,7 +63,7 @@ main.py --help evaluation     the flags of a group; more words give more pages
 main.py --help resumable      the flags that --resume may change; machine: flags that do not change results
 main.py --help all            every flag
 
-docs/flags.md says more."""
+docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
 # what is put around a loss, in the order of the help
@@ -263,7 +263,7 @@ def data_parameters(parser):
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
-        help='augmentation of the training images; docs/flags.md explains each')
+        help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -810,7 +810,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/combining.md says how to make the file')
+                        'docs/training_methods.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

@@ -14,7 +14,7 @@ FLAGS = {
                                    'means none'},
     'language_vectors': IN_USE | {'default': None, 'metavar': 'FILE', 'resumable': True,
                                   'help': 'language guidance: .npz file of class_names and their vectors; '
-                                          'docs/combining.md has its format'},
+                                          'docs/training_methods.md has its format'},
     'language_pseudoclass': IN_USE | {'default': False,
                                       'help': 'language guidance: use several vectors per class, such as vectors of '
                                               'its likeliest ImageNet classes'},
