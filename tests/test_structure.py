@@ -18,8 +18,7 @@ from tests.test_public_parts import MINER, TRIPLES
 from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
-# what files of these folders import beside the standard library; others have what no file that is copied needs
-SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'}, 'datasampler': {'torch', 'numpy'}}
+SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'requirements', 'wrapping', 'storage')
 LARGEST_CORE = 1_060_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
@@ -63,7 +62,7 @@ def test_a_folder_imports_from_the_floors_below_and_files_that_are_copied_from_n
         found = imports(path)
         assert not (wrong := found & above), f'{path} imports {wrong}'
         if name in SELF_CONTAINED and path.stem not in SHARED:
-            assert found <= SELF_CONTAINED[name] | set(sys.stdlib_module_names), path
+            assert found <= {'torch', *sys.stdlib_module_names}, path
             assert path.stem not in sys.stdlib_module_names
 
 
