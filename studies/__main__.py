@@ -41,6 +41,16 @@ def question_table(finding):
     return f'{markdown(heads, rows)}\n\n`{question.command}`'
 
 
+def check_table(found):
+    """Returns the table of the contrasts of several questions, with the commands of their runs."""
+    rows = [[name, with_interval(one), span(one.interval_over_classes()), with_interval(beside), one.n,
+             asked(finding.question), answer(one, finding.question.expects, finding.question.margin)[0]]
+            for finding in found for name, (one, beside) in finding.contrasts.items()]
+    commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
+    heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', 'n', 'asked', 'is']
+    return f'{markdown(heads, rows)}\n\n{"; ".join(commands)}'
+
+
 def summary(found, titles, page):
     """Returns the rows of the table of questions. titles: {name: heading of its section in `page`}."""
     rows = []
@@ -61,13 +71,14 @@ def tables(titles):
     """Returns {name: text} of all tables. titles: {name of a question: its heading}."""
     found = questions.findings(questions.load(), questions.read())
     primary = [one for one in found if one.question.primary]
+    checks = [one for one in found if not one.question.primary]
     heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
     short = [row[:4] for row in summary(primary, titles, RESULTS)]
     study = methods.read()
-    return {f'question {one.question.name}': question_table(one) for one in found} | equality.tables() | {
+    return {f'question {one.question.name}': question_table(one) for one in primary} | equality.tables() | {
         'answers': markdown(heads, summary(primary, titles, '')),
         'answers in short': markdown(heads[:4], short),
-        'methods': methods.table(study), 'origins': methods.origins(study),
+        'checks': check_table(checks), 'methods': methods.table(study), 'origins': methods.origins(study),
         'tuned on folds': methods.tuned_table(study)}
 
 
