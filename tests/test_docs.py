@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import Evaluate_Ensemble
@@ -56,6 +57,15 @@ def test_the_commands_of_the_pages_parse(page, monkeypatch):
 
 def blocks(page, language):
     return re.findall(rf'```{language}\n(.*?)```', (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_three_lines_of_the_readme_give_a_loss_and_train_its_proxies():
+    code, _ = blocks('README.md', 'python')
+    found = {'torch': torch, 'embeddings': torch.randn(8, 128), 'labels': torch.arange(8) // 2,
+             'optimizer': torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])}
+    exec(code.replace('path/to/dml', str(ROOT)), found)
+    found['loss'].backward()
+    assert found['optimizer'].param_groups[1]['params'][0].grad.any()
 
 
 def test_the_commands_of_the_tutorial_work(tmp_path, monkeypatch, run):
