@@ -29,7 +29,7 @@ def commands(text):
     """The `python NAME.py ...` commands of a page's code blocks as lists of words, continued lines joined."""
     for language, block in re.findall(r'^ *```(\w*).*?\n(.*?)^ *```', text, re.DOTALL | re.MULTILINE):
         for line in map(str.strip, block.replace('\\\n', ' ').splitlines() if language in ('', 'bash', 'sh') else ()):
-            if line.startswith('python ') and line.split()[1].endswith('.py'):
+            if re.match(r'python \w+\.py ', line) and '"$@"' not in line:                 # flags of a function's caller
                 yield shlex.split(re.sub(r'\$\w+', '1', line), comments=True)[1:]   # $: the variable of a loop
 
 
@@ -114,7 +114,7 @@ def test_the_six_parts_of_the_page_on_extending_train_as_printed(tmp_path):
            '--n_epochs', '1', '--embed_dim', '8', '--kernels', '0', '--device', 'cpu', '--pictures', 'none',
            '--evaluation_metrics', 'e_recall@1', 'first_rank@4', '--storage_metrics', 'first_rank@4',
            '--save_path', tmp_path / 'runs', '--group', 'loss', '--loss', 'proxies', '--batch_mining', 'none',
-           then="code = code or main.main([*sys.argv[2:], '--group', 'miner', '--loss', 'triplet', "
+           then="code = code or main.main([*sys.argv[1:], '--group', 'miner', '--loss', 'triplet', "
                 "'--batch_mining', 'farthest', '--miner_farthest_n_negatives', '2'])")
     for group in ('loss', 'miner'):
         last = rows_of(tmp_path / 'runs' / 'named' / f'{group}_s1')[-1]
