@@ -110,3 +110,26 @@ def bars(scores, name, file, title, spread='std'):
     axes.margins(y=0.6 / len(table))
     axes.grid()
     return save(figure, file)
+
+
+@styled
+def beside_published(rows, name, file, title):
+    """
+    Published means and ours, a line per method, the highest published one on top, each with the 95 % interval of its
+    mean where it has one. rows: of published.compare, all of the column `name`.
+    """
+    rows = rows.sort_values('published')
+    figure = new_figure(1.5 * COLUMN, 0.9 + 0.2 * len(rows))
+    axes = figure.add_subplot(xlabel=f'{titles.axis(name)}: mean and its 95 % interval', title=title)
+    places = np.arange(len(rows))
+    for label, mean, half, shift, index in (('published', rows.published, rows.published_half, 0.15, 0),
+                                            ('ours', rows.ours, rows.half, -0.15, 1)):
+        colour, marker, _ = mark(index)
+        axes.errorbar(titles.unit(name) * mean, places + shift, xerr=titles.unit(name) * half.fillna(0), linestyle='',
+                      marker=marker, color=colour, capsize=1.5, label=label)
+    axes.set_yticks(places, [f'{plain(naming.method(row.method))} (n = {row.n}){" ≠" * bool(row.differs)}'
+                             for row in rows.itertuples()])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid()
+    figure.legend(loc='outside right upper')
+    return save(figure, file)
