@@ -1,8 +1,10 @@
 """Result_Evaluations.py --published, on run folders that lie inside, outside, and under another protocol."""
 import csv
 import math
+import re
 
 import numpy as np
+import pandas
 import pytest
 from scipy import stats
 
@@ -38,6 +40,17 @@ def test_the_files_name_lines_of_the_run_scripts():
         assert set(lines.run) <= groups
         assert set(lines.exact) <= {'exact', 'approximate'} and not lines.duplicated(['run', 'column']).any()
     assert n_lines == {'roth2020': 2 * 67, 'musgrave2020': 14 * 7, 'mohan2020': 6 * 4}
+
+
+def test_the_values_that_the_page_expects_are_those_of_the_files():
+    page = (published.FOLDER.parents[1] / 'docs' / 'reproducing.md').read_text()
+    lines = pandas.concat([published.read('roth2020'), published.read('mohan2020')])
+    expected = re.findall(r'^\| (CUB_\w+)[^|]* \| ([\d.]+)(?: ± ([\d.]+))? \|', page, re.M)
+    assert len(expected) == 6
+    for group, value, std in expected:
+        paper = 'roth2020' if std else 'mohan2020'
+        line, = lines[(lines.run == group) & (lines.column == R1) & (lines.paper == paper)].itertuples()
+        assert line.value == float(value) and (not std or 100 * line.population_std == pytest.approx(float(std)))
 
 
 def test_runs_inside_and_outside_of_the_published_interval(roth, make, evaluate, tmp_path):
