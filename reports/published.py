@@ -111,7 +111,10 @@ def values_by_rule(line, runs):
 
 
 def protocol_difference(line, run):
-    """The first flag in which a run differs from the published one, in words; '' if there is none."""
+    """
+    The first flag in which a run differs from the published one, or that it has fewer epochs, in words; '' if neither.
+    The public code counts epochs from 0.
+    """
     if math.isnan(line.embed_dim):
         return 'published embed_dim not stated'
     own_split = 'predefined' if line.data_set == 'online_products' else 'half'
@@ -122,7 +125,8 @@ def protocol_difference(line, run):
         if value != published:
             published = f'{published:g}' if isinstance(published, float) else published
             return f'{name} {value}, published {published}'
-    return ''
+    reached = run.rows[-1]['epoch']
+    return f'epoch {reached} reached, published {line.n_epochs:g}' if reached + 1 < line.n_epochs else ''
 
 
 def missing_values(run, *names):

@@ -19,10 +19,11 @@ R1, RHO, VALIDATED = 'test_e_recall@1', 'train_rho_spectrum@2', 'val_map_at_r'
 
 @pytest.fixture
 def roth(make):
-    """roth(group, [best R@1 of each seed], flags): runs whose test R@1 is best in epoch 1 of 2, where rho is .25."""
-    def write(group, values, **flags):
+    """roth(group, [best R@1 of each seed], ...): runs whose test R@1 is best in epoch 1, where rho is .25."""
+    def write(group, values, **given):
         for seed, value in enumerate(values):
-            make(group, seed, reached=2, values={R1: [.1, value, value - .02], RHO: [.9, .25, .5]}, **ROTH | flags)
+            columns = {R1: [.1, value, *[value - .02] * 149], RHO: [.9, .25, *[.5] * 149]}
+            make(group, seed, values=columns, **ROTH | given)
     return write
 
 
@@ -98,15 +99,21 @@ def welch_freedom(one, n, other, m):
     ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'bs': 80}, 'bs 80, published 112'),
     ({'n_epochs': 100}, 'n_epochs 100, published 150'), ({'split_scheme': 'class_folds'}, 'published half'),
     ({'use_tv_split': True}, 'use_tv_split True, published False'),
-    ({'values': {'train_nmi': [.1, .2, .3]}}, f'no {RHO} in CUB_MS_s0')])
-def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, make, evaluate, tmp_path):
-    make('CUB_MS', 0, reached=2, **ROTH | flags)
+    ({'reached': 80}, 'epoch 80 reached, published 150')])
+def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):
+    roth('CUB_MS', [.6], **flags)
     code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f')
     assert code == 0 and cells(out)['MS'][0] == '62.8 ± 0.7'
-    row, is_incomplete = cells(out)['MS'], 'values' in flags
-    assert reason in row[5 if is_incomplete else 2] and row[4] == '–'
-    assert (row[1] == '–' and row[5] == '–') != is_incomplete                          # a reason stands there once
-    assert (tmp_path / 't.csv').read_text().count(reason) == (1 if is_incomplete else 2)
+    row = cells(out)['MS']
+    assert reason in row[2] and row[1] == row[4] == row[5] == '–'                   # the reason stands in a row once
+    assert (tmp_path / 't.csv').read_text().count(reason) == 2 and not list((tmp_path / 'f').iterdir())
+
+
+def test_a_metric_that_a_run_does_not_have_is_not_compared(make, evaluate):
+    make('CUB_MS', 0, **ROTH)
+    code, out, _ = evaluate('--published', 'roth2020')
+    row = cells(out)['MS']
+    assert code == 0 and row[1] != '–' and row[3:] == ['0.155', '–', f'no {RHO} in CUB_MS_s0']
 
 
 def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_path):
