@@ -19,7 +19,7 @@ from utilities.errors import UserError
 
 FOLDER = Path(__file__).parent / 'published'
 PAPERS = {'roth2020': 'Roth et al., ICML 2020', 'musgrave2020': 'Musgrave et al., ECCV 2020',
-          'mohan2020': 'the reproduction of Mohan et al., CVPR 2020'}
+          'mohan2020': 'Mohan et al., CVPR 2020 (a reproduction)'}
 STATED = ('arch', 'embed_dim', 'bs', 'n_epochs', 'split_scheme')     # flags, columns of their names; empty: not stated
 SHARED = {'use_tv_split': False, 'splits': None, 'test_size': 0.5, 'test_start': 0.5, 'n_folds': 4, 'pca': 0,
           'eval_features': False}                                    # flags of all published runs
