@@ -6,7 +6,8 @@ from typing import NamedTuple
 from scipy import stats
 
 from reports import naming, published, significance
-from studies.pages import markdown_table, rounded
+from studies.pages import rounded
+from utilities.text_tables import markdown
 
 RECALL, DECAY = 'test_e_recall@1', 'train_rho_spectrum@2'
 REGULARISED = '_Rho_'                                                   # in the names of the lines with rho_distance
@@ -54,7 +55,7 @@ def plain(settings):
 
 
 def spread_table(found):
-    """Returns the lines of the table of the spread over the losses without rho-regularisation."""
+    """Returns the table of the spread over the losses without rho-regularisation."""
     rows = []
     for dataset, settings in found.items():
         losses = sorted(plain(settings), key=lambda one: one.recall)
@@ -65,12 +66,12 @@ def spread_table(found):
                      rounded(middle[-1].recall - middle[0].recall),
                      rounded(math.sqrt(sum(one.error ** 2 * one.n for one in losses) / len(losses)), '', 2),
                      f'{sum(abs(mean) > half for mean, half in pairs)} of {len(pairs)}'])
-    return markdown_table(['data set', 'losses', 'lowest R@1', 'highest R@1', 'range', 'range of the middle half',
-                           'standard deviation over seeds', 'pairs that differ'], rows)
+    return markdown(['data set', 'losses', 'lowest R@1', 'highest R@1', 'range', 'range of the middle half',
+                     'standard deviation over seeds', 'pairs that differ'], rows)
 
 
 def gain_table(found):
-    """Returns the lines of the table of the gains by rho-regularisation, a row per loss and a column per data set."""
+    """Returns the table of the gains by rho-regularisation, a row per loss and a column per data set."""
     cells = {}
     for settings in found.values():
         by_name = {one.name: one for one in settings}
@@ -79,11 +80,11 @@ def gain_table(found):
                 mean, half = gap(one, by_name[f'{one.name.replace(REGULARISED, "_")}_Distance'])
                 text = f'{rounded(mean, "+", 2)} ± {rounded(half, "", 2)}'
                 cells.setdefault(one.loss.removeprefix('ρ '), []).append(f'**{text}**' if abs(mean) > half else text)
-    return markdown_table(['loss', *map(naming.dataset, found)], [[loss, *row] for loss, row in cells.items()])
+    return markdown(['loss', *map(naming.dataset, found)], [[loss, *row] for loss, row in cells.items()])
 
 
 def correlation_table(found):
-    """Returns the lines of the table of Pearson's correlations with R@1 over the losses, and over all settings."""
+    """Returns the table of Pearson's correlations with R@1 over the losses, and over all settings."""
     rows = []
     for dataset, settings in found.items():
         cells = []
@@ -92,12 +93,12 @@ def correlation_table(found):
             low, high = result.confidence_interval()
             cells.append(f'{rounded(result.statistic, "", 2)} ({rounded(low, "", 2)} to {rounded(high, "", 2)})')
         rows.append([naming.dataset(dataset), *cells, *(rounded(value, '', 2) for value in PRINTED[dataset])])
-    return markdown_table(['data set', 'spectral decay, losses', 'with rho-regularisation', 'decay, as printed',
-                           'ratio of distances, as printed'], rows)
+    return markdown(['data set', 'spectral decay, losses', 'with rho-regularisation', 'decay, as printed',
+                     'ratio of distances, as printed'], rows)
 
 
 def tables():
-    """Returns {name: lines} of the tables."""
+    """Returns {name: text} of the tables."""
     found = read()
     return {'published spread': spread_table(found), 'published gain': gain_table(found),
             'published correlations': correlation_table(found)}
