@@ -16,6 +16,7 @@ from pathlib import Path
 import criteria
 import datasampler
 import evaluation
+import optimization
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
 from criteria import (
@@ -71,7 +72,6 @@ WRAPPERS = [direction_regularisation, cascade, matryoshka, mahalanobis, deep_adv
             distillation, language_guidance]
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
 MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
          'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
@@ -386,10 +386,18 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True, effect=trains_loss,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
-    add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
+    kind = {'type': optimization.optimizer_name, 'names': optimization.OPTIMIZERS, 'metavar': 'NAME'}
+    own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
+    add('--optim', default='adam', **kind, help='optimizer of torch.optim')
+    add('--optim_args', arguments_of='optim', **own,
+        help="arguments of --optim that have no flag, as YAML, such as '{nesterov: true}'")
+    add('--embed_optim', **kind, help='optimizer of the embedding layer; by default, --optim trains it')
+    add('--embed_optim_args', arguments_of='embed_optim', **own, effect=lambda opt: opt.embed_optim,
+        help='arguments of --embed_optim, as YAML')
+    add('--loss_optim', **kind, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
+    add('--loss_optim_args', arguments_of='loss_optim', **own, effect=lambda opt: opt.loss_optim and trains_loss(opt),
+        help='arguments of --loss_optim, as YAML')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -774,6 +782,7 @@ def check(opt):
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
     criteria.wrapping.check_flags(opt)
+    optimization.check_arguments(opt)
     if opt.cascade and opt.embed_init in embedding_layer.FITTED:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
     if opt.csv and opt.dataset != 'folder':
