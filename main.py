@@ -107,8 +107,6 @@ def continue_run(opt, state, arguments, data):
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
-    if first and state.records is None:                      # a checkpoint of an earlier version of this program
-        state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
     note_resumption(opt, state, arguments, data)

@@ -18,20 +18,7 @@ import datasampler
 import evaluation
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import (
-    CRITERIA,
-    cascade,
-    cross_batch_memory,
-    deep_adversarial,
-    direction_regularisation,
-    distillation,
-    language_guidance,
-    mahalanobis,
-    matryoshka,
-    required_inputs,
-    takes_miner,
-    with_nested_losses,
-)
+from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -65,10 +52,13 @@ main.py --help all            every flag
 
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
-# what is put around a loss, in the order of the help
-WRAPPERS = [direction_regularisation, cascade, matryoshka, mahalanobis, deep_adversarial, cross_batch_memory,
-            distillation, language_guidance]
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
+           'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
+           'miner_parametric_learning': 'ppo', 'miner_parametric_ppo_clip': 0.2, 'miner_parametric_old_update': 5,
+           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False}
+# flags of earlier versions that changed no result
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha',
+                  'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
@@ -468,8 +458,8 @@ def loss_parameters(parser):
         help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
-    for module in WRAPPERS:
-        for name, values in method_flags.declared(module, '').items():
+    for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
+        for name, values in method_flags.declared(wrapper.file, '').items():
             add_method_flag(add, switch, name, values)
     add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
@@ -525,10 +515,11 @@ def evaluation_parameters(parser):
         help='images that count as positives')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
-    switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
+    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', untrained=False,
+        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
@@ -552,23 +543,15 @@ def record_parameters(parser):
         help='name of the setting, shared by its runs with different seeds')
 
 
-def measurement_parameters(parser):
-    add, switch = new_group(parser, 'for measurements', 'the results do not depend on them')
-    switch('--system_malloc', machine=True,
-           help='return freed memory to the operating system at once, instead of keeping it for reuse')
-    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', resumable=True,
-        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
-
-
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.',
-                    gone={name: f'moved: python Evaluate_Network.py RUN {command} ...'
-                          for name, command in MOVED.items()})
+                    gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
+                             for name, command in MOVED.items()},
+                          **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
-                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
-                measurement_parameters):
+                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
         add(parser)
     return parser
 
@@ -665,7 +648,7 @@ def shown(value):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
+    flags that have MOVED, are REMOVED or were WITHOUT_EFFECT. Raises UserError where a REMOVED flag had an effect.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
@@ -675,7 +658,7 @@ def recorded_flags(place):
         if settings.get(name, default) != default:
             raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
                             'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in {*REMOVED, *MOVED}}
+    return {name: value for name, value in settings.items() if name not in {*REMOVED, *WITHOUT_EFFECT, *MOVED}}
 
 
 def metrics_of_old(folder):

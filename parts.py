@@ -161,7 +161,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
-    allocator.keep_freed(opt)
+    allocator.keep_freed()
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it

@@ -102,7 +102,7 @@ class DeepAdversarial(torch.nn.Module):
         with torch.autocast(batch.device.type, enabled=False):
             triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
             loss = self.tuple_loss(triplets, batch, labels, features, f_embed, **kwargs)
-            log = getattr(self.criterion, 'log', {})                  # of the real triplets
+            log = getattr(self.criterion, 'log', {})                  # scalars of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
             synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
             fixed = {name: parameter.detach() for name, parameter in f_embed.named_parameters()}

@@ -124,12 +124,14 @@ def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
 
 def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
-    assert {'evaltypes', 'loss_nir_logmatch', 'miner_distance_upper_cutoff'} <= {*obsolete}
-    everything, some = help_on('all'), help_on('nir', 'losses', 'distance', 'evaluation', 'cutoff')
+    assert {'evaltypes', 'language_model', 'miner_distance_upper_cutoff'} <= {*obsolete}
+    everything, some = help_on('all'), help_on('losses', 'distance', 'evaluation', 'cutoff')
     with pytest.raises(UserError, match='no flag, method or group matches'):
-        help_on('loss_nir_logmatch')
+        help_on('language_model')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
-    assert idle('--loss nir --batch_mining none --loss_nir_logmatch 2') == ['--loss_nir_logmatch 2.0']
+    assert idle('--miner_distance_upper_cutoff 2') == ['--miner_distance_upper_cutoff 2.0']
+    with pytest.raises(UserError, match='--loss_nir_margin is gone, since it changed no result: leave it out'):
+        parse('--loss_nir_margin 2')
 
 
 def parsers():

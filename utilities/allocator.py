@@ -12,9 +12,9 @@ KEPT = 2 ** 31 - 1                                                # bytes of fre
 MAPPED_FROM = 2 ** 30                                             # bytes; larger blocks are returned when freed
 
 
-def keep_freed(opt):
-    """Makes this process and its forked data workers keep freed memory, with glibc and without --system_malloc."""
-    if not opt.system_malloc and has_glibc():
+def keep_freed():
+    """Makes this process and its forked data workers keep freed memory, with glibc."""
+    if has_glibc():
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT)
         library.mallopt(MMAP_THRESHOLD, MAPPED_FROM)

@@ -1,5 +1,4 @@
-"""utilities/allocator.py: freed memory is reused, unless --system_malloc."""
-import argparse
+"""utilities/allocator.py: freed memory is reused."""
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,11 @@ from utilities import allocator
 ROOT = Path(__file__).parents[2]
 # prints the page faults of ten blocks of 32 MB, one after the other
 SCRIPT = '''
-import argparse, resource, sys
+import resource, sys
 import numpy as np
 from utilities import allocator
-allocator.keep_freed(argparse.Namespace(system_malloc='system_malloc' in sys.argv))
+if 'keep' in sys.argv:
+    allocator.keep_freed()
 for number in range(12):
     if number == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -31,11 +31,11 @@ def faults(*arguments):
 @pytest.mark.skipif(not allocator.has_glibc(), reason='the thresholds are those of glibc')
 def test_freed_memory_is_reused():
     pages = 10 * (1 << 25) // 4096
-    assert faults() < pages / 10
-    assert faults('system_malloc') > faults()
+    assert faults('keep') < pages / 10
+    assert faults() > faults('keep')
 
 
 def test_elsewhere_nothing_is_called(monkeypatch):
     monkeypatch.setattr(allocator.os, 'confstr_names', {})
     monkeypatch.setattr(allocator.ctypes, 'CDLL', lambda name: 1 / 0)
-    allocator.keep_freed(argparse.Namespace(system_malloc=False))
+    allocator.keep_freed()
