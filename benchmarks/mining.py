@@ -15,8 +15,8 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities.cores import processor
 from utilities.loss_sums import triplets_from_masks
+from utilities.machine import processor
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)

@@ -26,8 +26,7 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, parts
-from utilities.parameter_groups import own_groups
+from utilities.loss_sums import Miner, finished, own_groups, parts
 
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 

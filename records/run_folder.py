@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from utilities import cores
+from utilities import machine
 from utilities.errors import UserError
 from utilities.files import remove_stale, write_text
 
@@ -321,7 +321,7 @@ def versions():
         except importlib.metadata.PackageNotFoundError:
             continue
     found |= {'cuda': torch.version.cuda} if torch.cuda.is_available() else {}
-    return found | {'processor': cores.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
+    return found | {'processor': machine.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
                     'threads': torch.get_num_threads()}
 
 

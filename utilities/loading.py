@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from utilities import exchange, processes, stopping
-from utilities.cores import n_cores
 from utilities.errors import WorkerLost
+from utilities.machine import n_cores
 from utilities.randomness import derive
 
 # When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
