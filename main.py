@@ -60,9 +60,10 @@ def begin(opt, arguments):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.recorded_settings(opt)
     built = parts.build(opt)
-    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
+    reproduced = opt.reproduce and run_folder.read(opt.reproduce)
+    if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    if opt.reproduce and (merged := run_folder.merged_in_words(run_folder.read(opt.reproduce))):
+    if reproduced and (merged := run_folder.merged_in_words(reproduced)):
         print(f'Note: {opt.reproduce} changed its settings within the run: {merged}. This run has the last ones '
               'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):

@@ -10,7 +10,6 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
-import hashlib
 from pathlib import Path
 
 import criteria
@@ -43,6 +42,7 @@ from utilities.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
+from utilities.files import file_hash
 from utilities.flag_help import facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -708,8 +708,7 @@ def checksums_of_files(settings):
         file = Path(settings.get(name) or '/')
         file = file / checkpoint.LAST if file.is_dir() else file
         if file.is_file():
-            with open(file, 'rb') as content:
-                found[name] = hashlib.file_digest(content, 'sha256').hexdigest()[:16]
+            found[name] = file_hash(file)[:16]
     return found
 
 

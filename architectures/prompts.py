@@ -12,10 +12,9 @@ from utilities.errors import UserError
 
 def insert(opt, backbone):
     """
-    Gives each of the first --prompt_depth blocks (0: all) --prompts trainable tokens. The prompts of the first
-    block are inserted behind the class token and the registers; the prompts of each later block replace them (Eqs. 4
-    to 7). After the last block they are
-    removed, so that norm and pooling see the tokens of the network without prompts.
+    Gives each of the first --prompt_depth blocks (0: all) --prompts trainable tokens. The prompts of the first block
+    are inserted behind the class token and the registers; the prompts of each later block replace them (Eqs. 4 to 7).
+    After the last block they are removed, so that norm and pooling see the tokens of the network without prompts.
 
     Raises UserError for other networks than those of timm's VisionTransformer and Eva, and if there are fewer blocks.
     """
