@@ -24,7 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 # folder, registry, what the flags begin with
 _KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mining', 'BATCHMINERS', 'miner_{}_'),
           'sampler': ('datasampler', 'SAMPLERS', 'data_')}
-# what a run takes from its data, its network and its other flags, in the form of FLAGS; every method accepts it
+# values that a run takes from its data, its network and its other flags, in the form of FLAGS; every method takes them
 _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},
         'embed_dim': {'type': 'int', 'at_least': 1, 'help': 'dimension of the embeddings'},
         'n_features': {'type': 'int', 'at_least': 1, 'help': 'number of pooled features of the backbone'},

@@ -55,7 +55,8 @@ docs/flags.md says more."""
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
            'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
            'miner_parametric_learning': 'ppo', 'miner_parametric_ppo_clip': 0.2, 'miner_parametric_old_update': 5,
-           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False}
+           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False,
+           'loss_nir_nf_cond_mode': 'dense', 'loss_nir_nf_fc_init': 'none'}
 # flags of earlier versions that changed no result
 WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha',
                   'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
@@ -726,7 +727,7 @@ def check_splits(parser, opt, unused=()):
         if {'splits', 'split_scheme'} <= {*opt.given}:
             raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
                             'them')
-        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # of an earlier run
+        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
     for flag, schemes in used_by.items():
