@@ -124,9 +124,9 @@ class DeepAdversarial(torch.nn.Module):
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
         kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # others are for real images
-        return self.tuple_loss(torch.stack([anchors, positives, made], dim=1),
-                               torch.cat([batch, self.normalized(f_embed(synthetic))]),
-                               torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
+        return self.tuple_loss(
+            torch.stack([anchors, positives, made], dim=1), torch.cat([batch, self.normalized(f_embed(synthetic))]),
+            torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
 
     def tuple_loss(self, triplets, batch, labels, features, f_embed, **kwargs):
         self.given.tuples = triplets
