@@ -9,7 +9,7 @@ import types
 import torch
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
-from .public import forward_parameters, is_miner, mine_on_the_cpu
+from .public import forward_parameters, mine_on_the_cpu
 
 
 def parts(opt):
@@ -104,7 +104,8 @@ class Miner:
 
     def __init__(self, batchminer, name, takes_masks):
         self.batchminer, self.name, self.takes_masks, self.mined = batchminer, name, takes_masks, None
-        self.mine = mine_on_the_cpu(batchminer) if is_miner(batchminer) else batchminer
+        is_public = hasattr(batchminer, 'name')                           # a miner of the public code
+        self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 
     def __call__(self, batch, labels, **options):
         """batch [B, D], labels [B], on one device -> the tuples. options: for miners that take more."""
