@@ -23,7 +23,7 @@ from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory, table
 from utilities import pml
-from utilities.cores import processor
+from utilities.machine import processor
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
 TABLE, DIMS = (112, 512, 2048), (128, 512)               # default batch sizes and dimensions of the table

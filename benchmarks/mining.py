@@ -16,8 +16,8 @@ import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
 from utilities import pml
-from utilities.cores import processor
 from utilities.loss_sums import triplets_from_masks
+from utilities.machine import processor
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from datasets import decoding
-from utilities import allocator, stopping
+from utilities import machine, stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
@@ -188,7 +188,7 @@ class Queue:
                 try:
                     yield
                 finally:
-                    allocator.give_back()
+                    machine.give_back()
         finally:
             self.places.release()
 

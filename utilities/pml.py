@@ -1,4 +1,5 @@
 """Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
+import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -8,7 +9,6 @@ import re
 import torch
 
 from utilities.errors import RunFailed, UserError
-from utilities.tuple_statistics import collected, library_statistics
 
 PREFIX = 'pml:'
 PACKAGE, OLDEST, FIRST_UNFIT = 'pytorch-metric-learning', (2, 8), (3, 0)         # versions that work: 2.8 to below 3
@@ -158,3 +158,30 @@ class BatchMiner:
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
         masks[0][mined[:2]], masks[1][mined[2:]] = True, True
         return masks[0], masks[1]
+
+
+@contextlib.contextmanager
+def collected(is_wanted):
+    """If wanted, modules of pytorch-metric-learning that the block makes collect their statistics."""
+    if not is_wanted:
+        yield
+        return
+    from pytorch_metric_learning.utils import common_functions
+    before, common_functions.COLLECT_STATS = common_functions.COLLECT_STATS, True
+    try:
+        yield
+    finally:
+        common_functions.COLLECT_STATS = before
+
+
+def library_statistics(module):
+    """
+    {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
+    name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.
+    """
+    found = {}
+    for place, part in module.named_modules():
+        words = [word for word in place.split('.') if word not in ('', 'reducer', 'reducers')]
+        for name in getattr(part, '_record_these_stats', ()):
+            found['_'.join([*words, name])] = getattr(part, name)
+    return {name: value for name, value in found.items() if isinstance(value, int | float | torch.Tensor)}
