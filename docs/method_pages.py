@@ -248,7 +248,7 @@ def recipes(kind, name):
              ] if by_default else []
     if rows:
         lines += ['', text_tables.markdown(['paper and data', 'command'], rows)]
-    return lines or ['No file of `configs/papers/` uses it.']
+    return lines or ['No file of `configs/papers/` sets it; [run scripts](../../run_scripts.md) may.']
 
 
 def used_by(kind, settings):
