@@ -12,7 +12,7 @@ import torch
 from batch_mining.random_triplets import random_triplets
 from benchmarks.losses import CASES, SIZES, our_loss, random_batch, their_loss
 from benchmarks.measure import table
-from utilities.cores import processor
+from utilities.machine import processor
 
 # counterparts that compute another loss, with the difference
 OTHERS = {'npair': 'the library takes the pairs alone', 'npair, pairs': 'our miner takes a random pair of each class',

@@ -22,6 +22,7 @@ from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.measure import measure
 from evaluation import clustering, geometry
 from evaluation.ranking import neighbours, ranks
+from utilities import pml
 
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
@@ -53,6 +54,7 @@ def contenders(points, labels, is_query):
     {name: function}: `faiss`, a flat search of NEIGHBOURS neighbours; `PML`, pytorch-metric-learning's
     AccuracyCalculator for the metrics of SHORT; `short` and `deep`, this program's metrics of SHORT and DEEP.
     """
+    pml.require_library('the comparison of evaluations')
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=torch.device('cpu'))

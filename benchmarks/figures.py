@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.measure import table
 from utilities import files
-from utilities.cores import processor
 from utilities.errors import UserError
+from utilities.machine import processor
 
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 KEYS = ('benchmark', 'job', 'ours', 'peer', 'ratio', 'target', 'met')

@@ -21,7 +21,7 @@ import evaluation
 from benchmarks import Row, figures, step
 from benchmarks.embeddings import SIZES, embeddings
 from evaluation import clustering
-from utilities import errors, stopping
+from utilities import errors, pml, stopping
 from utilities.errors import RunFailed, UserError
 
 LAST = 480                   # seconds after the start from which no further part begins
@@ -136,10 +136,11 @@ def libraries(points, moved, labels):
     on_gpu = moved.is_cuda and hasattr(faiss, 'StandardGpuResources')
     found = {f'faiss search on the {"GPU" if on_gpu else "CPU"}': search}
     try:
-        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-    except ImportError:
-        print('pytorch-metric-learning is not installed: ranking is not compared with it', file=sys.stderr)
+        pml.require_library('the comparison of ranking')
+    except UserError as error:
+        print(error, file=sys.stderr)
         return found
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'), k='max_bin_count',
                                     device=moved.device)
     targets = torch.from_numpy(labels).to(moved.device)

@@ -22,7 +22,8 @@ import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory, table
-from utilities.cores import processor
+from utilities import pml
+from utilities.machine import processor
 
 SIZES = {112: 2, 512: 4, 1024: 4, 2048: 4}               # batch size: images of each class
 TABLE, DIMS = (112, 512, 2048), (128, 512)               # default batch sizes and dimensions of the table
@@ -212,6 +213,7 @@ def their_loss(case, batch, labels, triplets, n_classes):
     n_samples, area, _ = case.most
     if case.counterpart is None or len(batch) > n_samples or batch.numel() > area or n_classes > case.n_classes:
         return None
+    pml.require_library('the comparison of losses')
     import pytorch_metric_learning as library
     import pytorch_metric_learning.distances
     import pytorch_metric_learning.losses

@@ -15,8 +15,9 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities.cores import processor
+from utilities import pml
 from utilities.loss_sums import triplets_from_masks
+from utilities.machine import processor
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
 DIMENSIONS = (128, 512)
@@ -26,6 +27,7 @@ REPEATS, BUDGET = 31, 40                                    # rounds, seconds of
 
 def competitors():
     """{miner: a miner of pytorch-metric-learning, or a function in its place}"""
+    pml.require_library('the comparison of miners')
     from pytorch_metric_learning import distances, miners
     from pytorch_metric_learning.utils import loss_and_miner_utils
 

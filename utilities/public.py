@@ -49,7 +49,7 @@ def criterion(loss, opt, miner=None):
 
 
 def takes_maps(loss):
-    """Whether batch_features are feature maps in a file of the public kind, which has pooled features beside them."""
+    """Returns True if `forward` expects feature maps under the public name, and pooled features beside them."""
     return {'batch_features', 'avg_batch_features'} <= forward_parameters(loss.Criterion).keys()
 
 
@@ -117,15 +117,6 @@ def lists_from_masks(positives, negatives, name):
 
 
 # Miners
-
-def is_miner_file(module):
-    """Whether a miner's file may be of the public kind, before it is built: it says neither FLAGS nor MARGIN_POWERS."""
-    return not hasattr(module, 'FLAGS') and not hasattr(module, 'MARGIN_POWERS')
-
-
-def is_miner(batchminer):
-    return hasattr(batchminer, 'name')
-
 
 def mine_on_the_cpu(batchminer):
     """A miner of the public kind as a function that takes labels on any device, and returns no three lists."""
@@ -246,10 +237,6 @@ def in_this_process():
 
 
 # Networks
-
-def is_network(module):
-    return hasattr(module, 'Network')
-
 
 class PooledFeatures(torch.nn.Module):
     """
