@@ -10,8 +10,8 @@ import argparse
 import numpy as np
 import torch
 
-from benchmarks.measure import table
 from retrieval import review, suspects
+from utilities.text_tables import markdown
 
 
 def shuffled(labels, fraction, random):
@@ -49,8 +49,7 @@ def main():
                      *(f'{mean:.3f} ± {deviation:.3f}'
                        for mean, deviation in zip(values.mean(axis=0)[1:3], values.std(axis=0)[1:3], strict=True)),
                      f'{values[:, 3].mean():.3f}'])
-    print(table(['shuffled', 'images', 'suspects', 'precision', 'recall', 'own label suggested'],
-                rows))
+    print(markdown(['shuffled', 'images', 'suspects', 'precision', 'recall', 'own label suggested'], rows))
 
 
 if __name__ == '__main__':
