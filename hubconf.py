@@ -367,18 +367,7 @@ def _built(opt, module, loss, miner):
         built = module.Criterion(opt, _miner(opt, miner, getattr(module, 'ACCEPTS_MASKS', False)))
     else:
         built = module.Criterion(opt)
-    taken = inspect.signature(built.forward).parameters
-    if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
-        built.register_forward_pre_hook(lambda _, arguments, named: (
-            arguments, {name: value for name, value in named.items() if name in taken}), with_kwargs=True)
-    if not hasattr(built, 'parameter_groups'):
-        built.parameter_groups = types.MethodType(_groups, built)
-    return built
-
-
-def _groups(built):
-    trained = [parameter for parameter in built.parameters() if parameter.requires_grad]
-    return getattr(built, 'optim_dict_list', None) or ([{'params': trained, 'lr': built.lr}] if trained else [])
+    return _import('utilities', 'loss_sums').finished(built)
 
 
 def _exported(file, device):

@@ -293,6 +293,8 @@ def point_in_time(text):
         return time_split.moment(text).text
     except ValueError:
         raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
+
+
 def frozen_part(text):
     """An argparse type: none, backbone, stem or a number of blocks, as text."""
     if text not in ('none', 'backbone', 'stem') and not text.isdecimal():
@@ -579,8 +581,7 @@ def flags_with(fact):
 
 def flags_of_group(title):
     """The names of the flags in a group of --help, a set."""
-    return {action.dest for group in build()._action_groups if group.title == title
-            for action in group._group_actions}
+    return {*command_line.flags_in_groups(build(), title)}
 
 
 def without_machine(settings):

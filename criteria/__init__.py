@@ -48,7 +48,7 @@ from criteria import (
     triplet,
     wrapping,
 )
-from criteria.requirements import (  # noqa: F401
+from criteria.wrapping import (  # noqa: F401
     need_positives,
     ranks,
     required_inputs,

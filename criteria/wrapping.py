@@ -8,7 +8,6 @@ problem(opt), which returns a sentence about values of its flags that cannot wor
 """
 import argparse
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,17 +23,13 @@ from criteria import (
     mahalanobis,
     matryoshka,
 )
-from criteria.requirements import COSTLY, asked_for, nested_flags, with_nested_losses
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, parts
+from utilities.loss_sums import Miner, finished, parts
 from utilities.parameter_groups import own_groups
 
-
-def forward_parameters(criterion):
-    """{name: inspect.Parameter} of what forward() takes of a criterion or its class."""
-    return inspect.signature(criterion.forward).parameters
+COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
 
 # The losses that a wrapper fits, each given as its file; None for the losses of a library
@@ -55,14 +50,14 @@ def takes_triplets(loss):
 
 def takes_synthetic_triplets(loss):
     """Whether a loss of triplets can take embeddings that have no image."""
-    of_images = getattr(loss, 'REQUIRES_INPUTS', ()) or loss and 'indices' in forward_parameters(loss.Criterion)
+    of_images = getattr(loss, 'REQUIRES_INPUTS', ()) or loss and 'indices' in public.forward_parameters(loss.Criterion)
     return takes_triplets(loss) and not of_images
 
 
 def takes_embeddings_only(loss):
     """Whether a loss is a function of the embeddings: it takes neither other inputs nor losses inside it."""
     beyond = {*COSTLY, 'batch_features', 'avg_batch_features', 'f_embed'}
-    names = {*forward_parameters(loss.Criterion)} if loss else set()
+    names = {*public.forward_parameters(loss.Criterion)} if loss else set()
     return not (names & beyond or getattr(loss, 'REQUIRES_INPUTS', ()) or getattr(loss, 'REQUIRES_CRITERIA', ()))
 
 
@@ -139,7 +134,8 @@ def check_fit(opt, flags):
     flags: one namespace per loss.
     """
     for wrapper in chosen(opt):
-        losses = [criteria.CRITERIA.get(part.loss) for part in (with_nested_losses(flags) if wrapper.nested else flags)]
+        places = with_nested_losses(flags) if wrapper.nested else flags
+        losses = [criteria.CRITERIA.get(part.loss) for part in places]
         if not (all if wrapper.everywhere else any)(map(wrapper.fits, losses)):
             names = ', '.join(name for name, loss in criteria.CRITERIA.items() if wrapper.fits(loss))
             raise UserError(f'--{wrapper.flags[0]} does not work with --loss {opt.loss}, but with {names}')
@@ -156,8 +152,7 @@ def build_criterion(opt, batchminer, language=None):
     """
     opt = argparse.Namespace(**vars(opt) | {'class_vectors': language})
     check_flags(opt)
-    wrapped = functools.partial(put_around, None, AROUND_THE_SUM, build_sum)
-    return wrapped(opt, batchminer)
+    return put_around(None, AROUND_THE_SUM, build_sum, opt, batchminer)
 
 
 def build_sum(opt, batchminer):
@@ -229,7 +224,7 @@ def build_loss(opt, miner):
     else:
         given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
         built = public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given)
-    unasked = {*COSTLY} & {*forward_parameters(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
+    unasked = {*COSTLY} & {*public.forward_parameters(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
     if unasked and not getattr(built, 'REQUIRES_MAPS', False):
         raise UserError(f'--loss {opt.loss}: its forward() takes {", ".join(sorted(unasked))}, which it gets only if '
                         f'its file asks for it by a constant: REQUIRES_INPUTS = {sorted(unasked)} (docs/extending.md)')
@@ -295,23 +290,6 @@ def check_loss(opt, loss, miner):
         raise UserError(f'--dr_weight requires a triplet loss; --loss {opt.loss} is not one')
 
 
-def finished(criterion):
-    """
-    Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
-    parameter_groups().
-    """
-    if not any(argument.kind is argument.VAR_KEYWORD for argument in forward_parameters(criterion).values()):
-        criterion.register_forward_pre_hook(keep_taken_keywords, with_kwargs=True)
-    if not hasattr(criterion, 'parameter_groups'):
-        criterion.parameter_groups = types.MethodType(own_groups, criterion)
-    return criterion
-
-
-def keep_taken_keywords(criterion, arguments, given):
-    taken = forward_parameters(criterion)
-    return arguments, {name: value for name, value in given.items() if name in taken}
-
-
 def hand_on(wrapper):
     """
     Completes a criterion around another, its attribute `criterion`: it has the other's optimizer groups after its own,
@@ -337,3 +315,70 @@ def clear_log(wrapper, arguments):
 
 def add_inner_log(wrapper, arguments, loss):
     wrapper.log = {**getattr(wrapper.criterion, 'log', {}), **wrapper.log}
+
+
+# What the losses of a run need, as far as its flags tell before they are built: miners, inputs, pairs of a class
+
+def nested_flags(loss):
+    """The flags that name the losses inside a loss: REQUIRES_CRITERIA of its file."""
+    flags = getattr(criteria.CRITERIA.get(loss), 'REQUIRES_CRITERIA', ())
+    return () if flags is True else flags or ()
+
+
+def with_nested_losses(flags):
+    """The losses of a sum, one namespace each, and the losses inside them."""
+    nested = [argparse.Namespace(**vars(part) | {'loss': name}) for part in flags
+              for name in dict.fromkeys(getattr(part, flag) for flag in nested_flags(part.loss))]
+    return [*flags, *nested]
+
+
+def takes_miner(part):
+    """Whether a loss, or one inside it, takes a miner."""
+    losses = [one.loss for one in with_nested_losses([part]) if not one.loss.startswith(torch_losses.PREFIX)]
+    return any(getattr(criteria.CRITERIA.get(loss), 'REQUIRES_BATCHMINER', True) for loss in losses)
+
+
+def with_used_miners(opt):
+    """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
+    used = [part.batch_mining if takes_miner(part) else 'none' for part in parts(opt)]
+    return argparse.Namespace(**vars(opt) | {'batch_mining': '+'.join(used)})
+
+
+def ranks(opt):
+    """
+    Whether the flags say that evaluation ranks by a distance of the criterion; the built one decides, by its method
+    ranking_embeddings. A loss around others has the distance of its first.
+    """
+    names = [getattr(part, [*nested_flags(part.loss), 'loss'][0]) for part in parts(opt)]
+    return any(wrapper.ranks for wrapper in chosen(opt)) or any(
+        hasattr(file.Criterion, 'ranking_embeddings') for file in map(criteria.CRITERIA.get, names) if file)
+
+
+def required_inputs(opt, criterion=None):
+    """The costly inputs of the criterion: what its losses and the wrappers around them ask for."""
+    found = set().union(*(asked_for(part, part.loss) for part in with_nested_losses(parts(opt))))
+    for wrapper in chosen(opt):
+        found |= {*getattr(wrapper.file, 'REQUIRES_INPUTS', ())}
+    if criterion and any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules()):
+        found.add('feature_maps')                              # the way to ask before REQUIRES_INPUTS existed
+    return found
+
+
+def asked_for(opt, loss):
+    """REQUIRES_INPUTS of a loss's file: a list of COSTLY names, or {name: the flag with which it is needed}."""
+    file = criteria.CRITERIA.get(loss)
+    names = getattr(file, 'REQUIRES_INPUTS', ())
+    for name in names:
+        choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
+    asked = [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
+    gets_maps = hasattr(file, 'Criterion') and public.takes_maps(file) and getattr(opt, 'n_maps', True) is not None
+    return [*asked, 'feature_maps'] if gets_maps else asked
+
+
+def need_positives(opt):
+    """The names of the losses that compare samples of a batch, and are zero in a batch without positive pairs."""
+    def needs(file):
+        has_memory = opt.xbm_size and getattr(file, 'SUPPORTS_MEMORY', False)
+        return not has_memory and (file.REQUIRES_BATCHMINER or not getattr(file, 'REQUIRES_OPTIM', True))
+    losses = [part.loss for part in with_nested_losses(parts(opt))]
+    return [loss for loss in losses if loss in criteria.CRITERIA and needs(criteria.CRITERIA[loss])]

@@ -21,7 +21,7 @@ from criteria import CRITERIA  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
 from studies import methods  # noqa: E402
 from studies.pages import markdown_table  # noqa: E402
-from utilities import command_line  # noqa: E402
+from utilities import command_line, flag_help, method_flags  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
@@ -193,10 +193,8 @@ def formula_text(text):
 
 def flag_names(kind, name):
     """The attributes of opt that a method reads by default, then its further flags."""
-    start = {'losses': 'loss', 'miners': 'miner', 'samplers': 'data'}[kind]
-    longer = tuple(f'{start}_{other}_' for other in KINDS[kind][1] if other.startswith(f'{name}_'))   # snr_contrastive
-    own = [flag for flag in actions() if flag.startswith(f'{start}_{name}_') and not flag.startswith(longer)]
-    return dict.fromkeys([*read_by(kind, name), *own])
+    start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]
+    return dict.fromkeys([*read_by(kind, name), *method_flags.declared(KINDS[kind][1][name], start)])
 
 
 def flags_table(kind, name):
@@ -213,7 +211,7 @@ def flag_row(action):
     elif isinstance(default, (list, tuple)):
         default = ' '.join(map(str, default))
     return [f'`--{action.dest}`', '' if default is None else default, taken_by(action),
-            ' '.join((action.help or '').replace('%%', '%').replace('|', '\\|').split())]
+            ' '.join(flag_help.help_with_choices(action).replace('%%', '%').replace('|', '\\|').split())]
 
 
 def taken_by(action):

@@ -1,4 +1,5 @@
 """The generated pages of losses, miners and samplers."""
+import argparse
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from docs import method_pages
 from tests.helpers import images_of
+from utilities import command_line
 
 EVERY = [(kind, name) for kind in method_pages.KINDS for name in method_pages.KINDS[kind][1]]
 
@@ -28,6 +30,33 @@ def test_pages_have_all_parts_and_their_links_lead_somewhere():
     assert '| supcon | ' in sources['losses', 'supcon'].partition('## Time')[2]
     assert '`semihard` | 112 |' in sources['miners', 'semihard'] and '| balanced | ' in sources['samplers', 'balanced']
     assert 'configs/papers/proxyanchor_cub200.yaml`' in sources['losses', 'proxyanchor']
+
+
+TAKEN = {'above 0': (None, '0'), 'of at least 0': ('0', '-1'), 'of at least 1': ('1', '0'), 'of at least 2': ('2', '1'),
+         'of at least 0 and at most 1': ('1', '2'), 'of at least 0 and at most 2': ('2', '3'), '': ('-1', None)}
+
+
+def test_each_flag_stands_on_the_page_of_its_method_with_its_default_its_range_and_the_meanings_of_its_choices():
+    for kind, name in EVERY:
+        rows = [line.strip('| ').split(' | ') for line in method_pages.flags_table(kind, name)[2:]]
+        rows = {row[0].strip('`-'): row[1:] for row in rows}
+        module = method_pages.KINDS[kind][1][name]
+        start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]
+        assert rows.keys() >= {*(start + flag for flag in getattr(module, 'FLAGS', ())), *getattr(module, 'USES', ())}
+        for flag, (default, stated, text) in rows.items():
+            action = method_pages.actions()[flag]
+            if isinstance(action.choices, dict):
+                assert all(f'{choice}: {meaning}' in text for choice, meaning in action.choices.items()), flag
+            elif action.type not in (None, command_line.boolean):
+                good, bad = TAKEN[re.sub('^a (whole )?number ?', '', stated)]
+                assert good is None or isinstance(action.type(good), (int, float)), flag
+                with pytest.raises(argparse.ArgumentTypeError):
+                    action.type(bad or 'x')
+            values = action.default if isinstance(action.default, list) else [action.default]
+            if action.type is command_line.boolean:
+                assert default == 'off' and not action.default
+            elif action.default is not None:
+                assert [(action.type or str)(word) for word in default.split()] == values, flag
 
 
 def test_the_index_pages_link_to_every_method():

@@ -20,7 +20,7 @@ from utilities import command_line
 ROOT = Path(__file__).parents[1]
 # what files of these folders import beside the standard library; others have what no file that is copied needs
 SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'}, 'datasampler': {'torch', 'numpy'}}
-SHARED = ('__init__', 'requirements', 'wrapping', 'storage')
+SHARED = ('__init__', 'wrapping', 'storage')
 LARGEST_CORE = 1_060_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]

@@ -11,6 +11,7 @@ import yaml
 
 from utilities.errors import UserError, nearest
 from utilities.flag_help import Facts, Formatter, Help, PrintCompletion, facts
+from utilities.method_flags import expected_number
 
 LARGEST = 2 ** 63 - 1                # the largest whole number of tensors and of torch's seeds
 FACTS = inspect.signature(Facts).parameters
@@ -44,7 +45,6 @@ class Parser(argparse.ArgumentParser):
             message = f'--{flag}{self.why_unknown(flag)}'
         raise UserError(message.removeprefix('argument '))
 
-
     def why_unknown(self, flag):
         """What a line says after the name of a flag that this parser does not have."""
         return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
@@ -71,9 +71,9 @@ def boolean(text):
 
 def number(kind, low=None, high=None, above=False):
     """An argparse type: a finite int or float, at least `low` (more than it, with `above`), at most `high`."""
-    expected = 'a whole number' if kind is int else 'a number'
-    if low is not None:
-        expected += f' {"above" if above else "of at least"} {low}' + ('' if high is None else f' and at most {high}')
+    limits = {'above' if above else 'at_least': low, 'at_most': high}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    expected = expected_number(limits, kind, None)
 
     def parse(text):
         try:
@@ -82,8 +82,7 @@ def number(kind, low=None, high=None, above=False):
             value = math.nan
         if kind is int and abs(value) > LARGEST:
             raise argparse.ArgumentTypeError(f'expected {expected}, of at most 19 digits, not {shortened(text)}')
-        if not math.isfinite(value) or (low is not None and (value <= low if above else value < low)) or (
-                high is not None and value > high):
+        if expected_number(limits, kind, value):
             raise argparse.ArgumentTypeError(f'expected {expected}, not {shortened(text)}')
         return value
 

@@ -90,10 +90,15 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         return getattr(action.type, '__name__', 'NAME')
 
 
+def help_with_choices(action):
+    """A flag's help and the meanings of its choices, where these have meanings."""
+    are_explained = isinstance(action.choices, dict) and not isinstance(action, argparse._SubParsersAction)
+    meanings = [f'{name}: {meaning}' for name, meaning in action.choices.items()] if are_explained else []
+    return '; '.join([action.help or '', *meanings])
+
+
 def shown_help(action):
-    known, text = facts(action), action.help or ''
-    if isinstance(action.choices, dict) and not isinstance(action, argparse._SubParsersAction):
-        text += '; ' + '; '.join(f'{name}: {meaning}' for name, meaning in action.choices.items())
+    known, text = facts(action), help_with_choices(action)
     if known.names:
         text += f'; names: {", ".join(known.names)}'
     is_unset = any(action.default is value for value in (None, False, argparse.SUPPRESS)) or action.default == []

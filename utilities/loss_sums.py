@@ -1,10 +1,13 @@
-"""Sums of losses, and the tuples that a miner gives to a loss: triplets or masks."""
+"""Sums of losses, and how a loss is called: its keywords, and the tuples of its miner, triplets or masks."""
 import argparse
+import functools
+import types
 
 import torch
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
-from .public import is_miner, mine_on_the_cpu
+from .parameter_groups import own_groups
+from .public import forward_parameters, is_miner, mine_on_the_cpu
 
 
 def parts(opt):
@@ -20,6 +23,23 @@ def parts(opt):
                         '(none where it needs none)')
     return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
             for loss, miner in zip(losses, miners, strict=True)]
+
+
+def finished(criterion):
+    """
+    Completes the criterion that a loss's file made: it ignores keywords that its `forward` does not take, and has
+    parameter_groups().
+    """
+    taken = forward_parameters(criterion)
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in taken.values()):
+        criterion.register_forward_pre_hook(functools.partial(keep_keywords, {*taken}), with_kwargs=True)
+    if not hasattr(criterion, 'parameter_groups'):
+        criterion.parameter_groups = types.MethodType(own_groups, criterion)
+    return criterion
+
+
+def keep_keywords(names, criterion, arguments, given):
+    return arguments, {name: value for name, value in given.items() if name in names}
 
 
 def triplets_from_masks(positives, negatives):

@@ -1,5 +1,5 @@
 """What is trained of a criterion: its optimizer groups, and the optimizers that it owns."""
-from utilities.errors import UserError
+from .errors import UserError  # relative: hubconf.py loads this file under another package's name
 
 
 def parameter_groups(criterion):

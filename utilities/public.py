@@ -7,6 +7,7 @@ create_storage, a network by its class Network.
 """
 import argparse
 import contextlib
+import functools
 import inspect
 
 import torch
@@ -29,30 +30,36 @@ def is_criterion(loss):
     imports = any(inspect.ismodule(value) and value.__name__ == 'batchminer' for value in vars(loss).values())
     allowed = {*(getattr(loss, 'ALLOWED_MINING_OPS', None) or ())}
     takes_lists = allowed and allowed <= {*PAIRS} and not getattr(loss, 'ACCEPTS_MASKS', False)
-    return bool(imports or takes_lists or 'avg_batch_features' in signature_parameters(loss.Criterion.forward))
+    return bool(imports or takes_lists or 'avg_batch_features' in forward_parameters(loss.Criterion))
 
 
-def signature_parameters(function):
-    return inspect.signature(function).parameters
+def forward_parameters(criterion):
+    """{name: inspect.Parameter} of what forward() takes of a criterion or its class."""
+    return inspect.signature(criterion.forward).parameters
 
 
 def criterion(loss, opt, miner=None):
     """The Criterion of a file of the public kind; its miner, a loss_sums.Miner, gives it lists."""
     built = loss.Criterion(with_public_margin(opt), *([] if miner is None else [MinerOfLists(miner)]))
-    if 'avg_batch_features' in signature_parameters(built.forward):
-        built.register_forward_pre_hook(name_features, with_kwargs=True)
+    names = forward_parameters(built)
+    if 'avg_batch_features' in names:
+        hook = functools.partial(name_features, 'batch_features' in names)
+        built.register_forward_pre_hook(hook, with_kwargs=True)
     return built
 
 
 def takes_maps(loss):
     """Whether batch_features are feature maps in a file of the public kind, which has pooled features beside them."""
-    return {'batch_features', 'avg_batch_features'} <= signature_parameters(loss.Criterion.forward).keys()
+    return {'batch_features', 'avg_batch_features'} <= forward_parameters(loss.Criterion).keys()
 
 
-def name_features(criterion, arguments, given):
-    """Gives a criterion pooled features as avg_batch_features, and feature maps, if there are, as batch_features."""
+def name_features(takes_both, criterion, arguments, given):
+    """
+    A hook that gives a criterion pooled features as avg_batch_features; if it takes both, feature maps, where there are
+    some, as batch_features.
+    """
     named = {'avg_batch_features': given.get('batch_features')} | given
-    if 'batch_features' in signature_parameters(criterion.forward) and 'feature_maps' in given:
+    if takes_both and 'feature_maps' in given:
         named['batch_features'] = given['feature_maps']
     return arguments, named
 
@@ -84,7 +91,7 @@ class MinerOfLists:
         """The options that the miner takes. Distances are left out for others, which compute their own."""
         if not options:
             return {}
-        names = signature_parameters(self.miner.batchminer)
+        names = inspect.signature(self.miner.batchminer).parameters
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
         return {name: value for name, value in options.items() if takes_all or name in names or name != 'distances'}
 

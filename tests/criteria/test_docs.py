@@ -12,6 +12,7 @@ TEXT = (ROOT / 'docs' / 'losses.md').read_text()
 ROWS = {row.split(']')[0].removeprefix('| ['): row for row in TEXT.partition('## Where public')[0].splitlines()
         if row.startswith('| [')}
 
+
 def test_the_table_has_a_row_for_every_loss_with_its_miner():
     assert set(PUBLISHED) <= set(ROWS)
     for name, module in PUBLISHED.items():

@@ -83,8 +83,6 @@ def test_margin_has_a_beta_per_class_one_for_all_or_a_fixed_one(opt):
         assert len(criteria.parameter_groups(criterion)) == trained
 
 
-
-
 @pytest.mark.parametrize('loss', criteria.CRITERIA)
 def test_parameters_train_at_their_own_rate(loss, opt):
     allowed = criteria.CRITERIA[loss].ALLOWED_MINING_OPS
