@@ -157,19 +157,13 @@ def clusters(run):
 
 
 def timed(function, rounds=1):
-    """Median wall-clock seconds of a call, after a first call without timing if there are several."""
+    """Median seconds of a call, as step.now() tells them, after a first call without timing if there are several."""
     taken = []
     for _ in range(rounds + (rounds > 1)):
-        began = synchronised()
+        began = step.now()
         function()
-        taken.append(synchronised() - began)
+        taken.append(step.now() - began)
     return median(taken[-rounds:])
-
-
-def synchronised():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 PARTS = {'step': steps, 'waits': waits, 'bfloat16': half, 'compile': compiled, 'processes': processes,

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.faults import runs
 from benchmarks.faults.runs import ROOT, draw, fork, preload
 from utilities.errors import UserError, exit_code
 
@@ -32,10 +33,8 @@ LIMIT = 300                                                           # seconds 
 PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
             'datasampler': 'datasampler', 'architectures': 'architectures'}
 CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
-FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 16 --bs 12 '
-         '--samples_per_class 2 --n_epochs 2 --iterations_per_epoch 1 --kernels 0 --device cpu --no_train_metrics '
-         '--pictures none --evaluation_metrics e_recall@1 --loss triplet --batch_mining random '
-         '--data_batchmatch_bigbs 24').split()
+FLAGS = [*runs.FLAGS.split(), *('--n_epochs 2 --iterations_per_epoch 1 --evaluation_metrics e_recall@1 --loss triplet '
+                                '--batch_mining random --data_batchmatch_bigbs 24').split()]
 
 
 def find_parts(folder):

@@ -15,12 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from batch_mining import BATCHMINERS
-from benchmarks.faults.runs import preload, start
+from benchmarks.faults.runs import draw, preload, start
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 
@@ -74,15 +72,7 @@ def runs():
 
 
 def draw_images(folder):
-    """Draws 32 classes in 4 super-classes, of 10 images each: noisy copies of a pattern of the class."""
-    random = np.random.default_rng(0)
-    for label in range(32):
-        pattern = random.uniform(0, 255, (16, 16, 3))
-        path = folder / 'images' / f'super_{label % 4}' / f'class_{label:02d}'
-        path.mkdir(parents=True)
-        for number in range(10):
-            pixels = (pattern + random.normal(0, 90, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(path / f'{number}.png')
+    draw(folder, n_classes=32, n_images=10, size=16, noise=90, n_superclasses=4)
 
 
 def train(folder, name, flags):

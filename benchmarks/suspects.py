@@ -26,7 +26,7 @@ def measured(embeddings, labels, fraction, seed):
     """Number of suspects, their precision and recall, and the fraction of found images whose own label is suggested."""
     given, wrong = shuffled(labels, fraction, np.random.default_rng(seed))
     found = [suspect for suspect in suspects.find(embeddings, given) if suspect.kind == 'label']
-    hits = np.array([suspect.image in set(wrong.tolist()) for suspect in found])
+    hits = np.isin([suspect.image for suspect in found], wrong)
     restored = [suspect.suggested == labels[suspect.image] for suspect, hit in zip(found, hits, strict=True) if hit]
     return len(found), hits.mean(), hits.sum() / len(wrong), np.mean(restored)
 

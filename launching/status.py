@@ -40,6 +40,7 @@ def missing_data(runs):
 
 
 def problem_of_data(opt):
+    """What is wrong with the data of a run, as main.py says it; None if nothing is, or if they are to be downloaded."""
     try:
         if not opt.download:
             DATASETS[opt.dataset].load(opt)

@@ -250,15 +250,16 @@ class Lab:
         return problem
 
 
-def draw(folder):
-    """Draws twelve classes of six noisy copies of a pattern."""
+def draw(folder, n_classes=12, n_images=6, size=24, noise=60, n_superclasses=0):
+    """Draws classes of noisy copies of a pattern, in folders of super-classes if there are any."""
     generator = np.random.default_rng(0)
-    for c in range(12):
-        pattern = generator.uniform(0, 255, (24, 24, 3))
-        (folder / 'images' / f'class_{c:02d}').mkdir(parents=True)
-        for i in range(6):
-            pixels = (pattern + generator.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / 'images' / f'class_{c:02d}' / f'{i}.png')
+    for c in range(n_classes):
+        pattern = generator.uniform(0, 255, (size, size, 3))
+        place = folder / 'images' / (f'super_{c % n_superclasses}' if n_superclasses else '') / f'class_{c:02d}'
+        place.mkdir(parents=True)
+        for i in range(n_images):
+            pixels = (pattern + generator.normal(0, noise, pattern.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(place / f'{i}.png')
 
 
 class Code:
