@@ -7,6 +7,7 @@ import torch
 
 from evaluation import geometry, ranking, verification
 from evaluation.protocol import embed_splits, split_of_pictures
+from evaluation.ranking.nearest import first, nearest
 from evaluation.ranking.neighbours import chunks
 from utilities import plotting, processes
 from utilities.errors import UserError
@@ -82,9 +83,9 @@ def sample_queries(embedded, seed, n_queries, n_neighbours):
     search, labels = embedded.search(), embedded.images.labels
     random = np.random.default_rng(seed)
     candidates = random.permutation(search.query_index[search.n_positives > 0])
-    _, first = np.unique(labels[candidates], return_index=True)
-    queries = candidates[random.permutation(first)[:n_queries]]
-    return queries, search.nearest(queries, n_neighbours) if len(queries) else None
+    _, places = np.unique(labels[candidates], return_index=True)
+    queries = candidates[random.permutation(places)[:n_queries]]
+    return queries, nearest(search, queries, n_neighbours) if len(queries) else None
 
 
 def retrieval(embedded, seed, n_queries=6, n_neighbours=8, frame=0.035, gap=0.1):
@@ -242,9 +243,9 @@ def classes(embedded, seed, n_worst=12):
     rows = np.flatnonzero(search.n_positives)
     if not len(rows):
         return None
-    nearest = np.concatenate([search.scores(part).max(dim=1).indices.cpu().numpy()
-                              for part in chunks(rows, len(search.gallery))])
-    labels, taken = search.query_labels[rows], search.gallery_labels[nearest]
+    images = np.concatenate([first(search, part, search.scores(part), 1)[0][:, 0]
+                             for part in chunks(rows, len(search.gallery))])
+    labels, taken = search.query_labels[rows], search.gallery_labels[images]
     present, n_images = np.unique(labels, return_counts=True)
     recall = 100 * np.bincount(labels, taken == labels)[present] / n_images
     order = np.lexsort((present, recall))

@@ -9,10 +9,9 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from evaluation import retrieval
-from evaluation.ranking.nearest import first
+from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search, chunks
 from records import columns
 
@@ -168,11 +167,8 @@ def nearest(search, block=None, n_blocks=1):
     images, distances = np.full(shape, -1), np.full(shape, np.inf)
     groups = [None] if block is None else [np.flatnonzero(block == number) for number in range(n_blocks)]
     for rows in chunks(np.arange(shape[1]), len(search.gallery)):
-        scores = search.scores(rows)
-        is_own = torch.from_numpy(search.query_labels[rows][:, None] == search.gallery_labels).to(scores.device)
-        sought = [(scores.masked_fill(~is_own, -torch.inf), None)]
-        scores.masked_fill_(is_own, -torch.inf)
-        sought += [(scores if group is None else scores[:, group], group) for group in groups]
+        of_own, own, scores = split_by_class(search, rows)
+        sought = [(of_own, own), *((scores if group is None else scores[:, group], group) for group in groups)]
         for number, (part, group) in enumerate(sought):
             found = first(search, rows, part, 1, group)
             images[number, rows], distances[number, rows] = (values[:, 0] for values in found)

@@ -17,10 +17,9 @@ handle outliers, 1993.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
-from evaluation.ranking.nearest import first
+from evaluation.ranking.nearest import first, split_by_class
 from evaluation.ranking.neighbours import Search, chunks
 from utilities import stopping
 
@@ -52,23 +51,19 @@ class Suspect:
     neighbour: int
 
 
-def nearest(embeddings, labels, same):
+def nearest(embeddings, labels):
     """
-    The N_NEAREST nearest images of each image in its own class (same=True) or in all others: rows [N, k], −1 where
-    there are fewer, and their Euclidean distances [N, k] float32, inf there.
+    The N_NEAREST nearest images of each image in its own class, and in all others: twice, rows [N, k], −1 where there
+    are fewer, and their Euclidean distances [N, k] float32, inf there.
     """
-    search, classes = Search(embeddings, labels), torch.from_numpy(labels).to(embeddings.device)
-    k = min(N_NEAREST, len(labels))
-    rows, distances = np.full((len(labels), k), -1), np.full((len(labels), k), np.inf, np.float32)
-    name = 'within classes' if same else 'between classes'
-    for part in stopping.checked(tqdm(chunks(np.arange(len(labels)), len(labels), 1 << 22), name, leave=False,
-                                      disable=None)):
-        scores = search.scores(part)
-        mine = torch.as_tensor(part, device=embeddings.device)
-        scores[(classes[mine, None] == classes) != same] = -torch.inf
-        rows[part], squared = first(search, part, scores, k)
-        distances[part] = np.sqrt(squared)
-    return rows, distances
+    search, k = Search(embeddings, labels), min(N_NEAREST, len(labels))
+    rows, distances = np.full((2, len(labels), k), -1), np.full((2, len(labels), k), np.inf, np.float32)
+    parts = chunks(np.arange(len(labels)), len(labels), 1 << 22)
+    for part in stopping.checked(tqdm(parts, 'neighbours', leave=False, disable=None)):
+        of_own, own, scores = split_by_class(search, part)
+        rows[0, part], distances[0, part] = first(search, part, of_own, k, own)
+        rows[1, part], distances[1, part] = first(search, part, scores, k)
+    return zip(rows, np.sqrt(distances, out=distances), strict=True)
 
 
 def find(embeddings, labels):
@@ -83,7 +78,7 @@ def find(embeddings, labels):
     """
     if len(labels) < 2:
         return []
-    own, others = (nearest(embeddings, labels, same) for same in (True, False))
+    own, others = nearest(embeddings, labels)
     order = np.argsort(np.concatenate([own[1], others[1]], axis=1), axis=1, kind='stable')[:, :N_NEAREST]
     rows, distances = (np.take_along_axis(np.concatenate(pair, axis=1), order, axis=1)
                        for pair in zip(own, others, strict=True))

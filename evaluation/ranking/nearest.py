@@ -13,7 +13,8 @@ PAIRS = 1 << 16              # pairs whose distances are computed together: 64 M
 def first(search, rows, scores, k, images=None):
     """
     The k images that come first for the queries `rows` by their float32 `scores` [q, n], which are those of the whole
-    gallery, or of its `images`, an ascending index array [n]. A score of −inf leaves an image out.
+    gallery, or of its `images`, an index array: [n], or [q, n] if each query has its own. A score of −inf leaves an
+    image out.
 
     Returns their indices in the gallery [q, k], −1 where there are fewer, and their distances() [q, k] float64, inf
     there. Equal distances are ordered by index, and float64 decides between all scores that float32 cannot order.
@@ -23,12 +24,13 @@ def first(search, rows, scores, k, images=None):
     if not n or not len(rows):
         return found, distance
     least = at_place(scores, n) - search.blur(rows).to(scores.device)
-    chosen = (scores >= least[:, None]) & (scores > -torch.inf)
+    chosen = scores >= least.clamp(min=torch.finfo(scores.dtype).min)[:, None]       # −inf is never chosen
     if scores.device.type == 'cpu':
         row, column, _ = pick(scores.numpy(), chosen.numpy())
     else:
         row, column = chosen.nonzero().cpu().numpy().T
-    column = column if images is None else images[column]
+    if images is not None:
+        column = images[column] if images.ndim == 1 else images[row, column]
     far = distances(search, rows[row], column)
     order = np.lexsort((column, far, row))
     row, column, far = row[order], column[order], far[order]
@@ -36,6 +38,29 @@ def first(search, rows, scores, k, images=None):
     some = place < k
     found[row[some], place[some]], distance[row[some], place[some]] = column[some], far[some]
     return found, distance
+
+
+def split_by_class(search, rows):
+    """
+    The scores of the queries `rows` with images of their own class and with images of other classes, as first() takes
+    them: [q, R] with these images [q, R], and [q, G]. What does not belong is −inf.
+    """
+    scores, (own, exists) = search.scores(rows), search.positives(rows)
+    places, exists = (torch.as_tensor(array, device=scores.device) for array in (own, exists))
+    row, slot = exists.nonzero(as_tuple=True)
+    of_own = scores.gather(1, places).masked_fill_(~exists, -torch.inf)
+    scores[row, places[row, slot]] = -torch.inf
+    return of_own, own, scores
+
+
+def nearest(search, queries, k):
+    """
+    The k nearest gallery images of some queries, or all of them if there are fewer, ties in index order: [q, k];
+    indices among all N images.
+    """
+    rows = np.searchsorted(search.query_index, queries)
+    k = min(k, len(search.gallery) - int((search.own[rows] >= 0).any()))
+    return search.gallery_index[first(search, rows, search.scores(rows), k)[0]]
 
 
 def at_place(scores, k):

@@ -221,17 +221,6 @@ class Search:
             found.append((part - query).square_().sum(dim=1).cpu().numpy())
         return np.concatenate(found)[copies]
 
-    def nearest(self, queries, k):
-        """The k nearest gallery images of some queries, ties in index order: [q, k]; indices among all N images."""
-        rows, everyone = np.searchsorted(self.query_index, queries), np.arange(len(self.gallery_index))
-        if self.euclidean:
-            scores = -torch.from_numpy(np.stack([self.squared_distances(row, everyone) for row in rows]))
-            scores = self.mask_excluded(scores, rows)
-        else:
-            scores = self.scores(rows)
-        order = scores.sort(dim=1, descending=True, stable=True).indices.cpu().numpy()
-        return self.gallery_index[order[:, :min(k, len(everyone) - bool((self.own[rows] >= 0).any()))]]
-
 
 def take_rows(points, index):
     """Some rows of a tensor on any device; without a copy if these are all rows."""

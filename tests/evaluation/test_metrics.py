@@ -13,6 +13,7 @@ import evaluation
 from evaluation import clustering, geometry, metrics, protocol, retrieval, titles
 from evaluation.metrics import Metric
 from evaluation.ranking import counting, neighbours, ranks, sorting
+from evaluation.ranking.nearest import nearest
 from records import checkpoint, columns, reading
 from reports import selection
 from tests.helpers import ROOT, folder_of, rows_of
@@ -304,9 +305,9 @@ def test_lone_queries_are_left_out_and_nothing_left_is_nan():
 def test_the_nearest_images_leave_the_query_out_by_index():
     points = torch.tensor([[0.], [0.], [3.], [1.]])
     search = neighbours.Search(points, np.zeros(4, int))
-    assert search.symmetric and search.nearest(np.array([0, 1]), 5).tolist() == [[1, 3, 2], [0, 3, 2]]
+    assert search.symmetric and nearest(search, np.array([0, 1]), 5).tolist() == [[1, 3, 2], [0, 3, 2]]
     search = neighbours.Search(points, np.zeros(4, int), np.array([True, False, False, True]))
-    assert search.nearest(np.array([3, 0]), 2).tolist() == [[1, 2], [1, 2]]
+    assert nearest(search, np.array([3, 0]), 2).tolist() == [[1, 2], [1, 2]]
 
 
 # Clusterings

@@ -6,6 +6,7 @@ import torch
 import evaluation
 from evaluation import clustering
 from evaluation.ranking import counting, deciding, neighbours, precision, ranks, sorting
+from evaluation.ranking.nearest import nearest
 from tests.evaluation.test_metrics import EXACT, RETRIEVAL
 
 GEOMETRIES = [
@@ -140,7 +141,7 @@ def test_what_float32_can_rank_is_not_ranked_again(monkeypatch):
 def test_the_nearest_images_of_collapsed_clusters():
     points, labels = embeddings('clusters', 1e-6, 0, 1)
     search = neighbours.Search(torch.from_numpy(points), labels)
-    for query, found in zip((3, 70), search.nearest(np.array([3, 70]), 12), strict=True):
+    for query, found in zip((3, 70), nearest(search, np.array([3, 70]), 12), strict=True):
         distances = ((points.astype(float) - points[query].astype(float)) ** 2).sum(axis=1)
         distances[query] = np.inf
         assert found.tolist() == distances.argsort(kind='stable')[:12].tolist()
