@@ -9,7 +9,6 @@ import argparse
 import itertools
 from statistics import median
 
-import faiss
 import numpy as np
 import torch
 
@@ -36,36 +35,37 @@ def interleaved(contenders, rounds):
     return {name: (median(run[0] for run in runs), max(run[1] for run in runs)) for name, runs in found.items()}
 
 
-def contenders(points, labels, is_query):
+def peers(points, labels, is_query=None):
     """
-    {name: function}: `faiss`, a flat search of NEIGHBOURS neighbours; `PML`, pytorch-metric-learning's
-    AccuracyCalculator for the metrics of SHORT; `short` and `deep`, this program's metrics of SHORT and DEEP.
+    {name: function}: `faiss`, a flat search of NEIGHBOURS neighbours, on the GPU where the points and an index of faiss
+    can be there; `PML`, pytorch-metric-learning's AccuracyCalculator for the metrics of SHORT, on the device of the
+    points. Raises ImportError where one of them is not installed.
     """
+    import faiss
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
-                                    k='max_bin_count', device=torch.device('cpu'))
+                                    k='max_bin_count', device=points.device)
     everyone = np.ones(len(labels), bool)
     queries, gallery = (everyone, everyone) if is_query is None else (is_query, ~is_query)
+    array, targets = points.cpu().numpy(), torch.from_numpy(labels).to(points.device)
+    reference = () if is_query is None else (points[gallery], targets[gallery], False)
 
     def search():
         index = faiss.IndexFlatL2(points.shape[1])
-        index.add(points.numpy()[gallery])
-        index.search(points.numpy()[queries], NEIGHBOURS)
+        if points.is_cuda and hasattr(faiss, 'StandardGpuResources'):
+            index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+        index.add(array[gallery])
+        index.search(array[queries], NEIGHBOURS)
 
-    def calculate():
-        targets = torch.from_numpy(labels)
-        reference = () if is_query is None else (points[gallery], targets[gallery], False)
-        calculator.get_accuracy(points[queries], targets[queries], *reference)
-
-    return {'faiss': search, 'PML': calculate,
-            'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
-            'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}
+    return {'faiss': search, 'PML': lambda: calculator.get_accuracy(points[queries], targets[queries], *reference)}
 
 
 def ranking_row(size, dim, recall, unequal, rounds):
-    """(seconds, MB: {contender: number}; measured recall at 1)."""
+    """(seconds, MB: {name: number} of the peers, `short` and `deep`, the metrics of SHORT and DEEP; recall at 1)."""
     points, labels, is_query = embeddings(*size, dim, recall, unequal)
-    found = interleaved(contenders(points, labels, is_query), rounds)
+    found = interleaved(peers(points, labels, is_query) | {
+        'short': lambda: evaluation.compute(SHORT, points, labels, is_query),
+        'deep': lambda: evaluation.compute(DEEP, points, labels, is_query)}, rounds)
     seconds, peaks = ({name: pair[i] for name, pair in found.items()} for i in (0, 1))
     measured = evaluation.compute(['precision_at_1'], points, labels, is_query)['precision_at_1']
     return seconds, peaks, measured
@@ -102,8 +102,11 @@ def slower(sets, ours, peer):
 
 
 def one_thread():
+    """Lets torch and faiss compute with one thread; the version of faiss."""
+    import faiss
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
+    return faiss.__version__
 
 
 def main():
@@ -115,8 +118,7 @@ def main():
     options = parser.parse_args()
     if not 0.3 <= options.recall <= 0.99:
         parser.error(f'--recall {options.recall}: expected a number from 0.3 to 0.99')
-    one_thread()
-    print(f'torch {torch.__version__}, numpy {np.__version__}, faiss {faiss.__version__}, one thread')
+    print(f'torch {torch.__version__}, numpy {np.__version__}, faiss {one_thread()}, one thread')
     print_table(options)
 
 

@@ -96,7 +96,7 @@ def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, cap
     assert {row['benchmark'] for row in found} == {f'gpu {part}' for part in gpu.PARTS}
     assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
     out, err = capfd.readouterr()
-    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with it' in err
+    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with faiss' in err
 
 
 def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):

@@ -3,11 +3,12 @@ import sys
 
 import pytest
 
-benchmark = pytest.importorskip('benchmarks.evaluation')        # needs faiss
+from benchmarks import evaluation as benchmark
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='the benchmark reads the memory of its process from /proc')
 def test_a_row_for_each_size_and_spread(monkeypatch, capsys):
+    pytest.importorskip('faiss')
     pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(benchmark, 'SIZES', {'CUB': (70, 20, 5, 0), 'SOP': (200, 40, 12, 100)})
     monkeypatch.setattr(sys, 'argv', ['evaluation', '--sizes', 'CUB', 'SOP', '--dims', '8'])
