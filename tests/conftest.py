@@ -79,13 +79,17 @@ def patterns(tmp_path_factory):
     return draw_classes(tmp_path_factory.mktemp('patterns') / 'images', 12, 6).parent
 
 
-@pytest.fixture
-def quick(patterns, tmp_path):
-    """The arguments of a run of seconds on `patterns`, which writes to tmp_path / 'runs'."""
+def quick_flags(patterns, folder):
+    """The arguments of a run of a second on `patterns`, which writes to folder / 'runs'."""
     return ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
             '--input_size', '16', '--bs', '12', '--samples_per_class', '2', '--lr', '0.001', '--n_epochs', '2',
             '--iterations_per_epoch', '3', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
-            '--save_path', str(tmp_path / 'runs'), '--group', 'quick', '--pictures', 'none']
+            '--save_path', str(folder / 'runs'), '--group', 'quick', '--pictures', 'none']
+
+
+@pytest.fixture
+def quick(patterns, tmp_path):
+    return quick_flags(patterns, tmp_path)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from benchmarks.faults.files import damage
 from datasets import download
 from evaluation.ranking import counting
 from records import backends, checkpoint, database, lock, reading, run_folder, writing
+from tests.conftest import quick_flags
 from tests.helpers import ROOT, after_training, assert_same_end, executed, folder_of, rows_of
 from tests.records.test_backends import assert_holds, wandb_of
 from utilities import errors, files, stopping
@@ -35,11 +36,8 @@ FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum
 def trained(patterns, tmp_path_factory):
     """{'whole': the folder of an undisturbed run of two epochs, 'half': of the same after its first epoch}."""
     place = tmp_path_factory.mktemp('trained')
-    arguments = ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
-                 '--input_size', '16', '--bs', '12', '--lr', '0.001', '--iterations_per_epoch', '3', '--kernels', '0',
-                 '--embed_dim', '16', '--device', 'cpu', '--pictures', 'none', '--save_path', str(place / 'runs'), *FEW]
     for name, n_epochs in (('whole', '2'), ('half', '1')):
-        assert main.main([*arguments, '--group', name, '--n_epochs', n_epochs]) == 0
+        assert main.main([*quick_flags(patterns, place), *FEW, '--group', name, '--n_epochs', n_epochs]) == 0
     return {name: folder_of(place, f'{name}_s1') for name in ('whole', 'half')}
 
 
@@ -176,10 +174,7 @@ def test_a_flipped_character_of_the_settings_is_refused(half, resume):
 def other(patterns, tmp_path_factory):
     """The folder of a run like `half`, with another seed."""
     place = tmp_path_factory.mktemp('other')
-    arguments = ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
-                 '--input_size', '16', '--bs', '12', '--lr', '0.001', '--iterations_per_epoch', '3', '--kernels', '0',
-                 '--embed_dim', '16', '--device', 'cpu', '--pictures', 'none', '--save_path', str(place / 'runs'), *FEW]
-    assert main.main([*arguments, '--group', 'other', '--n_epochs', '1', '--seed', '2']) == 0
+    assert main.main([*quick_flags(patterns, place), *FEW, '--group', 'other', '--n_epochs', '1', '--seed', '2']) == 0
     return folder_of(place, 'other_s2')
 
 

@@ -22,6 +22,7 @@ resumable, untrained, obsolete, common, file: as in Facts (utilities/flag_help.p
 
 torch.hub reads the same declarations, so this file imports the standard library only.
 """
+import functools
 import inspect
 import itertools
 import math
@@ -53,12 +54,18 @@ def documented_arguments(module):
     """{argument: (default, text)} of the public functions and classes of a file, the method's own function first."""
     found = {}
     for function in public_functions(module):
-        texts = argument_texts(inspect.getdoc(function) or '')
-        for name, argument in inspect.signature(function).parameters.items():
-            if argument.default is not argument.empty:
-                default, text = found.get(name, (argument.default, ''))
-                found[name] = default, text or texts.get(name, '')
+        for name, (default, text) in defaults_and_texts(function).items():
+            first, known = found.get(name, (default, ''))
+            found[name] = first, known or text
     return found
+
+
+@functools.cache                                        # a run builds its parser three times
+def defaults_and_texts(function):
+    """Returns {argument: (default, text)} of the arguments with a default."""
+    texts = argument_texts(inspect.getdoc(function) or '')
+    return {name: (argument.default, texts.get(name, '')) for name, argument in
+            inspect.signature(function).parameters.items() if argument.default is not argument.empty}
 
 
 def public_functions(module):

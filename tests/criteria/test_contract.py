@@ -28,14 +28,16 @@ def tripled(monkeypatch, loss):
                         lambda *arguments, **named: 3 * function(*arguments, **named))
 
 
-@pytest.mark.parametrize('case, way', [pytest.param(case, way, id=f'{cases.named(case)}, {way}')
-                                       for case, way in WAYS if not case[1]])
-def test_forward_computes_the_documented_function(case, way, opt, monkeypatch):
-    criterion, _ = cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)
+@pytest.mark.parametrize('loss', cases.PUBLISHED)
+def test_forward_computes_the_documented_function(loss, opt, monkeypatch):
+    """With every variant of its flags, and with masks and triplets."""
     batch, labels = batch_of('three a class, unordered')
-    before = cases.fast(criterion, batch, labels).item()
-    tripled(monkeypatch, case[0])
-    assert cases.fast(criterion, batch, labels).item() == 3 * before != 0
+    built = [(case, way, cases.build(cases.flags_of(opt, *case), cases.every_triple if way == 'list' else None)[0])
+             for case, way in WAYS if case[0] == loss]
+    before = [cases.fast(criterion, batch, labels).item() for *_, criterion in built]
+    tripled(monkeypatch, loss)
+    for value, (case, way, criterion) in zip(before, built, strict=True):
+        assert cases.fast(criterion, batch, labels).item() == 3 * value != 0, (case, way)
 
 
 @pytest.mark.parametrize('loss', MEMORY)
