@@ -192,7 +192,7 @@ def run_parameters(parser):
            help='with --resume: other flags of training may change as well; what no longer fits them starts fresh')
     switch('--auto_resume', mode=True,
            help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
-    add('--untrained', metavar='RUN_FOLDER', mode=True,
+    add('--reuse_epoch0', '--untrained', metavar='RUN_FOLDER', mode=True,
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
@@ -339,10 +339,10 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--prompts', type=COUNT, default=0, metavar='N',
+    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
-        help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
+        help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', effect=lambda opt: not opt.start_from,
            help='start from random instead of pretrained weights')
     add('--start_from', metavar='RUN_FOLDER_OR_CHECKPOINT', resumable=True, file=True,
@@ -446,7 +446,7 @@ def batch_creation_parameters(parser):
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
     add('--train_level', metavar='N', type=COUNT, default=0, fixed=True,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
-    add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0, fixed=True,
+    add('--label_noise', metavar='FRACTION', type=number(float, 0, 1), default=0.0, fixed=True,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', fixed=True, help='train with each image as a class of its own; evaluation uses the labels')
     add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})

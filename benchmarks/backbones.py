@@ -22,7 +22,7 @@ CASES = ('vit_small_patch14_dinov2:224', 'vit_base_patch14_dinov2:224', 'vit_sma
          'vit_base_patch32_clip_quickgelu_224:224', 'vit_large_patch14_clip_quickgelu_224:224',
          'swin_large_patch4_window12_384:384')
 ADAPTATIONS = {'all': [], 'linear': ['--freeze', 'backbone'], 'LoRA': ['--lora_rank', '8'],
-               'prompts': ['--prompts', '10']}
+               'prompts': ['--visual_prompts', '10']}
 
 
 class Peak(TorchDispatchMode):

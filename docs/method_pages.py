@@ -20,8 +20,7 @@ from batch_mining import BATCHMINERS  # noqa: E402
 from criteria import CRITERIA  # noqa: E402
 from datasampler import SAMPLERS  # noqa: E402
 from studies import methods  # noqa: E402
-from studies.pages import markdown_table  # noqa: E402
-from utilities import command_line, flag_help, method_flags  # noqa: E402
+from utilities import command_line, flag_help, method_flags, text_tables  # noqa: E402
 
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
@@ -200,8 +199,7 @@ def flag_names(kind, name):
 def flags_table(kind, name):
     flags = flag_names(kind, name)
     rows = [flag_row(actions()[flag]) for flag in flags if flag in actions() and flag not in ('seed', 'loss')]
-    return markdown_table(['flag', 'default', 'takes', 'what it sets'], rows) if rows else [
-        'It has no flags.']
+    return text_tables.markdown(['flag', 'default', 'takes', 'what it sets'], rows) if rows else 'It has no flags.'
 
 
 def flag_row(action):
@@ -211,7 +209,7 @@ def flag_row(action):
     elif isinstance(default, (list, tuple)):
         default = ' '.join(map(str, default))
     return [f'`--{action.dest}`', '' if default is None else default, taken_by(action),
-            ' '.join(flag_help.help_with_choices(action).replace('%%', '%').replace('|', '\\|').split())]
+            ' '.join(flag_help.help_with_choices(action).replace('%%', '%').split())]
 
 
 def taken_by(action):
@@ -249,7 +247,7 @@ def recipes(kind, name):
     lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.'
              ] if by_default else []
     if rows:
-        lines += ['', *markdown_table(['paper and data', 'command'], rows)]
+        lines += ['', text_tables.markdown(['paper and data', 'command'], rows)]
     return lines or ['No file of `configs/papers/` uses it.']
 
 
@@ -301,7 +299,7 @@ def page(kind, name):
         '## Formula' if kind == 'losses' else '## Rule', '',
         '``` {.text .wrapped}', formula_text(function.__doc__), '```', '',
         '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',
-        '## Flags', '', *flags_table(kind, name), '',
+        '## Flags', '', flags_table(kind, name), '',
         *([f'The unit of the margin: {unit}.', ''] if unit else []),
         '## Where public implementations differ', '', differs or 'No difference is known.', '',
         '## In your own loop', '', 'By torch.hub, from a checkout REPO ([own_loop.md](../../own_loop.md)):', '',

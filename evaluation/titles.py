@@ -59,7 +59,7 @@ def sign(name):
 
 
 def fact(name, attribute):
-    """A bool attribute of the Metric of a column; True for fractions of --open_set; False for other columns."""
+    """A bool attribute of the Metric of a column; True for metrics of unknown classes; False for other columns."""
     column = columns.parse(name)
     if column is not None and column.metric in OF_OPEN_SET:
         return True

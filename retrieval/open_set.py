@@ -38,7 +38,7 @@ WITHOUT = ('eval_level', 'eval_reference', 'splits_to_eval')   # main.py's flags
 
 
 def flags(parser):
-    parser.add_argument('share', nargs='?', metavar='SHARE', type=FRACTION, default=0.5,
+    parser.add_argument('share', nargs='?', metavar='FRACTION', type=FRACTION, default=0.5,
                         help='share of the test classes that stay out of the gallery (default: 0.5)')
     parser.add_argument('--fpir', type=number(float, 0, 0.5, above=True), default=0.1,
                         help='fraction of the unknown queries that the threshold accepts on the validation classes')

@@ -79,7 +79,7 @@ class Folds:
         return self.folders.get(run.name)
 
     def untrained(self, run):
-        """The flag --untrained with a run of another trial that has evaluated the same untrained network, if any."""
+        """The flag --reuse_epoch0 with a run of another trial that has evaluated the same untrained network, if any."""
         training_flags = {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
         same_network = not self.search.tuned.keys() - training_flags
         if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
@@ -87,7 +87,7 @@ class Folds:
         for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):
             rows = reading.read_rows(folder / 'log.csv')
             if rows and rows[0]['epoch'] == 0 and not has_own_distance(run_folder.read(folder)['flags']):
-                return ['--untrained', str(folder)]
+                return ['--reuse_epoch0', str(folder)]
         return []
 
     def report(self):

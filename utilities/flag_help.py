@@ -189,7 +189,7 @@ def option_name(action):
 
 
 def holds(action, word):
-    """Whether the name of a flag, or a word of its help, has this word."""
+    """Returns True if the name of a flag, or a word of its help, contains this word."""
     if any(word.lower() in name.lower() for name in (*action.option_strings, action.dest)):
         return True
     return bool(re.search(rf'(?<![a-z_]){re.escape(word)}', shown_help(action), re.IGNORECASE))

@@ -138,7 +138,7 @@ def outcome(child, codes, limit=LIMIT):
         return f'hangs: {child.text[-300:]}'
     if 'Traceback' in child.text or 'Exception ignored' in child.text:
         return f'a traceback: {" / ".join(line[:150] for line in child.text.strip().splitlines()[-4:])}'
-    if code == 2 and len(errors := child.text[child.text.rfind('main.py: error'):].strip().split('\n')) > 2:
+    if code == 2 and len(errors := child.text[child.text.rfind('.py: error'):].strip().split('\n')) > 2:
         return f'{len(errors)} lines of error: {child.text[-300:]}'
     return None if code in codes else f'exit code {code}: {child.text[-300:]}'
 
