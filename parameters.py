@@ -10,28 +10,15 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
-import hashlib
 from pathlib import Path
 
 import criteria
 import datasampler
 import evaluation
+import optimization
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import (
-    CRITERIA,
-    cascade,
-    cross_batch_memory,
-    deep_adversarial,
-    direction_regularisation,
-    distillation,
-    language_guidance,
-    mahalanobis,
-    matryoshka,
-    required_inputs,
-    takes_miner,
-    with_nested_losses,
-)
+from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -56,6 +43,7 @@ from utilities.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
+from utilities.files import file_hash
 from utilities.flag_help import facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -65,13 +53,16 @@ main.py --help all            every flag
 
 docs/flags.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
-# what is put around a loss, in the order of the help
-WRAPPERS = [direction_regularisation, cascade, matryoshka, mahalanobis, deep_adversarial, cross_batch_memory,
-            distillation, language_guidance]
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
+           'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
+           'miner_parametric_learning': 'ppo', 'miner_parametric_ppo_clip': 0.2, 'miner_parametric_old_update': 5,
+           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False,
+           'loss_nir_nf_cond_mode': 'dense', 'loss_nir_nf_fc_init': 'none'}
+# flags of earlier versions that changed no result
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha',
+                  'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
 MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
          'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
@@ -386,10 +377,18 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True, effect=trains_loss,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
-    add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
+    kind = {'type': optimization.optimizer_name, 'names': optimization.OPTIMIZERS, 'metavar': 'NAME'}
+    own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
+    add('--optim', default='adam', **kind, help='optimizer of torch.optim')
+    add('--optim_args', arguments_of='optim', **own,
+        help="arguments of --optim that have no flag, as YAML, such as '{nesterov: true}'")
+    add('--embed_optim', **kind, help='optimizer of the embedding layer; by default, --optim trains it')
+    add('--embed_optim_args', arguments_of='embed_optim', **own, effect=lambda opt: opt.embed_optim,
+        help='arguments of --embed_optim, as YAML')
+    add('--loss_optim', **kind, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
+    add('--loss_optim_args', arguments_of='loss_optim', **own, effect=lambda opt: opt.loss_optim and trains_loss(opt),
+        help='arguments of --loss_optim, as YAML')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -468,8 +467,8 @@ def loss_parameters(parser):
         help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
-    for module in WRAPPERS:
-        for name, values in method_flags.declared(module, '').items():
+    for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
+        for name, values in method_flags.declared(wrapper.file, '').items():
             add_method_flag(add, switch, name, values)
     add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
@@ -525,10 +524,11 @@ def evaluation_parameters(parser):
         help='images that count as positives')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
-    switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
+    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', untrained=False,
+        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
@@ -552,23 +552,15 @@ def record_parameters(parser):
         help='name of the setting, shared by its runs with different seeds')
 
 
-def measurement_parameters(parser):
-    add, switch = new_group(parser, 'for measurements', 'the results do not depend on them')
-    switch('--system_malloc', machine=True,
-           help='return freed memory to the operating system at once, instead of keeping it for reuse')
-    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', resumable=True,
-        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
-
-
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.',
-                    gone={name: f'moved: python Evaluate_Network.py RUN {command} ...'
-                          for name, command in MOVED.items()})
+                    gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
+                             for name, command in MOVED.items()},
+                          **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
-                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
-                measurement_parameters):
+                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
         add(parser)
     return parser
 
@@ -665,7 +657,7 @@ def shown(value):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
+    flags that have MOVED, are REMOVED or were WITHOUT_EFFECT. Raises UserError where a REMOVED flag had an effect.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
@@ -675,7 +667,7 @@ def recorded_flags(place):
         if settings.get(name, default) != default:
             raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
                             'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in {*REMOVED, *MOVED}}
+    return {name: value for name, value in settings.items() if name not in {*REMOVED, *WITHOUT_EFFECT, *MOVED}}
 
 
 def metrics_of_old(folder):
@@ -725,8 +717,7 @@ def checksums_of_files(settings):
         file = Path(settings.get(name) or '/')
         file = file / checkpoint.LAST if file.is_dir() else file
         if file.is_file():
-            with open(file, 'rb') as content:
-                found[name] = hashlib.file_digest(content, 'sha256').hexdigest()[:16]
+            found[name] = file_hash(file)[:16]
     return found
 
 
@@ -744,7 +735,7 @@ def check_splits(parser, opt, unused=()):
         if {'splits', 'split_scheme'} <= {*opt.given}:
             raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
                             'them')
-        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # of an earlier run
+        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
     for flag, schemes in used_by.items():
@@ -774,6 +765,7 @@ def check(opt):
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
     criteria.wrapping.check_flags(opt)
+    optimization.check_arguments(opt)
     if opt.cascade and opt.embed_init in embedding_layer.FITTED:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
     if opt.csv and opt.dataset != 'folder':

@@ -11,7 +11,7 @@ import torch
 
 from batch_mining.random_triplets import random_triplets
 from benchmarks.losses import CASES, SIZES, our_loss, random_batch, their_loss
-from utilities.cores import processor
+from utilities.machine import processor
 from utilities.text_tables import markdown
 
 # counterparts that compute another loss, with the difference

@@ -16,6 +16,7 @@ import evaluation
 from benchmarks import Row
 from benchmarks.embeddings import SIZES, embeddings
 from benchmarks.measure import measure
+from utilities import pml
 
 SHORT = ['precision_at_1', 'r_precision', 'map_at_r']
 DEEP = ['e_recall@1', 'e_recall@10', 'e_recall@100', 'e_recall@1000', 'mAP_1000', 'mAP']
@@ -39,9 +40,10 @@ def peers(points, labels, is_query=None):
     """
     {name: function}: `faiss`, a flat search of NEIGHBOURS neighbours, on the GPU where the points and an index of faiss
     can be there; `PML`, pytorch-metric-learning's AccuracyCalculator for the metrics of SHORT, on the device of the
-    points. Raises ImportError where one of them is not installed.
+    points. Raises ImportError without faiss, and UserError without pytorch-metric-learning.
     """
     import faiss
+    pml.require_library('the comparison of ranking')
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'),
                                     k='max_bin_count', device=points.device)

@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from utilities import files, text_tables
-from utilities.cores import processor
 from utilities.errors import UserError
+from utilities.machine import processor
 
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 KEYS = ('benchmark', 'job', 'ours', 'peer', 'ratio', 'target', 'met')

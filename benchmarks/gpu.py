@@ -122,10 +122,11 @@ def libraries(moved, labels):
     """The peers of benchmarks.evaluation, where both are installed."""
     try:
         return peers(moved, labels)
-    except ImportError as error:
-        print(f'{error.name} is not installed: ranking is not compared with faiss and pytorch-metric-learning',
-              file=sys.stderr)
-        return {}
+    except ImportError:
+        print('faiss is not installed: ranking is not compared with faiss and pytorch-metric-learning', file=sys.stderr)
+    except UserError as error:
+        print(error, file=sys.stderr)
+    return {}
 
 
 def clusters(run):

@@ -19,7 +19,8 @@ import parameters
 from batch_mining.random_triplets import random_triplets
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities.cores import processor
+from utilities import pml
+from utilities.machine import processor
 from utilities.text_tables import markdown
 
 SIZES = {112: 2, 512: 4, 2048: 4}                         # batch size: images of each class
@@ -203,6 +204,7 @@ def their_loss(case, batch, labels, triplets, n_classes):
     """As our_loss, of the counterpart; None where there is none, or where this is too large for it."""
     if case.counterpart is None or len(batch) > case.most or n_classes > case.n_classes:
         return None
+    pml.require_library('the comparison of losses')
     import pytorch_metric_learning as library
     import pytorch_metric_learning.distances
     import pytorch_metric_learning.losses

@@ -14,7 +14,8 @@ import batch_mining
 import parameters
 from benchmarks import Row
 from benchmarks.measure import median_times, peak_memory
-from utilities.cores import processor
+from utilities import pml
+from utilities.machine import processor
 from utilities.text_tables import markdown
 
 SHAPES = ((56, 2), (128, 4), (512, 4))                     # classes, samples of each
@@ -24,6 +25,7 @@ REPEATS, BUDGET = 31, 40                                    # rounds, seconds of
 
 def counterparts():
     """{miner: a miner of pytorch-metric-learning}"""
+    pml.require_library('the comparison of miners')
     from pytorch_metric_learning import distances, miners
     euclidean, squared = distances.LpDistance(), distances.LpDistance(power=2)
     return {'distance': miners.DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=2.0),

@@ -2,12 +2,12 @@
 --splits FILE: the classes of each split from a file, such as the shifts of growing difficulty of ooDML (Milbich et al.,
 NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 """
-import hashlib
 import json
 from pathlib import Path
 
 from utilities.command_line import read_yaml
 from utilities.errors import UserError
+from utilities.files import file_hash
 
 SPLITS = ('train', 'val', 'test')
 OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted
@@ -105,5 +105,4 @@ def is_index(entry):
 
 def describe(opt):
     """What splits.yaml says of the file: its name, the hash of its content, and the step."""
-    content = Path(opt.splits).read_bytes()
-    return {'name': Path(opt.splits).name, 'hash': hashlib.sha256(content).hexdigest()[:16], 'step': opt.splits_step}
+    return {'name': Path(opt.splits).name, 'hash': file_hash(opt.splits)[:16], 'step': opt.splits_step}

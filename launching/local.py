@@ -9,7 +9,7 @@ from tqdm import tqdm
 from launching import plan, process, slurm
 from launching.pool import ELSEWHERE, FINISHED, Pool
 from utilities import stopping
-from utilities.cores import n_cores
+from utilities.machine import n_cores
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
 

@@ -6,6 +6,9 @@ function that knows its flag; what is left over has no counterpart.
 import shlex
 from pathlib import Path
 
+import torch
+
+import optimization
 import parameters
 from utilities import command_line
 from utilities.errors import UserError
@@ -172,16 +175,22 @@ def optimizers(left, settings, notes):
     flags = {'trunk_optimizer': ('optim', 'lr', 'decay', 'momentum'),
              'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay', 'embed_momentum'),
              'metric_loss_optimizer': ('loss_optim', 'loss_pml_lr', 'loss_decay', 'loss_momentum')}
-    for part, (kind, *names) in flags.items():
+    for part, (kind, lr, decay, momentum) in flags.items():
         name, arguments = only_one(given.get(part))
-        if name not in ('Adam', 'AdamW', 'SGD', 'RMSprop'):
+        if (name or '').lower() not in optimization.OPTIMIZERS:
             continue
         settings[kind] = name.lower()
-        for option, flag in zip(('lr', 'weight_decay', 'momentum'), names, strict=True):
-            value = arguments.get(option, None if option == 'lr' else 0)
+        options = {'lr': lr, 'weight_decay': decay}
+        options |= {'momentum': momentum} if settings[kind] in ('sgd', 'rmsprop') else {}
+        options |= {'eps': 'adam_eps', 'betas': 'adam_betas'} if settings[kind] in ('adam', 'adamw') else {}
+        defaults = optimization.OPTIMIZERS[settings[kind]]([torch.zeros(1, 1)]).defaults | {'lr': None}
+        for option, flag in options.items():
+            value = arguments.get(option, parameters.as_list(defaults.get(option)))
             if settings.get(flag, value) == value:                              # one decay for backbone and embedding
                 arguments.pop(option, None)
                 settings |= {flag: value} if value is not None else {}
+        own = {option: arguments.pop(option) for option in [*arguments] if option not in options}
+        settings |= {f'{kind}_args': [own]} if own else {}
         replace(given, part, arguments)
     replace(left, 'optimizers', given)
 

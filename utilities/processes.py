@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 from utilities import stopping
-from utilities.cores import n_cores
 from utilities.errors import Ended, RunFailed, UserError
+from utilities.machine import n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation, for failures that Watcher does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
