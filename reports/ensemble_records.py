@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pandas
-import yaml
 
 from records import columns, run_folder
 from records.writing import as_text
+from utilities.command_line import read_yaml
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
@@ -27,8 +27,8 @@ def find(folder, identity):
         if not path.exists():
             return None
         try:
-            recorded = run_folder.load_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
-        except (OSError, yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError):
+            recorded = read_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
+        except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:
