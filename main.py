@@ -152,10 +152,10 @@ def evaluate(opt, built, epoch):
 
 
 def evaluate_untrained(opt, built, folder):
-    """As evaluation.evaluate, for the untrained network; with --untrained, the metrics that another run recorded."""
-    if not opt.untrained:
+    """As evaluation.evaluate, for the untrained network; with --reuse_epoch0, the metrics that another run recorded."""
+    if not opt.reuse_epoch0:
         return evaluate(opt, built, epoch=0)
-    return untrained(opt.untrained, folder, parameters.epoch0_flags()), {}
+    return untrained(opt.reuse_epoch0, folder, parameters.epoch0_flags()), {}
 
 
 def train_epoch(opt, built, loader, epoch):

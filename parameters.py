@@ -15,6 +15,7 @@ from pathlib import Path
 import criteria
 import datasampler
 import evaluation
+import optimization
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
@@ -50,7 +51,7 @@ main.py --help evaluation     the flags of a group; more words give more pages
 main.py --help resumable      the flags that --resume may change; machine: flags that do not change results
 main.py --help all            every flag
 
-docs/flags.md says more."""
+docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
            'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
@@ -62,7 +63,6 @@ WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_
                   'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
 MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
          'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
@@ -183,7 +183,7 @@ def run_parameters(parser):
            help='with --resume: other flags of training may change as well; what no longer fits them starts fresh')
     switch('--auto_resume', mode=True,
            help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
-    add('--untrained', metavar='RUN_FOLDER', mode=True,
+    add('--reuse_epoch0', '--untrained', metavar='RUN_FOLDER', mode=True,
         help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
@@ -254,7 +254,7 @@ def data_parameters(parser):
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
-        help='augmentation of the training images; docs/flags.md explains each')
+        help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -330,10 +330,10 @@ def network_parameters(parser):
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--prompts', type=COUNT, default=0, metavar='N',
+    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
     add('--prompt_depth', type=COUNT, default=0, effect=lambda opt: opt.prompts,
-        help='number of blocks, from the first on, with --prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
+        help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained', effect=lambda opt: not opt.start_from,
            help='start from random instead of pretrained weights')
     add('--start_from', metavar='RUN_FOLDER_OR_CHECKPOINT', resumable=True, file=True,
@@ -377,10 +377,18 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True, effect=trains_loss,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
-    add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
+    kind = {'type': optimization.optimizer_name, 'names': optimization.OPTIMIZERS, 'metavar': 'NAME'}
+    own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
+    add('--optim', default='adam', **kind, help='optimizer of torch.optim')
+    add('--optim_args', arguments_of='optim', **own,
+        help="arguments of --optim that have no flag, as YAML, such as '{nesterov: true}'")
+    add('--embed_optim', **kind, help='optimizer of the embedding layer; by default, --optim trains it')
+    add('--embed_optim_args', arguments_of='embed_optim', **own, effect=lambda opt: opt.embed_optim,
+        help='arguments of --embed_optim, as YAML')
+    add('--loss_optim', **kind, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
+    add('--loss_optim_args', arguments_of='loss_optim', **own, effect=lambda opt: opt.loss_optim and trains_loss(opt),
+        help='arguments of --loss_optim, as YAML')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -402,7 +410,8 @@ def training_parameters(parser):
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0, resumable=True, effect=lambda opt: opt.scheduler == 'cosine',
         never=('the learning rates never fall', lambda opt, n_steps: 0 < opt.cosine_delay >= opt.n_epochs - 1),
-        help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
+        help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
+             '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'onecycle',
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0, resumable=True,
@@ -437,7 +446,7 @@ def batch_creation_parameters(parser):
         help='number of times that each image is in its batch, each differently augmented; --bs counts all')
     add('--train_level', metavar='N', type=COUNT, default=0, fixed=True,
         help='labels in training: 0 for classes, 1 for their super-classes, more for coarser levels')
-    add('--label_noise', metavar='SHARE', type=number(float, 0, 1), default=0.0, fixed=True,
+    add('--label_noise', metavar='FRACTION', type=number(float, 0, 1), default=0.0, fixed=True,
         help='fraction of the training images that get a wrong label, uniform over the other classes')
     switch('--unsupervised', fixed=True, help='train with each image as a class of its own; evaluation uses the labels')
     add_methods(add, switch, 'data_', SAMPLERS, {datasampler.storage: WITH_STORAGE})
@@ -757,6 +766,7 @@ def check(opt):
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
     criteria.wrapping.check_flags(opt)
+    optimization.check_arguments(opt)
     if opt.cascade and opt.embed_init in embedding_layer.FITTED:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
     if opt.csv and opt.dataset != 'folder':
@@ -794,7 +804,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/combining.md says how to make the file')
+                        'docs/training_methods.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

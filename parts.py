@@ -146,10 +146,10 @@ def check(opt, data):
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
-    for flags in (vars(opt), run_folder.read(opt.untrained)['flags']) if opt.untrained else ():
+    for flags in (vars(opt), run_folder.read(opt.reuse_epoch0)['flags']) if opt.reuse_epoch0 else ():
         if criteria.ranks(argparse.Namespace(**flags)):
-            raise UserError(f'--untrained {opt.untrained}: --loss {flags["loss"]}, of this run or of the other, ranks '
-                            'by a distance of its own; leave --untrained out')
+            raise UserError(f'--reuse_epoch0 {opt.reuse_epoch0}: --loss {flags["loss"]}, of this run or of the other, '
+                            'ranks by a distance of its own; leave --reuse_epoch0 out')
 
 
 def prepare(opt):
@@ -196,7 +196,7 @@ def build_network(opt, backbone):
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
-        model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
+        model = model.to(memory_format=torch.channels_last)       # faster there
     return model.to(opt.device)
 
 

@@ -44,7 +44,7 @@ class Backbone:
     maps:     (network, images) -> the input of the pooling: the last maps [B, C, H, W], or the tokens [B, T, C] of a
               ViT; None if this is not known.
     n_prefix: the number of tokens before the patch tokens; the first of them is the class token.
-    takes_prompts: whether --prompts can be inserted: all blocks take any number of tokens [B, T, C].
+    takes_prompts: whether --visual_prompts can be inserted: all blocks take any number of tokens [B, T, C].
     pool:     the pooling of --pool; None for the network's own pooling. select_backbone sets it.
     n_features: F; select_backbone finds it.
     f_embed:  the network's own embedding layer; None if it is made by the flags.

@@ -12,16 +12,16 @@ from utilities.errors import UserError
 
 def insert(opt, backbone):
     """
-    Gives each of the first --prompt_depth blocks (0: all) --prompts trainable tokens. The prompts of the first block
-    are inserted behind the class token and the registers; the prompts of each later block replace them (Eqs. 4 to 7).
-    After the last block they are removed, so that norm and pooling see the tokens of the network without prompts.
+    Gives each of the first --prompt_depth blocks (0: all) --visual_prompts trainable tokens. The prompts of the first
+    block are inserted behind the class token and the registers; the prompts of each later block replace them (Eqs. 4
+    to 7). After the last block they are removed, so that norm and pooling see the tokens without prompts.
 
     Raises UserError for other networks than those of timm's VisionTransformer and Eva, and if there are fewer blocks.
     """
     network, n_prompts, n_prefix = backbone.network, opt.prompts, backbone.n_prefix
     if not backbone.takes_prompts:
-        raise UserError(f'--prompts {n_prompts}: --arch {opt.arch} cannot take them; choose a ViT of timm, such as '
-                        'DINOv2, DINOv3, SigLIP or CLIP, or give --lora_rank for windowed or relative attention')
+        raise UserError(f'--visual_prompts {n_prompts}: --arch {opt.arch} cannot take them; choose a ViT of timm, such '
+                        'as DINOv2, DINOv3, SigLIP or CLIP, or give --lora_rank for windowed or relative attention')
     blocks, patches = list(network.blocks), network.patch_embed.proj.weight                 # [C, 3, P, P]
     if opt.prompt_depth > len(blocks):
         raise UserError(f'--prompt_depth {opt.prompt_depth}: --arch {opt.arch} has {len(blocks)} blocks; 0 means all')

@@ -2,8 +2,9 @@
 DDM of Roth et al., ICML 2020: of random candidates, the one most similar to a big batch in moments and distances.
 
 Differs: The public code samples the classes of the big batch and of the candidates with replacement; here a batch is
-composed as by class_random. It takes the Wasserstein distance between the heights of the bins, in both directions, so
-that two single peaks 40 bins apart cost 0; here it is the distance between the histograms, once.
+composed as by class_random. It takes the Wasserstein distance between the heights of the bins, in both directions,
+which ignores where the bins are: two one-bin histograms 40 bins apart have cost 0. Here it is the distance between the
+histograms, once.
 """
 import hashlib
 

@@ -26,6 +26,7 @@ class Run:
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     test_images: the hash of its images; None where it is not recorded, as by earlier versions.
     merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
+    has_twin: whether another run has the same `test`, but other images.
     """
     name: str
     where: str
@@ -35,6 +36,12 @@ class Run:
     test: str | None = None
     test_images: str | None = None
     merged: str = ''
+    has_twin: bool = False
+
+    @property
+    def test_set(self):
+        """The hash of its test set in reports: of the images, where that of the classes does not tell it apart."""
+        return self.test_images if self.has_twin else self.test
 
     @property
     def dataset(self):

@@ -136,14 +136,14 @@ def untrained(other, folder, flags):
     before = run_folder.first_flags(theirs)
     for name in flags:
         if ours['flags'].get(name) != before.get(name):
-            raise UserError(f'--untrained {other}: its --{name} is {before.get(name)}, this run\'s '
+            raise UserError(f'--reuse_epoch0 {other}: its --{name} is {before.get(name)}, this run\'s '
                             f'{ours["flags"].get(name)}; the untrained network has other metrics')
     if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
-        raise UserError(f'--untrained {other}: its data have {changed} than this run')
+        raise UserError(f'--reuse_epoch0 {other}: its data have {changed} than this run')
     reading.read(other)                                  # refuses damaged records
     rows = reading.read_rows(Path(other) / 'log.csv')
     if not rows or rows[0]['epoch'] != 0:
-        raise UserError(f'--untrained {other}: it has no record of the untrained network, epoch 0')
+        raise UserError(f'--reuse_epoch0 {other}: it has no record of the untrained network, epoch 0')
     spectra = {Column(row['split'], SPECTRUM).name: singular_values(row)
                for row in reading.read_texts(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
     return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra

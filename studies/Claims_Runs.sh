@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Launch_Runs.py executes this script with --list
 # The runs of the claims (studies/claims.yaml), on both halves of the classes: half A tests the second half, half B the
-# first. docs/study.md has the order of searches, settings and runs; docs/claims.md has the results.
+# first. docs/results.md has the results and the order of searches, settings and runs.
 #
 #   ./studies/Claims_Runs.sh [--list] [FLAG ...]         # --list prints the commands; the flags go to every run
 #   DATA=Datasets SECTIONS='default tuned' SEEDS='0 1 2' ./studies/Claims_Runs.sh --list

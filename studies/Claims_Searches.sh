@@ -2,7 +2,7 @@
 # The searches of the claims: the settings of the controls, and then grids of gamma and of rho's probability, on the
 # classes that are not test classes. Half A tests the second half of the classes of Omniglot, half B the first half, so
 # that a setting has never seen the test classes of its half. As in Musgrave et al. (2020), only settings of the loss are
-# tuned; the network's learning rate is the same for all. docs/study.md has the order of all steps.
+# tuned; the network's learning rate is the same for all. docs/results.md has the order of all steps.
 #
 #   ./studies/Claims_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
 #   DATA=Datasets STUDIES=Studies HALVES='A B' SECTIONS='controls grids' ./studies/Claims_Searches.sh

@@ -1,6 +1,6 @@
 """
 Writes the tables of the studies into their places in docs/results.md, docs/equality.md, studies/tables.md and
-README.md, from the rows in studies/rows. The prose of the pages stands in the pages.
+README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
 
 python -m studies
 """
@@ -8,11 +8,12 @@ import re
 import sys
 from pathlib import Path
 
-from studies import equality, methods, pages, questions
+from studies import equality, methods, pages, published, questions
 from studies.estimates import answer
-from studies.pages import markdown_table, p_text, rounded, span, with_interval
+from studies.pages import p_text, rounded, span, with_interval
 from utilities import errors
 from utilities.files import write_text
+from utilities.text_tables import markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
@@ -26,8 +27,10 @@ def asked(question):
 
 
 def question_table(finding):
-    """Returns the lines of the table of one question: each contrast with its intervals and the place of the first;
-    and the command of its runs."""
+    """
+    Returns the table of one question, each contrast with its intervals and the place of the first, and the command of
+    its runs.
+    """
     question, is_points = finding.question, finding.question.effect not in UNITS
     heads = ['contrast', 'MAP@R' if is_points else f'effect{UNITS[question.effect]}', 'over test classes', 'R@1', 'n',
              f'asked: {asked(question)}']
@@ -35,7 +38,17 @@ def question_table(finding):
              answer(one, question.expects, question.margin)[0]] for name, (one, beside) in finding.contrasts.items()]
     if not any(row[2] for row in rows):                                        # no values of classes are known
         heads, rows = heads[:2] + heads[3:], [row[:2] + row[3:] for row in rows]
-    return [*markdown_table(heads, rows), '', f'`{question.command}`']
+    return f'{markdown(heads, rows)}\n\n`{question.command}`'
+
+
+def check_table(found):
+    """Returns the table of the contrasts of several questions, with the commands of their runs."""
+    rows = [[name, with_interval(one), span(one.interval_over_classes()), with_interval(beside), one.n,
+             asked(finding.question), answer(one, finding.question.expects, finding.question.margin)[0]]
+            for finding in found for name, (one, beside) in finding.contrasts.items()]
+    commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
+    heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', 'n', 'asked', 'is']
+    return f'{markdown(heads, rows)}\n\n{"; ".join(commands)}'
 
 
 def summary(found, titles, page):
@@ -55,16 +68,18 @@ def summary(found, titles, page):
 
 
 def tables(titles):
-    """Returns {name: lines} of all tables. titles: {name of a question: its heading}."""
+    """Returns {name: text} of all tables. titles: {name of a question: its heading}."""
     found = questions.findings(questions.load(), questions.read())
     primary = [one for one in found if one.question.primary]
+    checks = [one for one in found if not one.question.primary]
     heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
     short = [row[:4] for row in summary(primary, titles, RESULTS)]
     study = methods.read()
-    return {f'question {one.question.name}': question_table(one) for one in found} | equality.tables() | {
-        'answers': markdown_table(heads, summary(primary, titles, '')),
-        'answers in short': markdown_table(heads[:4], short),
-        'methods': methods.table(study), 'origins': methods.origins(study),
+    of_questions = {f'question {one.question.name}': question_table(one) for one in primary}
+    return of_questions | equality.tables() | published.tables() | {
+        'answers': markdown(heads, summary(primary, titles, '')),
+        'answers in short': markdown(heads[:4], short),
+        'checks': check_table(checks), 'methods': methods.table(study), 'origins': methods.origins(study),
         'tuned on folds': methods.tuned_table(study)}
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from reports import significance
 from studies import methods
 from studies.estimates import answer, average, mean_difference
-from studies.pages import markdown_table, p_text, plus_minus
+from studies.pages import p_text, plus_minus
+from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
 MARGIN = 0.3                                              # points: smaller differences count as equal
@@ -53,13 +54,13 @@ def comparison(found, rows, what, sides=('ours', 'pml')):
 
 
 def short(heads, rows):
-    """Returns the lines of a table without the means of the sides and the p-values."""
+    """Returns a table without the means of the sides and the p-values."""
     kept = [index for index, head in enumerate(heads) if not head.endswith((' p', ' ours', ' pml', ' slow'))]
-    return markdown_table([heads[index] for index in kept], [[row[index] for index in kept] for row in rows])
+    return markdown([heads[index] for index in kept], [[row[index] for index in kept] for row in rows])
 
 
 def by_rate(found, title, rates, losses):
-    """Returns the lines of a table: a metric at each of `rates`, {suffix of the groups: rate}, over common seeds."""
+    """Returns heading and table of a metric at each of `rates`, {suffix of the groups: rate}, over common seeds."""
     groups = {(loss, side): [found[f'{loss}{suffix}_{side}'] for suffix in rates] for loss in losses
               for side, size in zip(('ours', 'pml'), STARTS[loss], strict=True) if size}
     seeds = set.intersection(*(set(method.runs) for row in groups.values() for method in row))
@@ -69,19 +70,19 @@ def by_rate(found, title, rates, losses):
                           for method in row]
         rows.append([loss, side, f'{STARTS[loss][side == "pml"]:g}', plus_minus(average(first), digits=2),
                      *(plus_minus(mean_difference([(other, first)]), '+', 2) for other in others)])
-    return ['', f'{title}, {len(seeds)} seeds:', '', *markdown_table(
-        ['loss', 'start', 'its size', *(f'rate {rate:g}' for rate in rates.values())], rows)]
+    return f'{title}, {len(seeds)} seeds:\n\n' + markdown(
+        ['loss', 'start', 'its size', *(f'rate {rate:g}' for rate in rates.values())], rows)
 
 
 def tables():
-    """Returns {name: lines} of the tables."""
+    """Returns {name: text} of the tables."""
     found = methods.read(ROWS, 'Equality_')
     peers = comparison(found, PEERS, 'what is not the same')
     sizes = comparison(found, SIZE, 'slow rate', ('ours', 'slow'))
     return {
         'equality': short(*peers), 'sizes': short(*sizes),
-        'equality, whole': markdown_table(*peers), 'sizes, whole': markdown_table(*sizes),
-        'ratios': markdown_table(*comparison(found, RATIO, 'our rate')),
-        'miners': markdown_table(*comparison(found, MINED, 'effect of the miner')),
-        'rates': [line for title in METRICS for line in by_rate(found, title, RATES, STARTS)][1:],
-        'rates, longer': [line for title in METRICS for line in by_rate(found, title, LONG, LONGER)][1:]}
+        'equality, whole': markdown(*peers), 'sizes, whole': markdown(*sizes),
+        'ratios': markdown(*comparison(found, RATIO, 'our rate')),
+        'miners': markdown(*comparison(found, MINED, 'effect of the miner')),
+        'rates': '\n\n'.join(by_rate(found, title, RATES, STARTS) for title in METRICS),
+        'rates, longer': '\n\n'.join(by_rate(found, title, LONG, LONGER) for title in METRICS)}

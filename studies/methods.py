@@ -14,8 +14,9 @@ from records import columns
 from records.columns import Column
 from reports import final_rows, groups, selection
 from studies.estimates import average
-from studies.pages import markdown_table, plus_minus
+from studies.pages import plus_minus
 from utilities.files import read_csv
+from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows'
 TITLES = {'Lite0': 'Grocery, EfficientNet-Lite0'}              # other data have the name in the groups
@@ -117,21 +118,21 @@ def metric_title(metric):
 
 
 def table(methods):
-    """Returns the lines of the tables of all Methods, one for each data set, the highest R@1 first."""
-    lines = []
+    """Returns the tables of all Methods, one for each data set, the highest R@1 first."""
+    tables = []
     for title in dict.fromkeys(method.title for method in methods.values()):
         chosen = [method for method in methods.values() if method.title == title]
         shared = [flag for flag in chosen[0].flags if all(flag in method.flags for method in chosen)]
         rows = [[method.name, len(method.runs), *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN),
                  '`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`']
                 for method in sorted(chosen, key=lambda method: -method.estimate().mean)]
-        lines += [f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.', '',
-                  *markdown_table(['method', 'n', *map(metric_title, SHOWN), 'flags'], rows, tight=True), '']
-    return lines[:-1]
+        tables += [f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.',
+                   markdown(['method', 'n', *map(metric_title, SHOWN), 'flags'], rows)]
+    return '\n\n'.join(tables)
 
 
 def tuned_table(methods, file=ROWS / 'folds.csv'):
-    """Returns the lines of the table of losses tuned on folds: the mean over their networks, and one of all of them."""
+    """Returns the table of losses tuned on folds: the mean over their networks, and one of all of them."""
     by_group = {}
     for line in read_csv(file):
         by_group.setdefault(line['group'], []).append(line)
@@ -141,7 +142,7 @@ def tuned_table(methods, file=ROWS / 'folds.csv'):
                                      for line in lines})) for metric in SHOWN[:2] for form in FORMS]
         rows.append([group.partition('_')[2], len(lines), plus_minus(methods[group].estimate()), *cells])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
-    return markdown_table(['loss', 'n', 'not tuned, R@1', *heads], rows)
+    return markdown(['loss', 'n', 'not tuned, R@1', *heads], rows)
 
 
 def origins(methods):
@@ -153,4 +154,4 @@ def origins(methods):
     commits = ', '.join(f'`{commit[:8]}` ({n})' for commit, n in counts['git_commit'].items())
     versions = '; '.join(', '.join(f'{name} {version}' for name, version in json.loads(text).items())
                          for text in counts['versions'])
-    return [f'{len(runs)} runs of {len(methods)} methods; commits (runs): {commits}; packages: {versions}.']
+    return f'{len(runs)} runs of {len(methods)} methods; commits (runs): {commits}; packages: {versions}.'

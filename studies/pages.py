@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the places of a page that a program fills: `<!-- table NAME -->` to `<!-- end -->`."""
+"""The places of a page that a program fills, `<!-- table NAME -->` to `<!-- end -->`; estimates as texts."""
 import math
 import re
 
@@ -8,19 +8,13 @@ PLACE = re.compile(r'<!-- table (?P<name>[^\n]+?) -->\n.*?<!-- end -->', re.DOTA
 
 
 def fill(text, tables):
-    """Returns the text of a page with these tables, {name: lines}, in its places. Raises UserError for other names."""
+    """Returns the text of a page with these tables, {name: text}, in its places. Raises UserError for other names."""
     def filled(place):
         if place['name'] not in tables:
             raise UserError(f'there is no table {place["name"]}; the tables are {", ".join(tables)}')
-        return '\n'.join([f'<!-- table {place["name"]} -->', '', *tables[place['name']], '', '<!-- end -->'])
+        return f'<!-- table {place["name"]} -->\n\n{tables[place["name"]]}\n\n<!-- end -->'
 
     return PLACE.sub(filled, text)
-
-
-def markdown_table(heads, rows, tight=False):
-    """Returns the lines of a table. tight: without spaces around the cells."""
-    space = '' if tight else ' '
-    return [f'|{space}{f"{space}|{space}".join(map(str, row))}{space}|' for row in (heads, ['---'] * len(heads), *rows)]
 
 
 def rounded(value, sign='', digits=1):

@@ -136,9 +136,9 @@ def test_the_metrics_are_the_programs_and_load_few_files(monkeypatch):
         measure(embeddings / 0, labels)
 
 
-def test_the_loop_the_sampler_and_the_metrics_of_the_page_run(capsys):
+def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
     page, names = (ROOT / 'docs' / 'own_loop.md').read_text(), {}
-    for section in ('A plain loop', 'A sampler', 'The metrics'):
+    for section in ('A plain loop', 'A sampler', 'The metrics', 'A miner'):
         text = page.partition(f'## {section}\n')[2].partition('\n## ')[0]
         for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL):
             exec(code.replace('path/to/this/checkout', str(ROOT)), names)

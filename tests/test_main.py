@@ -544,7 +544,7 @@ def test_no_picture_is_named_that_is_not_there(quick, run, lone, tmp_path, capsy
 
 def test_the_untrained_network_is_shared_by_runs_that_differ_in_what_comes_later(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '0') == 0
-    other = ['--untrained', folder_of(tmp_path)]
+    other = ['--reuse_epoch0', folder_of(tmp_path)]
     assert run(*quick, *other, '--n_epochs', '1', '--pictures', 'spectrum', '--eval_every', '2', '--cluster_every', '2',
                '--storage_metrics', 'map_at_r') == 0
     assert rows_of(folder_of(tmp_path, 'quick_s1_1'))[0] == rows_of(folder_of(tmp_path))[0]

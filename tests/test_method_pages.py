@@ -38,7 +38,7 @@ TAKEN = {'above 0': (None, '0'), 'of at least 0': ('0', '-1'), 'of at least 1': 
 
 def test_each_flag_stands_on_the_page_of_its_method_with_its_default_its_range_and_the_meanings_of_its_choices():
     for kind, name in EVERY:
-        rows = [line.strip('| ').split(' | ') for line in method_pages.flags_table(kind, name)[2:]]
+        rows = [line.strip('| ').split(' | ') for line in method_pages.flags_table(kind, name).splitlines()[2:]]
         rows = {row[0].strip('`-'): row[1:] for row in rows}
         module = method_pages.KINDS[kind][1][name]
         start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]

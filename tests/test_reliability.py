@@ -139,7 +139,7 @@ def test_a_damaged_database_is_written_anew_wherever_the_damage_is(half, tmp_pat
 
 
 def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, run, quick, capsys):
-    arguments = [*quick, *FEW, '--n_epochs', '1', '--untrained', half]
+    arguments = [*quick, *FEW, '--n_epochs', '1', '--reuse_epoch0', half]
     assert run(*arguments) == 0
     damage(half / 'spectrum.csv', 'digit', random.Random(0))
     assert run(*arguments) == 2

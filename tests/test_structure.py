@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import parameters
 from tests.helpers import FROM_COPY, executed, folder_of, rows_of
 from tests.test_parity import NETWORK, RETURNED, SAMPLER
 from tests.test_public_parts import MINER, TRIPLES
-from utilities import command_line
 
 ROOT = Path(__file__).parents[1]
-# what files of these folders import beside the standard library; others have what no file that is copied needs
-SELF_CONTAINED = {'criteria': {'torch'}, 'batch_mining': {'torch'}, 'datasampler': {'torch', 'numpy'}}
+SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'wrapping', 'storage')
 LARGEST_CORE = 1_048_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
@@ -63,7 +60,7 @@ def test_a_folder_imports_from_the_floors_below_and_files_that_are_copied_from_n
         found = imports(path)
         assert not (wrong := found & above), f'{path} imports {wrong}'
         if name in SELF_CONTAINED and path.stem not in SHARED:
-            assert found <= SELF_CONTAINED[name] | set(sys.stdlib_module_names), path
+            assert found <= {'torch', *sys.stdlib_module_names}, path
             assert path.stem not in sys.stdlib_module_names
 
 
@@ -89,31 +86,6 @@ def test_a_run_needs_none_of_the_optional_packages(quick):
     command = [sys.executable, '-c', script, *quick, '--n_epochs', '1']
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def commands(text):
-    """The `python main.py ...` commands of a page's code blocks, continued lines joined."""
-    for language, block in re.findall(r'^ *```(\w*).*?\n(.*?)^ *```', text, re.DOTALL | re.MULTILINE):
-        for line in map(str.strip, block.replace('\\\n', ' ').splitlines() if language in ('', 'bash', 'sh') else ()):
-            if line.startswith('python main.py'):
-                yield re.sub(r'\$\w+', '1', line)                   # the variable of a loop over folds or seeds
-
-
-def test_commands_after_a_block_of_another_language_are_found():
-    text = '```python\nx = 1\n```\n\n```bash\n  python main.py --fold $k \\\n    --bs 8\n```\n\n```\nnone\n```\n'
-    assert [command.split() for command in commands(text)] == [['python', 'main.py', '--fold', '1', '--bs', '8']]
-
-
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
-def test_the_commands_of_the_docs_parse(page):
-    for command in commands(page.read_text()):
-        arguments = shlex.split(command, comments=True)[2:]
-        flags = {argument[2:].split('=')[0] for argument in arguments if argument.startswith('--')}
-        flags -= {'loss_softmargin_scale'}
-        assert flags <= set(command_line.known_flags(parameters.build()))
-        elsewhere = {'resume', 'evaluate', 'embed', 'draw', 'export', 'check_overlap', 'reproduce', 'config', 'help'}
-        if not flags & elsewhere and 'softmargin' not in arguments:
-            parameters.parse(arguments)                    # the others need a folder or a file of the reader's
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

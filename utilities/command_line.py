@@ -3,6 +3,7 @@ import argparse
 import inspect
 import json
 import math
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,16 @@ def yaml_mapping(text):
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a YAML mapping, as '{{margin: 0.1}}', not {shortened(repr(text))}")
-    return value
+    return with_numbers(value)
+
+
+def with_numbers(value):
+    """The value with texts such as 1e-8 as numbers: YAML 1.1 takes them for text, and JSON writes them."""
+    if isinstance(value, dict):
+        return {name: with_numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(part) for part in value]
+    return float(value) if isinstance(value, str) and re.fullmatch(r'[-+]?\d+[eE][-+]?\d+', value) else value
 
 
 class YamlLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):            # ten times as fast, where PyYAML has it

@@ -49,7 +49,7 @@ def criterion(loss, opt, miner=None):
 
 
 def takes_maps(loss):
-    """Whether batch_features are feature maps in a file of the public kind, which has pooled features beside them."""
+    """Returns True if `forward` expects feature maps under the public name, and pooled features beside them."""
     return {'batch_features', 'avg_batch_features'} <= forward_parameters(loss.Criterion).keys()
 
 

@@ -3,8 +3,8 @@
 
 def aligned(rows, left=(0,)):
     """
-    Rows of texts, equally long -> lines with aligned columns: those with an index in `left` to the left, the others to
-    the right.
+    Aligns the columns of rows of texts, equally long: columns with an index in `left` to the left, the others to the
+    right.
 
     >>> print(aligned([['code', 'bytes'], ['float32', '512']]))
     code     bytes
@@ -18,12 +18,12 @@ def aligned(rows, left=(0,)):
 
 def markdown(heads, rows):
     """
-    A Markdown table of texts; a | in a text is escaped.
+    Returns a Markdown table of texts and numbers; a | in a text is escaped.
 
-    >>> print(markdown(['a', 'b'], [['1', '2']]))
+    >>> print(markdown(['a', 'b'], [['1', 2]]))
     | a | b |
     |---|---|
     | 1 | 2 |
     """
-    lines = [' | '.join(text.replace('|', r'\|') for text in row) for row in (heads, *rows)]
+    lines = [' | '.join(str(cell).replace('|', r'\|') for cell in row) for row in (heads, *rows)]
     return '\n'.join([f'| {lines[0]} |', '|---' * len(heads) + '|', *(f'| {line} |' for line in lines[1:])])

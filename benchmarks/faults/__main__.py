@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks.faults import files, images, inputs, processes
 from benchmarks.faults.runs import Lab, draw, preload
+from utilities.text_tables import aligned
 
 # kind of fault: its generator, which yields None for each fault that was survived, else a text on what happened; its
 # number n with --quick, and without
@@ -33,6 +34,7 @@ KINDS = {
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),
     'ends of two processes': (processes.ends, 2, 50),
+    'foreign values': (processes.foreign_values, 3, 20),
     'lost worker': (processes.lost_worker, 2, 20),
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
@@ -75,9 +77,8 @@ def main(arguments):
             if problem:
                 tqdm.write(f'{kind}: {problem}')
         counts[kind] = len(results), results.count(None)
-    print(f'{"kind of fault":<24}{"tried":>8}{"survived":>10}')
-    for kind, (tried, survived) in counts.items():
-        print(f'{kind:<24}{tried:>8}{survived:>10}')
+    rows = [[kind, *map(str, pair)] for kind, pair in counts.items()]
+    print(aligned([['kind of fault', 'tried', 'survived'], *rows]))
     if lost := sum(tried - survived for tried, survived in counts.values()):
         print(f'{lost} were not survived; what they left is in {folder}')
         return 1

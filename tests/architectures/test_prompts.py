@@ -1,4 +1,4 @@
-"""--prompts: the network equals a loop over its blocks with prompts inserted by hand; only they and the head train."""
+"""--visual_prompts: the network equals a loop over its blocks with prompts inserted by hand, which train."""
 import copy
 import functools
 
@@ -108,7 +108,7 @@ def test_cascaded_embeddings_leave_the_prompts_out(opt, small):
 
 
 @pytest.mark.parametrize('arch, flags, sentence', [
-    ('timm:test_resnet', {}, '--prompts 3: --arch timm:test_resnet cannot take them; choose a ViT of timm'),
+    ('timm:test_resnet', {}, '--visual_prompts 3: --arch timm:test_resnet cannot take them; choose a ViT of timm'),
     ('timm:beit_base_patch16_224', {}, 'or give --lora_rank for windowed or relative attention'),
     ('timm:test_vit', {'prompt_depth': 7}, '--prompt_depth 7: --arch timm:test_vit has 6 blocks; 0 means all')])
 def test_other_networks_are_refused(arch, flags, sentence, opt):
@@ -117,9 +117,9 @@ def test_other_networks_are_refused(arch, flags, sentence, opt):
 
 
 def test_a_run_with_prompts_resumes_exactly_and_in_pieces(quick, run, tmp_path):
-    arguments = [*quick, '--no_train_metrics', '--arch', 'timm:test_vit3_normalize', '--input_size', '32', '--prompts',
-                 '4', '--micro_bs', '5', '--amp', 'bfloat16', '--ema', '0.9', '--iterations_per_epoch', '1',
-                 '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    arguments = [*quick, '--no_train_metrics', '--arch', 'timm:test_vit3_normalize', '--input_size', '32',
+                 '--visual_prompts', '4', '--micro_bs', '5', '--amp', 'bfloat16', '--ema', '0.9',
+                 '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0

@@ -10,6 +10,7 @@ import criteria
 from criteria import margin
 from tests.criteria import cases, references
 from tests.criteria.test_references import WAYS, assert_same, batch_of
+from utilities import method_flags
 from utilities.loss_sums import triplets_from_masks
 
 MEMORY = [loss for loss, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
@@ -90,6 +91,17 @@ def test_the_counts_of_the_log(opt):
     assert {key: int(count) for key, count in criterion.log.items()} == {
         'tuples': int(sum(kept).sum()), 'violating_positives': int(kept[0].sum()),
         'violating_negatives': int(kept[1].sum())}
+
+
+@pytest.mark.parametrize('methods', [criteria.CRITERIA, batch_mining.BATCHMINERS], ids=['losses', 'miners'])
+def test_the_functions_of_a_method_agree_on_their_defaults(methods):
+    """A flag has the default of one of them."""
+    for name, module in methods.items():
+        known = {}
+        for function in method_flags.public_functions(module) if module else ():
+            if function.__name__.startswith(name):
+                for argument, (default, _) in method_flags.defaults_and_texts(function).items():
+                    assert known.setdefault(argument, default) == default, (function, argument)
 
 
 # Repeated functions

@@ -25,7 +25,7 @@ SIZE = 64
 NETWORKS = {'conv4_normalize': ['--pool', 'gem', '--embed_layers', '32', '--embed_norm', 'layer', '--input_bgr', 'true',
                                 '--input_mean', '.4', '.5', '.6'],
             'timm:test_vit_normalize': [
-                '--lora_rank', '2', '--prompts', '3', '--prompt_depth', '2', '--pool', 'token_patches']}
+                '--lora_rank', '2', '--visual_prompts', '3', '--prompt_depth', '2', '--pool', 'token_patches']}
 
 
 def runner(file):

@@ -19,8 +19,9 @@ from utilities.errors import UserError
 ROOT = Path(__file__).parents[2]
 
 
-def table(lines):
-    """{first cell: {heading: cell}} of the first table of some lines."""
+def table(text):
+    """{first cell: {heading: cell}} of the first table of a text."""
+    lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith('|'))
     cells = []
     for line in lines[first:]:
@@ -44,8 +45,8 @@ def test_the_tables_of_the_pages_are_those_of_the_committed_rows(tmp_path, capsy
 
 def test_a_place_without_a_table_is_an_error():
     with pytest.raises(UserError, match='there is no table b; the tables are a'):
-        pages.fill('<!-- table b -->\n<!-- end -->', {'a': ['x']})
-    filled = pages.fill('<!-- table a -->\nold\n<!-- end -->\n', {'a': ['x']})
+        pages.fill('<!-- table b -->\n<!-- end -->', {'a': 'x'})
+    filled = pages.fill('<!-- table a -->\nold\n<!-- end -->\n', {'a': 'x'})
     assert filled == '<!-- table a -->\n\nx\n\n<!-- end -->\n'
 
 
@@ -108,5 +109,5 @@ def test_runs_on_other_test_images_have_no_mean(tmp_path):
 def test_the_versions_stand_on_the_page():
     method = methods.Method('Omniglot_MS', {0: Run('a', 'b', {
         'git_commit': '0123456789', 'versions': json.dumps({'python': '3.11.7', 'torch': '2.14.1'})}, [])})
-    assert methods.origins({'Omniglot_MS': method}) == [
-        '1 runs of 1 methods; commits (runs): `01234567` (1); packages: python 3.11.7, torch 2.14.1.']
+    assert methods.origins({'Omniglot_MS': method}) == (
+        '1 runs of 1 methods; commits (runs): `01234567` (1); packages: python 3.11.7, torch 2.14.1.')
