@@ -24,7 +24,7 @@ from utilities.files import read_csv, write_text
 FOLDER = Path(__file__).parent / 'settings'
 STUDY = re.compile(r'Claims_Omniglot_([AB])_(.+)')
 CANDIDATE = re.compile(r'Candidates_Omniglot_([AB])_(.+)_(\d)_fold\d')
-SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # in trials.csv, and in the records of a run
+SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # names in trials.csv, and in the records of a run
 N_CANDIDATES = 2
 NO_FLAGS = ('trial', 'state', SCORE, 'best_epochs', 'seconds', 'reason')
 
