@@ -158,6 +158,7 @@ def test_a_broken_image_stops_the_run_and_leaves_no_folder(quick, run, tmp_path,
     import shutil
     shutil.copytree(patterns / 'images', tmp_path / 'data' / 'images')
     (tmp_path / 'data' / 'images' / 'class_00' / '0.png').write_bytes(b'broken')
+    quick = [*quick, '--no_train_metrics', 'false']
     for kernels in (0, 2):
         assert run(*quick, '--source_path', tmp_path / 'data', '--kernels', kernels) == 2
         error = capsys.readouterr().err
@@ -512,7 +513,7 @@ def lone(tmp_path):
 
 
 def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
-    assert run(*quick, '--source_path', lone) == 2
+    assert run(*quick, '--source_path', lone, '--no_train_metrics', 'false') == 2
     assert 'no evaluated image (train, test) has a positive' in capsys.readouterr().err
     assert run(*quick, '--bs', '6', '--samples_per_class', '1', '--loss', 'triplet') == 2
     assert '--samples_per_class 1: ' in capsys.readouterr().err and not (tmp_path / 'runs').exists()
