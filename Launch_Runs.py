@@ -59,7 +59,7 @@ def work(opt, more):
     if opt.dry_run:
         return status.dry_run(runs)
     if opt.status:
-        return status.show(runs)
+        return status.show(lambda: status.table(runs))
     if opt.slurm:
         return slurm.submit(opt, runs)
     return local.launch(runs, at_once)

@@ -51,7 +51,7 @@ main.py --help evaluation     the flags of a group; more words give more pages
 main.py --help resumable      the flags that --resume may change; machine: flags that do not change results
 main.py --help all            every flag
 
-docs/flags.md says more."""
+docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
            'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
@@ -254,7 +254,7 @@ def data_parameters(parser):
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
-        help='augmentation of the training images; docs/flags.md explains each')
+        help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -410,7 +410,8 @@ def training_parameters(parser):
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0, resumable=True, effect=lambda opt: opt.scheduler == 'cosine',
         never=('the learning rates never fall', lambda opt, n_steps: 0 < opt.cosine_delay >= opt.n_epochs - 1),
-        help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
+        help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
+             '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'onecycle',
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0, resumable=True,
@@ -803,7 +804,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/combining.md says how to make the file')
+                        'docs/training_methods.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

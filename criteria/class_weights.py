@@ -107,7 +107,7 @@ def problem(opt):
         read_weights(opt.class_weights, opt.class_names)
     except (OSError, ValueError) as error:
         reason = getattr(error, 'strerror', None) or error
-        return f'--class_weights {opt.class_weights}: {reason}; give balanced, or a CSV file (docs/combining.md)'
+        return f'--class_weights {opt.class_weights}: {reason}; give balanced, or a CSV file (docs/training_methods.md)'
     return None
 
 

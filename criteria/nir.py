@@ -107,8 +107,7 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
         proxies: [C, D], one per class, normalised here.
         flow:    (points [B, D], conditions [B, D]) -> latent points [B, D], log-determinants of the Jacobian [B].
         w_align: ω, weight of the proxy loss; the weight of the non-isotropy regularisation is 1.
-        noise:   scale of uniform noise that is added to the embeddings before the flow; 0: none, else the sums are
-                 normalised.
+        noise:   scale of uniform noise added to the embeddings before the flow, which are then normalised; 0: none.
         pos_alpha, neg_alpha, pos_delta, neg_delta: parameters of the proxy loss; see proxy_alignment.
 
     Returns: scalar, the mean of e^n over the samples plus ω times the proxy loss. n = ‖z‖² / 2 − log |det J|, where z

@@ -66,7 +66,7 @@ def read_split_lists(opt, what):
         raise UserError(f'{what}: {error.strerror}') from None
     except (ValueError, RecursionError) as error:
         raise UserError(f'{what}: not a JSON or YAML file in UTF-8 with keys that occur once ({str(error)[:100]}); '
-                        'docs/data.md says how to convert a pickle') from None
+                        'docs/protocols.md says how to convert a pickle') from None
     steps = content if isinstance(content, dict) else {}
     if steps and all(isinstance(step, dict) for step in steps.values()):
         steps = {str(name): step for name, step in steps.items()}

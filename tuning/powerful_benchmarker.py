@@ -25,17 +25,18 @@ CENTRE = {'Resize': {'size': 256}, 'CenterCrop': {'size': 227}}
 # values by which an option adds nothing to what main.py does anyway
 USUAL = {'training_method': {'MetricLossOnly': {}}, 'testing_method': {'GlobalEmbeddingSpaceTester': {}},
          'test_size': 0.5, 'test_start_idx': 0.5, 'label_hierarchy_level': 0, 'special_split_scheme_name': None,
-         'check_untrained_accuracy': True, 'eval_size_of_tsne': 0, 'meta_testing_method': None, 'eval_pca': None,
-         'patience': None}
+         'eval_size_of_tsne': 0, 'meta_testing_method': None, 'eval_pca': None, 'patience': None}
+# options without influence on results
 MACHINE = {'pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name', 'eval_dataloader_num_workers',
-           'eval_batch_size'}                                                    # without influence on results
+           'eval_batch_size'}
 # options that the supplement of the paper tells its readers to delete, by loss
 OBSOLETE = {'ContrastiveLoss': {'avg_non_zero_only', 'use_similarity'}, 'TripletMarginLoss': {'avg_non_zero_only'},
             'SignalToNoiseRatioContrastiveLoss': {'avg_non_zero_only'}}
 PLAIN = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per_epoch', 'save_interval': 'eval_every',
          'patience': 'patience', 'dataloader_num_workers': 'kernels', 'batch_size': 'bs',
          'num_training_partitions': 'n_folds', 'num_training_sets': 'n_training_folds', 'eval_pca': 'pca',
-         'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features'}
+         'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features',
+         'check_untrained_accuracy': 'check_untrained_accuracy', 'eval_batch_size': 'eval_bs'}
 
 
 def command(given):
@@ -211,10 +212,6 @@ def evaluation(left, settings, notes):
     if reference in REFERENCES:
         settings['eval_reference'] = REFERENCES[reference]
         del left['eval_reference_set']
-    known = command_line.known_flags(parameters.build())
-    for option, flag in (('check_untrained_accuracy', 'check_untrained_accuracy'), ('eval_batch_size', 'eval_bs')):
-        if flag in known and left.get(option) is not None:
-            settings[flag] = left.pop(option)
 
 
 def with_arguments(value):

@@ -16,7 +16,7 @@ MOST = 30                     # flags that the page of a word explains; if more 
 class Help(argparse.Action):
     def __init__(self, option_strings, dest):
         super().__init__(option_strings, dest, nargs='*', default=argparse.SUPPRESS, metavar='WORD',
-                         help='explain the flags of a method or a group, or with a word; all: every flag')
+                         help='explain the flags of a method, of a group, or with a word in them; all: every flag')
 
     def __call__(self, parser, namespace, words, option_string=None):
         print(page(parser, words), end='')
@@ -96,6 +96,9 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def __init__(self, prog, **options):
         super().__init__(prog, max_help_position=40, width=120)
+
+    def _fill_text(self, text, width, indent):
+        return text if '\n' in text else super()._fill_text(text, width, indent)          # tables stay as they are
 
     def _get_help_string(self, action):
         return shown_help(action)
