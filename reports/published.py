@@ -34,7 +34,7 @@ def report(opt, groups, notes):
     if compared.empty:
         raise UserError(f'--published {" ".join(opt.published)}: no group has a published value; they belong to the '
                         'groups of Revisit_Runs.sh and run_scripts/, such as CUB_Margin_b06_Distance')
-    if others := [group for _, group in runs_by_line(groups) if group not in set(compared.group)]:
+    if others := [group for _, group, _ in runs_by_line(groups) if group not in set(compared.group)]:
         notes = [*notes, f'no published value: {", ".join(others)}']
     texts = {'markdown': '', 'latex': ''}
     for (paper, dataset), rows in compared.groupby(['paper', 'data_set'], sort=False):
@@ -66,16 +66,16 @@ def compare(paper, groups):
     compared; interval, half and published_half: half the widths of the 95 % intervals of the difference and the means.
     """
     found, rows = runs_by_line(groups), []
-    methods = naming.methods(found)
+    methods = naming.methods((dataset, group) for dataset, group, _ in found)
     for line in read(paper).itertuples():
-        key = line.data_set, line.run
+        key = line.data_set, line.run, line.split_scheme == 'mlrc'
         if key not in found:
             continue
         values, reason = values_by_rule(line, found[key])
         ours, half = significance.t_interval(values) if values else (math.nan, math.nan)
         difference, width = ours - line.published, interval(line, values)
         rows.append(line._asdict() | {
-            'group': line.run, 'method': methods[key], 'reason': reason, 'n_published': line.n,
+            'group': line.run, 'method': methods[key[:2]], 'reason': reason, 'n_published': line.n,
             'published_std': line.population_std, 'published_half': student(line.n) * standard_error(line),
             'ours': ours, 'std': np.std(values, ddof=1) if len(values) > 1 else math.nan, 'n': len(values),
             'half': half, 'difference': difference, 'interval': width, 'differs': abs(difference) > width})
@@ -83,12 +83,12 @@ def compare(paper, groups):
 
 
 def runs_by_line(groups):
-    """{(data set, group without _fold<k>): [Run]} of the Groups."""
+    """{(data set, group without _fold<k>, whether it had one): [Run]} of the Groups."""
     found = {}
     for group in groups:
         for run in group.runs:
             line = group.name.removesuffix(f'_fold{run.flags.get("fold")}')
-            found.setdefault((group.dataset, line), []).append(run)
+            found.setdefault((group.dataset, line, line != group.name), []).append(run)
     return found
 
 
