@@ -186,7 +186,7 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
         (folder / package / 'own_part.py').write_text(text)
         register(folder, package, registry, 'own_part')
     flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
-    run_in(folder, *quick, '--n_epochs', '1', '--no_train_metrics', *flags)
+    run_in(folder, *quick, '--n_epochs', '1', *flags)
     assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
 
 

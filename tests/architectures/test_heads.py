@@ -171,7 +171,7 @@ def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, 
     ('conv4', 'batch', 'not of the whole batch of 12; --arch conv4_frozen keeps them fixed'),
     ('conv4_frozen', 'layer', None)])
 def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence, quick, run, capsys):
-    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', *arch.split(), '--embed_norm', norm,
+    assert run(*quick, '--n_epochs', '1', '--arch', *arch.split(), '--embed_norm', norm,
                '--micro_bs', '6') == 0
     out = capsys.readouterr().out
     assert (sentence in out) if sentence else 'BatchNorm uses the statistics' not in out
@@ -182,7 +182,7 @@ def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence,
     ('--embed_norm batch --micro_bs 2 --n_epochs 0', False)])
 def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused, quick, run, capsys, tmp_path):
     """--micro_bs 2 makes nine pieces of 17 images, one of them of a single image, whose maps have several values."""
-    code = run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
+    code = run(*quick, '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
                '--iterations_per_epoch', '1', '--data_sampler', 'full_random', '--bs', '17', '--loss', 'proxyanchor',
                '--batch_mining', 'none', *flags.split())
     error = capsys.readouterr().err

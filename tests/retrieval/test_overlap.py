@@ -31,7 +31,7 @@ def planted(patterns, tmp_path):
 
 
 def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tmp_path, capsys):
-    quick = [*quick, '--source_path', planted, '--no_train_metrics', '--n_epochs', '1']
+    quick = [*quick, '--source_path', planted, '--n_epochs', '1']
     assert run(*quick) == 0 and run(*quick, '--group', 'other') == 0
     folder = folder_of(tmp_path)
     before = yaml.safe_load((folder / 'splits.yaml').read_text())
@@ -79,7 +79,7 @@ def test_refusals(quick, place, flags, message, capsys):
 
 
 def test_other_data_than_those_of_the_run(quick, run, planted, tmp_path, capsys):
-    assert run(*quick, '--n_epochs', '0', '--no_train_metrics') == 0
+    assert run(*quick, '--n_epochs', '0') == 0
     assert after_training(folder_of(tmp_path), 'overlap', '--source_path', planted) == 2
     assert 'the data have other classes or numbers of images' in capsys.readouterr().err
 
