@@ -20,8 +20,7 @@ def build():
          help='evaluate the first D principal components, fitted on the training and validation classes; 0 means all '
               'dimensions')
     what('--untrained', action='store_true',
-         help="also evaluate the networks before training: the features of the backbone, and the embeddings"
-              '')
+         help="also evaluate the networks before training: the features of the backbone, and the embeddings")
     machine = parser.add_argument_group("this machine; by default as in the runs' records")
     machine.add_argument('--source_path', '--source', help="the folder that holds the data sets' folders")
     machine.add_argument('--device', choices=['auto', 'cpu', 'cuda', 'mps'], help='the device to compute on')

@@ -2,7 +2,7 @@
 import sys
 
 from utilities import command_line
-from utilities.errors import exit_code
+from utilities.errors import UserError, exit_code
 
 
 def build():
@@ -38,6 +38,9 @@ def build():
             help='add the difference between each group and this one, with its 95 percent interval')
     numbers('--digits', type=command_line.COUNT, default=1,
             help='decimals of percentages; other numbers have two more')
+    numbers('--published', nargs='+', choices=['roth2020', 'musgrave2020', 'mohan2020'], metavar='PAPER', default=[],
+            help="instead: each group's published value, ours by the paper's own rule, and their difference; "
+                 'roth2020, musgrave2020, mohan2020')
     output = parser.add_argument_group('what to write').add_argument
     output('--latex', metavar='FILE', help='write the table in LaTeX, for the package booktabs')
     output('--markdown', metavar='FILE', help='write the table in Markdown')
@@ -64,7 +67,13 @@ def planned(script):
 
 
 def work(arguments):
-    opt = build().parse_args(arguments)
+    parser = build()
+    opt = parser.parse_args(arguments)
+    given = [f'--{name}' for name in ('metrics', 'select', 'select_by', 'per_metric', 'baseline', 'rows', 'compare',
+                                      'figure_metrics') if getattr(opt, name) != parser.get_default(name)]
+    if opt.published and given:
+        raise UserError(f'--published: the papers say which metrics and epochs are compared; leave out '
+                        f'{", ".join(given)}')
     from reports import results  # imports torch, which --help does not need
     results.report(opt, planned(opt.script) if opt.script else ())
 

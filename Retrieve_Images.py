@@ -71,7 +71,7 @@ def build():
         ('serve', 'serve a page to search an index by dropping a photo on it'))
     index, query, add, remove, suspects, serve = (commands.add_parser(name, help=text, description=text)
                                                   for name, text in texts)
-    index.add_argument('run', metavar='RUN', help='a run folder, of which the last checkpoint is used, or a checkpoint')
+    index.add_argument('run', metavar='RUN', help='run folder, whose last checkpoint is used, or a checkpoint')
     add_photos(index)
     index.add_argument('--out', required=True, metavar='INDEX', help='folder of the index')
     index.add_argument('--recall', type=command_line.FRACTION, default=0.95,

@@ -24,7 +24,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 # folder, registry, what the flags begin with
 _KINDS = {'criterion': ('criteria', 'CRITERIA', 'loss_{}_'), 'miner': ('batch_mining', 'BATCHMINERS', 'miner_{}_'),
           'sampler': ('datasampler', 'SAMPLERS', 'data_')}
-# what a run takes from its data, its network and its other flags, in the form of FLAGS; every method accepts it
+# values that a run takes from its data, its network and its other flags, in the form of FLAGS; every method takes them
 _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'},
         'embed_dim': {'type': 'int', 'at_least': 1, 'help': 'dimension of the embeddings'},
         'n_features': {'type': 'int', 'at_least': 1, 'help': 'number of pooled features of the backbone'},
@@ -63,9 +63,9 @@ def criterion(loss, miner=None, **settings):
     if miner is not None and not any(_module('criterion', name).REQUIRES_BATCHMINER for name in inner or [loss]):
         raise ValueError(f'criterion {loss!r} takes no miner')
     others = [*(('criterion', name) for name in inner), ('miner', miner)]
-    opt, module = _namespace('criterion', loss, settings, others)
+    opt = _namespace('criterion', loss, settings, others)
     try:
-        built = _built(opt, module, loss, miner)
+        built = _built(opt, loss, miner)
     except AttributeError as error:
         if not isinstance(error.obj, types.SimpleNamespace):
             raise
@@ -91,8 +91,7 @@ def miner(name, masks=False, **settings):
 
     Raises: as criterion().
     """
-    opt, _ = _namespace('miner', name, settings)
-    mined = _miner(opt, name, masks)
+    mined = _miner(_namespace('miner', name, settings), name, masks)
 
     def mine(batch, labels):
         _check_batch(batch, labels)
@@ -119,8 +118,7 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     Raises TypeError for settings that are unknown or missing, and ValueError for unknown names and for sizes that do
     not fit.
     """
-    opt, module = _namespace('sampler', name, settings)
-    further = []
+    opt, module, further = _namespace('sampler', name, settings), _module('sampler', name), []
     for argument, value, needed in (('embeddings', embeddings, getattr(module, 'REQUIRES_STORAGE', False)),
                                     ('superclasses', superclasses, getattr(module, 'REQUIRES_HIERARCHY', False))):
         if needed == (value is None):
@@ -326,12 +324,12 @@ def _inner(loss, settings):
 
 
 def _namespace(kind, name, settings, others=()):
-    """The namespace that a method takes, and its file. others: (kind, name) of methods inside it."""
+    """The namespace that a method takes. others: (kind, name) of methods inside it."""
     start = _KINDS[kind][2].format(name)
     takes = _flags(kind, name)
     for other in others:
         takes |= _flags(*other) if isinstance(other[1], str) else {}
-    full = {given: given if given in takes else f'{start}{given}' if f'{start}{given}' in takes else given
+    full = {given: f'{start}{given}' if given not in takes and f'{start}{given}' in takes else given
             for given in settings}
     takes |= {flag: values for flag, values in _RUN.items() if flag not in takes}
     if unknown := [given for given, flag in full.items() if flag not in takes]:
@@ -341,8 +339,8 @@ def _namespace(kind, name, settings, others=()):
         if expected := _method_flags.expected(takes[flag], settings[given]):
             raise ValueError(f'{kind} {name!r}: {given}={settings[given]!r}: expected {expected}')
     defaults = {flag: values['default'] for flag, values in takes.items() if 'default' in values}
-    return types.SimpleNamespace(**defaults | {'loss': None} | {full[given]: value for given, value in settings.items()}
-                                 ), _module(kind, name)
+    chosen = {full[given]: value for given, value in settings.items()}
+    return types.SimpleNamespace(**defaults | {'loss': None} | chosen)
 
 
 def _miner(opt, name, masks):
@@ -351,14 +349,13 @@ def _miner(opt, name, masks):
     return _import('utilities', 'loss_sums').Miner(batchminer, name if isinstance(name, str) else 'of yours', masks)
 
 
-def _built(opt, module, loss, miner):
-    """The Criterion of a file, with its miner, the losses inside it and parameter_groups()."""
-    opt = types.SimpleNamespace(**vars(opt) | {'loss': loss})
+def _built(opt, loss, miner):
+    """The Criterion of a loss, with its miner, the losses inside it and parameter_groups()."""
+    opt, module = types.SimpleNamespace(**vars(opt) | {'loss': loss}), _module('criterion', loss)
     if hasattr(module, 'REQUIRES_CRITERIA'):
         def build(name, dim):
-            file = _module('criterion', name)
-            return _built(types.SimpleNamespace(**vars(opt) | {'embed_dim': dim}), file, name,
-                          miner if file.REQUIRES_BATCHMINER else None)
+            takes_miner = _module('criterion', name).REQUIRES_BATCHMINER
+            return _built(types.SimpleNamespace(**vars(opt) | {'embed_dim': dim}), name, miner if takes_miner else None)
         built = module.Criterion(opt, build)
     elif module.REQUIRES_BATCHMINER:
         allowed = module.ALLOWED_MINING_OPS or [*_files('miner')]

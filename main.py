@@ -60,9 +60,10 @@ def begin(opt, arguments):
         print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.recorded_settings(opt)
     built = parts.build(opt)
-    if opt.reproduce and (changed := run_folder.changed_data(run_folder.read(opt.reproduce), built.data.description)):
+    reproduced = opt.reproduce and run_folder.read(opt.reproduce)
+    if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    if opt.reproduce and (merged := run_folder.merged_in_words(run_folder.read(opt.reproduce))):
+    if reproduced and (merged := run_folder.merged_in_words(reproduced)):
         print(f'Note: {opt.reproduce} changed its settings within the run: {merged}. This run has the last ones '
               'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
@@ -107,8 +108,6 @@ def continue_run(opt, state, arguments, data):
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
                         f'start a new run with its settings by --reproduce {state.folder}')
-    if first and state.records is None:                      # a checkpoint of an earlier version of this program
-        state.records = reading.contents(state.folder, first, state.row)
     if opt.n_epochs < first - 1:
         raise UserError(f'--n_epochs {opt.n_epochs}: {state.folder} has trained {first - 1} epochs already')
     note_resumption(opt, state, arguments, data)

@@ -1,14 +1,42 @@
 """The optimizers of a run, their learning rates as a function of flags and step, the moving average of the weights."""
+import argparse
 import copy
+import inspect
 import math
 
 import torch
 
 import criteria
 from architectures import depth
-from utilities.errors import UserError
+from utilities.errors import UserError, nearest
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
+
+
+def why_unfit(kind):
+    """Why an optimizer of torch.optim, a class, cannot train a run; None where it can."""
+    if inspect.signature(kind.step).parameters['closure'].default is inspect.Parameter.empty:
+        return 'it computes the loss several times in a step, by a closure, and a run computes it once'
+    if kind is torch.optim.SparseAdam:
+        return 'it takes sparse gradients, which no network or loss here has'
+    return None
+
+
+# {name in lower case: class}
+OF_TORCH = {name.lower(): kind for name, kind in sorted(vars(torch.optim).items(), key=lambda item: item[0].lower())
+            if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer}
+OPTIMIZERS = {name: kind for name, kind in OF_TORCH.items() if not why_unfit(kind)}
+
+
+def optimizer_name(text):
+    """An argparse type: the name of an optimizer of torch.optim, in lower case."""
+    name = text.lower()
+    if name in OPTIMIZERS:
+        return name
+    if name in OF_TORCH:
+        raise argparse.ArgumentTypeError(f'{text} of torch.optim does not work here: {why_unfit(OF_TORCH[name])}')
+    raise argparse.ArgumentTypeError(f'{text} is unknown; choose from {", ".join(OPTIMIZERS)}'
+                                     f'{nearest(name, OPTIMIZERS)}')
 
 
 def select(opt, model, criterion, n_steps=1):
@@ -23,25 +51,58 @@ def select(opt, model, criterion, n_steps=1):
     check_once(network + own, criteria.optimizers(criterion))
     embedding = [group for group in network if group['name'].startswith('embedding')]
     groups, further = [group for group in network if not group['name'].startswith('embedding')], {}
-    for part, of_part, name, momentum in (('embed', embedding, opt.embed_optim, opt.embed_momentum),
-                                          ('loss', own, opt.loss_optim, opt.loss_momentum)):
-        if name is None or not of_part:
+    for part, of_part in (('embed', embedding), ('loss', own)):
+        if getattr(opt, f'{part}_optim') is None or not of_part:
             groups += of_part
         else:
-            further[f'{part}_optimizer'] = build(opt, name, of_part, opt.momentum if momentum is None else momentum)
-    optimizer = build(opt, opt.optim, groups, opt.momentum)
+            further[f'{part}_optimizer'] = build(opt, f'{part}_optim', of_part)
+    optimizer = build(opt, 'optim', groups)
     return optimizer, Schedule(opt, optimizer, n_steps, further)
 
 
-def build(opt, name, groups, momentum):
-    """The optimizer `name`, one of --optim, of these parameter groups."""
-    fused = {'fused': True} if opt.device.type == 'cuda' else {}                 # one kernel for all parameters
-    adam = {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)} | fused
-    optimizer = {'adam': lambda: torch.optim.Adam(groups, **adam), 'adamw': lambda: torch.optim.AdamW(groups, **adam),
-                 'sgd': lambda: torch.optim.SGD(groups, momentum=momentum, **fused),
-                 'rmsprop': lambda: torch.optim.RMSprop(groups, momentum=momentum)}[name]()
+def build(opt, flag, groups):
+    """The optimizer of --optim, --embed_optim or --loss_optim, `flag`, of these parameter groups."""
+    name = getattr(opt, flag)
+    fused = {'fused': True} if opt.device.type == 'cuda' and name in ('adam', 'adamw', 'sgd') else {}   # one kernel
+    own = dict(*getattr(opt, f'{flag}_args'))
+    try:
+        optimizer = OPTIMIZERS[name](groups, **fused | arguments_of_flags(opt, flag) | own)
+    except (ValueError, RuntimeError) as error:                # Muon takes matrices only
+        raise UserError(f'--{flag} {name}: {" ".join(str(error).split())[:200]}') from None
     optimizer.register_load_state_dict_pre_hook(as_built)
     return optimizer
+
+
+def arguments_of_flags(opt, flag):
+    """The arguments of the optimizer of `flag` that have flags of their own, beside learning rate and weight decay."""
+    name = getattr(opt, flag)
+    if name in ('adam', 'adamw'):
+        return {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)}
+    if name in ('sgd', 'rmsprop'):
+        momentum = getattr(opt, flag.replace('optim', 'momentum'))
+        return {'momentum': opt.momentum if momentum is None else momentum}
+    return {}
+
+
+def check_arguments(opt):
+    """Raises UserError for arguments of an optimizer that have flags, or with which torch takes no step."""
+    for flag in ('optim', 'embed_optim', 'loss_optim'):
+        given, name = getattr(opt, f'{flag}_args'), getattr(opt, flag)
+        if len(given) > 1:
+            raise UserError(f'--{flag}_args: expected one mapping, not {len(given)}')
+        if not given or name is None:
+            continue
+        by_flags = arguments_of_flags(opt, flag)
+        if given[0].keys() & {'lr', 'weight_decay', *by_flags}:
+            raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum, --adam_eps and --adam_betas '
+                            'give the learning rate, weight decay, momentum, eps and betas')
+        parameter = torch.nn.Parameter(torch.zeros(2, 2))
+        parameter.grad = torch.zeros(2, 2)
+        try:
+            OPTIMIZERS[name]([parameter], **by_flags | given[0]).step()
+        except Exception as error:                                        # torch raises anything
+            raise UserError(f'--{flag}_args {given[0]}: {" ".join(str(error).split())[:200]}; the arguments are those '
+                            f'of torch.optim.{OPTIMIZERS[name].__name__}') from None
 
 
 def check_once(groups, own):
@@ -100,16 +161,26 @@ def as_built(optimizer, state):
         if kind_of(saved) != kind_of(own):
             raise ValueError('it is the state of another kind of optimizer')
         for number, parameter in zip(saved['params'], own['params'], strict=True):
-            if any(isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape
-                   for value in state['state'].get(number, {}).values()):
+            if not all(fits(value, parameter) for value in state['state'].get(number, {}).values()):
                 raise ValueError('it is the state of parameters of other shapes')
         groups.append(saved | {name: value for name, value in own.items() if name != 'params'})
     return state | {'param_groups': groups}
 
 
+def fits(value, parameter):
+    """Whether a part of an optimizer's state belongs to a parameter; Adafactor's have one row or one column of it."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == parameter.shape:
+        return True
+    return value.dim() == parameter.dim() and all(
+        size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))
+
+
 def kind_of(group):
-    """What tells the kinds of --optim apart in a parameter group."""
-    return [name in group for name in ('betas', 'alpha', 'nesterov')], bool(group.get('decoupled_weight_decay'))
+    """What tells apart, in a parameter group, the kinds of --optim and the settings that need a state of their own."""
+    names = ('betas', 'alpha', 'nesterov', 'momentum_decay', 'amsgrad', 'rho', 'beta2_decay', 'lr_decay', 'lambd',
+             'etas', 'ns_steps')
+    switches = ('decoupled_weight_decay', 'amsgrad', 'centered', 'momentum')
+    return [name in group for name in names], [bool(group.get(name)) for name in switches]
 
 
 def optimizer_parameters(optimizer):

@@ -10,28 +10,15 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
-import hashlib
 from pathlib import Path
 
 import criteria
 import datasampler
 import evaluation
+import optimization
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import (
-    CRITERIA,
-    cascade,
-    cross_batch_memory,
-    deep_adversarial,
-    direction_regularisation,
-    distillation,
-    language_guidance,
-    mahalanobis,
-    matryoshka,
-    required_inputs,
-    takes_miner,
-    with_nested_losses,
-)
+from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
@@ -56,6 +43,7 @@ from utilities.command_line import (
     yaml_mapping,
 )
 from utilities.errors import UserError
+from utilities.files import file_hash
 from utilities.flag_help import facts
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
@@ -63,15 +51,18 @@ main.py --help evaluation     the flags of a group; more words give more pages
 main.py --help resumable      the flags that --resume may change; machine: flags that do not change results
 main.py --help all            every flag
 
-docs/flags.md says more."""
+docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
-# what is put around a loss, in the order of the help
-WRAPPERS = [direction_regularisation, cascade, matryoshka, mahalanobis, deep_adversarial, cross_batch_memory,
-            distillation, language_guidance]
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
+           'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
+           'miner_parametric_learning': 'ppo', 'miner_parametric_ppo_clip': 0.2, 'miner_parametric_old_update': 5,
+           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False,
+           'loss_nir_nf_cond_mode': 'dense', 'loss_nir_nf_fc_init': 'none'}
+# flags of earlier versions that changed no result
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha',
+                  'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-OPTIMIZERS = ['adam', 'adamw', 'sgd', 'rmsprop']
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
 MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
          'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
@@ -263,7 +254,7 @@ def data_parameters(parser):
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8, effect=lambda opt: opt.use_tv_split,
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
-        help='augmentation of the training images; docs/flags.md explains each')
+        help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -386,10 +377,18 @@ def training_parameters(parser):
         default=[], help='parameters of the network without weight decay; by default none')
     add('--loss_decay', type=NOT_NEGATIVE, default=0.0, resumable=True, effect=trains_loss,
         help='weight decay of the parameters of the loss')
-    add('--optim', choices=OPTIMIZERS, default='adam', help='optimizer')
-    add('--embed_optim', choices=OPTIMIZERS, help='optimizer of the embedding layer; by default, --optim trains it')
-    add('--loss_optim', choices=OPTIMIZERS, effect=trains_loss,
+    kind = {'type': optimization.optimizer_name, 'names': optimization.OPTIMIZERS, 'metavar': 'NAME'}
+    own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
+    add('--optim', default='adam', **kind, help='optimizer of torch.optim')
+    add('--optim_args', arguments_of='optim', **own,
+        help="arguments of --optim that have no flag, as YAML, such as '{nesterov: true}'")
+    add('--embed_optim', **kind, help='optimizer of the embedding layer; by default, --optim trains it')
+    add('--embed_optim_args', arguments_of='embed_optim', **own, effect=lambda opt: opt.embed_optim,
+        help='arguments of --embed_optim, as YAML')
+    add('--loss_optim', **kind, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
+    add('--loss_optim_args', arguments_of='loss_optim', **own, effect=lambda opt: opt.loss_optim and trains_loss(opt),
+        help='arguments of --loss_optim, as YAML')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
     add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
@@ -411,7 +410,8 @@ def training_parameters(parser):
         help='cosine and onecycle: last value of the learning rates, as a fraction of the rates')
     add('--cosine_delay', type=COUNT, default=0, resumable=True, effect=lambda opt: opt.scheduler == 'cosine',
         never=('the learning rates never fall', lambda opt, n_steps: 0 < opt.cosine_delay >= opt.n_epochs - 1),
-        help='cosine: number of epochs at the start that the annealing over --n_epochs does not count')
+        help='cosine: number of first epochs at the full rates; the annealing begins after them and would take '
+             '--n_epochs')
     add('--onecycle_peak', type=FRACTION, default=0.3, resumable=True, effect=lambda opt: opt.scheduler == 'onecycle',
         help='onecycle: fraction of all steps after which the learning rates are highest')
     add('--lr_warmup', type=COUNT, default=0, resumable=True,
@@ -468,8 +468,8 @@ def loss_parameters(parser):
         help='loss, also pml:NAME of pytorch-metric-learning, torch:NAME of torch.nn, or a sum a+b with miners c+d')
     add('--loss_weights', nargs='+', type=REAL, default=[],
         help='weights of the losses in a sum of losses; by default 1 each')
-    for module in WRAPPERS:
-        for name, values in method_flags.declared(module, '').items():
+    for wrapper in (*criteria.wrapping.AROUND_A_LOSS, *criteria.wrapping.AROUND_THE_SUM):
+        for name, values in method_flags.declared(wrapper.file, '').items():
             add_method_flag(add, switch, name, values)
     add('--loss_pml_args', of=['pml'], nargs='*', type=yaml_mapping, default=[], metavar='YAML', arguments_of='loss',
         help="arguments of pml:NAME as YAML, such as '{margin: 0.1}'; one mapping per such loss, or for all")
@@ -525,10 +525,11 @@ def evaluation_parameters(parser):
         help='images that count as positives')
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
-    switch('--knn_approx', obsolete=True, help='without effect, since exact ranking is as fast; for older scripts')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
+    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', untrained=False,
+        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
     switch('--projector', untrained=False,
            help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
@@ -552,23 +553,15 @@ def record_parameters(parser):
         help='name of the setting, shared by its runs with different seeds')
 
 
-def measurement_parameters(parser):
-    add, switch = new_group(parser, 'for measurements', 'the results do not depend on them')
-    switch('--system_malloc', machine=True,
-           help='return freed memory to the operating system at once, instead of keeping it for reuse')
-    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', resumable=True,
-        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
-
-
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.',
-                    gone={name: f'moved: python Evaluate_Network.py RUN {command} ...'
-                          for name, command in MOVED.items()})
+                    gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
+                             for name, command in MOVED.items()},
+                          **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
-                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters,
-                measurement_parameters):
+                batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
         add(parser)
     return parser
 
@@ -665,7 +658,7 @@ def shown(value):
 def recorded_flags(place):
     """
     The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    flags that have MOVED or are REMOVED. Raises UserError where one of the latter had an effect.
+    flags that have MOVED, are REMOVED or were WITHOUT_EFFECT. Raises UserError where a REMOVED flag had an effect.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
@@ -675,7 +668,7 @@ def recorded_flags(place):
         if settings.get(name, default) != default:
             raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
                             'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in {*REMOVED, *MOVED}}
+    return {name: value for name, value in settings.items() if name not in {*REMOVED, *WITHOUT_EFFECT, *MOVED}}
 
 
 def metrics_of_old(folder):
@@ -725,8 +718,7 @@ def checksums_of_files(settings):
         file = Path(settings.get(name) or '/')
         file = file / checkpoint.LAST if file.is_dir() else file
         if file.is_file():
-            with open(file, 'rb') as content:
-                found[name] = hashlib.file_digest(content, 'sha256').hexdigest()[:16]
+            found[name] = file_hash(file)[:16]
     return found
 
 
@@ -744,7 +736,7 @@ def check_splits(parser, opt, unused=()):
         if {'splits', 'split_scheme'} <= {*opt.given}:
             raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
                             'them')
-        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # of an earlier run
+        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
     used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
     for flag, schemes in used_by.items():
@@ -774,6 +766,7 @@ def check(opt):
     evaluation.check_metrics(opt)
     evaluation.pictures.check(opt)
     criteria.wrapping.check_flags(opt)
+    optimization.check_arguments(opt)
     if opt.cascade and opt.embed_init in embedding_layer.FITTED:
         raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
     if opt.csv and opt.dataset != 'folder':
@@ -811,7 +804,7 @@ def check(opt):
     if opt.language_distill_w and not opt.language_vectors:
         raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
                         'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/combining.md says how to make the file')
+                        'docs/training_methods.md says how to make the file')
     low, high = opt.miner_parametric_support_lim
     if low >= high:
         raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')

@@ -19,7 +19,7 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint, run_folder
-from utilities import allocator, device, loss_sums, pml, processes, torch_losses
+from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.randomness import preserved, seed_everything
 
@@ -161,7 +161,7 @@ def prepare(opt):
     backends.check(opt)
     opt.device = device.select(opt)
     device.set_arithmetic(opt)
-    allocator.keep_freed(opt)
+    machine.keep_freed()
     seed_everything(opt.seed)
     backbone = build_backbone(opt)
     data = processes.one_first(lambda: datasets.select(opt, backbone.size))               # this may download it
@@ -196,7 +196,7 @@ def build_network(opt, backbone):
     model = processes.one_first(lambda: architectures.select(opt, backbone))              # may download weights
     is_faster = opt.device.type == 'cpu' or opt.device.type == 'cuda' and opt.amp != 'none'
     if is_faster and backbone.f_embed is None:                    # public networks need torch's default layout
-        model = model.to(memory_format=torch.channels_last)       # faster there (benchmarks/networks.py)
+        model = model.to(memory_format=torch.channels_last)       # faster there
     return model.to(opt.device)
 
 

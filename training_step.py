@@ -14,7 +14,7 @@ import optimization
 from optimization import existing_gradients, optimizer_parameters
 from utilities import device
 from utilities.loading import network_input
-from utilities.tuple_statistics import hard_pairs
+from utilities.trace import hard_pairs
 
 
 class TrainingStep:

@@ -78,7 +78,7 @@ def select_backbone(opt):
         if not name.startswith(getattr(module, 'SOURCES', ())) and name not in (names := module.names()):
             raise unknown(opt.arch, names, f'{module.NAMES} lists the names')
         backbone = module.backbone(opt, name)
-    elif public.is_network(module):
+    elif hasattr(module, 'Network'):                                  # a file of the public code
         backbone = Backbone(**public.network(opt, module))
     else:
         backbone = module.backbone(opt)

@@ -37,7 +37,6 @@ def mean_of_patches(tokens, n_prefix):
 OF_MAPS = {'avg': average, 'max': maximum, 'avg_max': lambda maps: average(maps) + maximum(maps), 'gem': Gem}
 OF_TOKENS = {'token': class_token, 'patches': mean_of_patches, 'token_patches': lambda tokens, n_prefix: torch.cat(
     [class_token(tokens, n_prefix), mean_of_patches(tokens, n_prefix)], dim=1)}
-POOLINGS = [*OF_MAPS, *OF_TOKENS]
 
 
 def select(opt, backbone):

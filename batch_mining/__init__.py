@@ -51,7 +51,8 @@ def build(opt, pml_arguments):
     if opt.batch_mining.startswith(pml.PREFIX):
         return pml.BatchMiner(opt, pml_arguments)
     module = choose(BATCHMINERS, opt.batch_mining, '--batch_mining')
-    return module and module.BatchMiner(public.with_public_margin(opt) if public.is_miner_file(module) else opt)
+    # a file of the public code has no FLAGS
+    return module and module.BatchMiner(opt if hasattr(module, 'FLAGS') else public.with_public_margin(opt))
 
 
 class Miners(list):

@@ -14,8 +14,7 @@ import torch
 FLAGS = {
     'lower_cutoff': {'at_least': 0, 'at_most': 2},
     'upper_cutoff': {'default': 1.4, 'at_least': 0, 'obsolete': True},
-    'positives': {'choices': {'one': 'a random one, as in the public code of Roth et al.',
-                              'all': 'every positive, each with its own negative, as in Wu et al.'}},
+    'positives': {'choices': ['one', 'all']},
 }
 
 
@@ -29,7 +28,7 @@ def distance_triplets(batch, labels, lower_cutoff=0.5, positives='one'):
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
         lower_cutoff: a distance; smaller distances are treated as equal to it.
-        positives:    positives of each anchor, one or all.
+        positives:    positives of each anchor: one at random (public code of Roth et al.) or all (Wu et al.).
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 

@@ -8,8 +8,8 @@ Differs: A negative as far as the positive is not semi-hard, since d_an > d_ap i
 import torch
 
 FLAGS = {
-    'pos': {'choices': {'easy': 'the nearest', 'hard': 'the farthest'}},
-    'neg': {'choices': {'semihard': 'the nearest that is farther than the positive', 'hard': 'the nearest'}},
+    'pos': {'choices': ['easy', 'hard']},
+    'neg': {'choices': ['semihard', 'hard']},
 }
 
 
@@ -19,8 +19,8 @@ def easyhard_triplets(batch, labels, pos='easy', neg='semihard'):
     Args:
         batch:  [B, D] embeddings.
         labels: [B].
-        pos:    positive to choose, easy or hard.
-        neg:    negative to choose, semihard or hard.
+        pos:    positive to choose: easy, the nearest, or hard, the farthest.
+        neg:    negative to choose: hard, the nearest, or semihard, the nearest that is farther than the positive.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without such a positive or negative are left out.
 

@@ -22,8 +22,8 @@ def rho_distance_triplets(batch, labels, lower_cutoff=0.5, cp=0.2):
     Args:
         batch:        [B, D] embeddings of norm 1.
         labels:       [B].
-        lower_cutoff: a distance; smaller distances have its weight.
-        cp:           probability of (a, a, p).
+        lower_cutoff: a distance; smaller distances are treated as equal to it.
+        cp:           probability of a triplet (a, a, p), which pushes the positive p away.
 
     Returns: [T, 3] int64 (anchor, positive, negative); anchors without a positive or a negative are left out.
 

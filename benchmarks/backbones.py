@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import architectures
 import parameters
-from benchmarks.measure import table
+from utilities.text_tables import markdown
 
 CASES = ('vit_small_patch14_dinov2:224', 'vit_base_patch14_dinov2:224', 'vit_small_patch16_dinov3:224',
          'vit_base_patch16_dinov3:224', 'vit_large_patch16_dinov3:224', 'vit_base_patch16_siglip_224:224',
@@ -92,7 +92,7 @@ def main():
             cells += [f'{n_trained / 1e6:.2f}', f'{n_bytes / 2**30:.1f}']
         rows.append([name, size, *cells])
     print(f'trained parameters in millions, GiB of a step of {given.bs} images with --amp bfloat16 and Adam')
-    print(table(['network', 'size', *(head for name in ADAPTATIONS for head in (f'{name}, M', 'GiB'))], rows))
+    print(markdown(['network', 'size', *(head for name in ADAPTATIONS for head in (f'{name}, M', 'GiB'))], rows))
 
 
 if __name__ == '__main__':

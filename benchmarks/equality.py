@@ -11,13 +11,13 @@ import torch
 
 from batch_mining.random_triplets import random_triplets
 from benchmarks.losses import CASES, SIZES, our_loss, random_batch, their_loss
-from benchmarks.measure import table
-from utilities.cores import processor
+from utilities.machine import processor
+from utilities.text_tables import markdown
 
 # counterparts that compute another loss, with the difference
 OTHERS = {'npair': 'the library takes the pairs alone', 'npair, pairs': 'our miner takes a random pair of each class',
           'angular': 'the library computes the angular term alone', 'dr_triplet, given': 'no direction regularisation',
-          'angular, its term': 'our miner takes a random positive', 'smoothap': 'the library swaps two numbers'}
+          'smoothap': 'the library swaps two numbers'}
 SAME = [name for name, case in CASES.items() if case.counterpart and name not in OTHERS]
 TOLERANCE = 1e-6
 COLUMNS = 'W', 'fc'                                       # the library's matrices [D, C], whose columns are the classes
@@ -73,7 +73,7 @@ def main():
     parser.add_argument('--size', type=int, choices=[*SIZES], default=112, help='batch size')
     opt = parser.parse_args()
     print(conditions(opt.size))
-    print(table(HEADS, list(compared(opt.losses, opt.size))))
+    print(markdown(HEADS, list(compared(opt.losses, opt.size))))
     print('\n'.join(f'Not the same loss: {name}: {reason}.' for name, reason in OTHERS.items()))
 
 

@@ -5,10 +5,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.measure import table
-from utilities import files
-from utilities.cores import processor
+from utilities import files, text_tables
 from utilities.errors import UserError
+from utilities.machine import processor
 
 PEERS = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'pytorch-metric-learning')
 KEYS = ('benchmark', 'job', 'ours', 'peer', 'ratio', 'target', 'met')
@@ -79,14 +78,14 @@ def markdown(found):
     A target is met if no machine misses it. found: results of read().
     """
     if len(found) == 1:
-        return table(['job; peer', 'ours', 'peer', 'ratio', 'target', 'met'],
+        return text_tables.markdown(['job; peer', 'ours', 'peer', 'ratio', 'target', 'met'],
                      [[row['job'], f'{row["ours"]:.3g}', f'{row["peer"]:.3g}', f'{row["ratio"]:.2f}',
                        f'{row["target"]:.2f}', 'yes' if row['met'] else 'no'] for row in found[0]['rows']])
     of_machine = [{(row['benchmark'], row['job'], row['target']): row for row in one['rows']} for one in found]
     order = list(dict.fromkeys(row['benchmark'] for one in found for row in one['rows']))
     keys = sorted(dict.fromkeys(key for rows in of_machine for key in rows), key=lambda key: order.index(key[0]))
     heads = [one['machine']['device'] or one['machine']['processor'] for one in found]
-    return table(['job; peer', *heads, 'target', 'met'], [
+    return text_tables.markdown(['job; peer', *heads, 'target', 'met'], [
         [key[1], *(ratio_text(rows[key]) if key in rows else '' for rows in of_machine), f'{key[2]:.2f}',
          'yes' if all(rows[key]['met'] for rows in of_machine if key in rows) else 'no'] for key in keys])
 

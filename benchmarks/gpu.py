@@ -20,12 +20,13 @@ import torch
 import evaluation
 from benchmarks import Row, figures, step
 from benchmarks.embeddings import SIZES, embeddings
+from benchmarks.evaluation import peers
 from evaluation import clustering
 from utilities import errors, stopping
 from utilities.errors import RunFailed, UserError
 
 LAST = 480                   # seconds after the start from which no further part begins
-N_PROCESSES, RECALL, NEIGHBOURS = 2, 0.53, 14
+N_PROCESSES, RECALL = 2, 0.53
 METRICS = ['precision_at_1', 'r_precision', 'map_at_r', 'e_recall@10', 'e_recall@1000', 'mAP']
 TOLERANCE = 1e-6             # largest difference of a metric on the GPU from the CPU's
 # (loss, miner): how often the host waits in a step, by the list in docs/development.md
@@ -113,37 +114,19 @@ def ranking(run):
             if abs(found['ours'][name] - found['cpu'][name]) > TOLERANCE:
                 raise RunFailed(f'{job}: {name} is {found["ours"][name]} on the GPU, {found["cpu"][name]} on the CPU')
         yield Row(f'{job}; on the CPU, {torch.get_num_threads()} threads', ours, peer, 1.0)
-        for name, function in libraries(points, moved, labels).items():
+        for name, function in libraries(moved, labels).items():
             yield Row(f'{job}; {name}', ours, timed(function), 0.5)
 
 
-def libraries(points, moved, labels):
-    """{name: function} of what can be compared with ranking here, from the installed libraries."""
+def libraries(moved, labels):
+    """The peers of benchmarks.evaluation, where both are installed."""
     try:
-        import faiss
+        return peers(moved, labels)
     except ImportError:
-        print('faiss is not installed: ranking is not compared with it, nor with pytorch-metric-learning, which needs '
-              'it', file=sys.stderr)
-        return {}
-
-    def search():
-        index = faiss.IndexFlatL2(points.shape[1])
-        if on_gpu:
-            index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-        index.add(points.numpy())
-        index.search(points.numpy(), NEIGHBOURS)
-
-    on_gpu = moved.is_cuda and hasattr(faiss, 'StandardGpuResources')
-    found = {f'faiss search on the {"GPU" if on_gpu else "CPU"}': search}
-    try:
-        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-    except ImportError:
-        print('pytorch-metric-learning is not installed: ranking is not compared with it', file=sys.stderr)
-        return found
-    calculator = AccuracyCalculator(('precision_at_1', 'r_precision', 'mean_average_precision_at_r'), k='max_bin_count',
-                                    device=moved.device)
-    targets = torch.from_numpy(labels).to(moved.device)
-    return found | {'AccuracyCalculator': lambda: calculator.get_accuracy(moved, targets)}
+        print('faiss is not installed: ranking is not compared with faiss and pytorch-metric-learning', file=sys.stderr)
+    except UserError as error:
+        print(error, file=sys.stderr)
+    return {}
 
 
 def clusters(run):
@@ -157,19 +140,13 @@ def clusters(run):
 
 
 def timed(function, rounds=1):
-    """Median wall-clock seconds of a call, after a first call without timing if there are several."""
+    """Median seconds of a call, as step.now() tells them, after a first call without timing if there are several."""
     taken = []
     for _ in range(rounds + (rounds > 1)):
-        began = synchronised()
+        began = step.now()
         function()
-        taken.append(synchronised() - began)
+        taken.append(step.now() - began)
     return median(taken[-rounds:])
-
-
-def synchronised():
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 PARTS = {'step': steps, 'waits': waits, 'bfloat16': half, 'compile': compiled, 'processes': processes,

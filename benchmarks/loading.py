@@ -3,11 +3,9 @@ Images per second of one core, from the file to the batch, augmented by random c
 with the usual pipelines: Pillow with torchvision's transforms, old (v1) and new (v2), and with timm's; torchvision's
 decoder with v2. All run in turn in one process with one thread, on the same crops.
 
-The pipelines to compare with give normalised float32 images, except for one that gives uint8 images, as ours do. The
-last line is the cost of making them float32 on the CPU (network_input), which the device does.
+The pipelines to compare with give normalised float32 images, except for one that gives uint8 images, as ours do.
 
 OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
-python -m benchmarks.loading --prefetch     waiting times by --kernels and by the batches that a worker prepares ahead
 """
 import argparse
 import os
@@ -31,8 +29,9 @@ from torchvision.transforms import v2
 import datasets
 import parameters
 from benchmarks import Row
-from datasets import decoding, pipeline
-from utilities.loading import Loader, network_input
+from datasets import decoding
+from utilities.loading import Loader
+from utilities.text_tables import markdown
 
 SIZE, BATCH = 224, 16
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -125,25 +124,7 @@ def pipelines(source, cache):
     return found
 
 
-def parts(source, n_batches):
-    """{name: function that performs one part of a pipeline on all images}"""
-    paths, found = sorted(source.glob('images/*/*')), {}
-    decoded = [decoding.opened(path).convert('RGB') for path in paths]
-    crop = v1.RandomResizedCrop(SIZE)
-    found['decoding alone, Pillow'] = lambda: [decoding.opened(path).load() for path in paths]
-    found['decoding alone, torchvision'] = lambda: [decode_image(read_file(str(path))) for path in paths]
-    found['crop and resizing alone, Pillow'] = lambda: [crop(image) for image in decoded]
-    arrays = [np.array(image) for image in decoded]
-    photos = [datasets.decoding.Photo(*pixels.shape[:2], lambda scale, pixels=pixels: pixels) for pixels in arrays]
-    fast = pipeline.Pipeline(ours(source, '').transform.transforms[:1], 'fast')
-    found['crop and resizing alone, torch'] = lambda: [fast.load(photo, None) for photo in photos]
-    batch = next(iter(Loader(ours(source, ''), batch_size=BATCH)))[0]
-    found['float32 in the main process'] = lambda: [network_input(batch, torch.device('cpu'))
-                                                    for _ in range(n_batches)]
-    return found
-
-
-def measure(folder, kind, rounds, with_parts=False):
+def measure(folder, kind, rounds):
     """{name: median processor time per image in seconds}. Each round has other crops, the same for all pipelines."""
     source = Path(folder) / kind
     (source / 'images' / 'class').mkdir(parents=True)
@@ -152,8 +133,6 @@ def measure(folder, kind, rounds, with_parts=False):
     sets, batches = pipelines(source, os.path.join(folder, 'cache')), []
     n_images = len(next(iter(sets.values())))
     functions = {name: partial(list, Loader(images, batch_sampler=batches)) for name, images in sets.items()}
-    if with_parts:
-        functions |= parts(source, -(-n_images // BATCH))
     times = {name: [] for name in functions}
     for number in range(rounds):
         items = [(i, 1000 * i + number) for i in range(n_images)]
@@ -180,57 +159,20 @@ def short():
                           1 / faster)
 
 
-def prefetch_table(folder):
-    """
-    How long a loop waits for its batches, by --kernels and by prefetch_factor. It takes 40 batches of 16 photos, one in
-    six of 2,000 x 1,500 pixels and the others of 500 x 375, and sleeps after each for 1.25 times as long as workers
-    need for a batch on average. Prints wall-clock seconds per batch, medians of three interleaved passes.
-    """
-    large, small = (folder / 'images' / name for name in ('large', 'small'))
-    large.mkdir(parents=True)
-    small.mkdir()
-    write_photos(large, 8, 2, 1000)
-    write_photos(small, 40, 1, 500)
-    images, random = ours(folder, ''), np.random.default_rng(0)
-    batches = [[(i, 16 * number + i) for i in random.integers(len(images), size=16).tolist()] for number in range(40)]
-
-    def run(kernels, factor, pause):
-        waited = 0.0
-        loader = iter(Loader(images, batch_sampler=batches, num_workers=kernels, prefetch_factor=factor))
-        next(loader)
-        for _ in batches[1:]:
-            began = time.perf_counter()
-            next(loader)
-            waited += time.perf_counter() - began
-            time.sleep(pause)
-        return waited / (len(batches) - 1)
-
-    print(f'{"--kernels":>10}{"seconds per batch":>19}{"waited, prefetch_factor 2":>27}{"4":>8}{"8":>8}')
-    for kernels in (1, 2):
-        alone = median(run(kernels, 2, 0) for _ in range(3))
-        waited = [[run(kernels, factor, 1.25 * alone) for factor in (2, 4, 8)] for _ in range(3)]
-        two, four, eight = (median(column) for column in zip(*waited, strict=True))
-        print(f'{kernels:>10}{alone:>19.3f}{two:>27.3f}{four:>8.3f}{eight:>8.3f}', flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(prog='benchmarks.loading')
     parser.add_argument('--rounds', type=int, default=9, help='number of timed passes of each')
-    parser.add_argument('--prefetch', action='store_true', help='how long a training step waits for its batch instead')
-    options = parser.parse_args()
-    rounds = options.rounds
+    rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {PIL.__version__}; processor time '
           f'per image, median of {rounds} interleaved passes')
     with tempfile.TemporaryDirectory() as folder:
-        if options.prefetch:
-            return prefetch_table(Path(folder))
         for kind in KINDS:
-            medians = measure(folder, kind, rounds, with_parts=True)
+            medians = measure(folder, kind, rounds)
             peer = fastest_peer(medians)
-            print(f'\n{kind:<40}{"ms":>8}{"images/s":>10}{"x the fastest peer":>23}')
-            for name, seconds in medians.items():
-                print(f'{name:<40}{seconds * 1e3:>8.2f}{1 / seconds:>10.0f}{peer / seconds:>23.2f}', flush=True)
+            print(f'\n{kind}\n' + markdown(['', 'ms', 'images/s', 'x the fastest peer'], [
+                [name, f'{seconds * 1e3:.2f}', f'{1 / seconds:.0f}', f'{peer / seconds:.2f}']
+                for name, seconds in medians.items()]), flush=True)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Time and memory of competing functions on the CPU, and tables of them."""
+"""Time and memory of competing functions on the CPU."""
 import ctypes
 import gc
 import os
@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-WARM_UP = 3e-3                                            # seconds of processor time; at least one call
+WARM_UP, SLOW = 3e-3, 1.0                                 # seconds of processor time; at least one call warms up
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')           # keeps the profiler from printing its own start and stop
 
 
@@ -21,9 +21,10 @@ def median_times(competitors, repeats=9, budget=30.0):
 
     Returns: {name: the median processor time of a call, in seconds}.
 
-    Each round times every competitor once, so that disturbances affect all of them alike. Before each timed call,
-    WARM_UP seconds of calls without timing remove the previous competitor's effect on caches and allocator. Processor
-    time excludes other processes, but adds up threads; torch should use one.
+    Each round times every competitor once, so that disturbances affect all of them alike; a competitor that takes more
+    than SLOW seconds is timed in the first round only. Before each timed call, WARM_UP seconds of calls without timing
+    remove the previous competitor's effect on caches and allocator. Processor time excludes other processes, but adds
+    up threads; torch should use one.
     """
     times = {name: [] for name in competitors}
     started = time.process_time()
@@ -31,6 +32,8 @@ def median_times(competitors, repeats=9, budget=30.0):
         if done >= 3 and time.process_time() - started > budget:
             break
         for name, function in competitors.items():
+            if max(times[name], default=0) > SLOW:
+                continue
             began = time.process_time()
             while time.process_time() - began < WARM_UP:
                 function()
@@ -68,12 +71,3 @@ def measure(function):
     began = time.process_time()
     function()
     return time.process_time() - began, resident('VmHWM') - before
-
-
-def table(heads, rows):
-    """A Markdown table with aligned columns, the first one to the left."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [heads, ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]], *rows]
-    return '\n'.join('| ' + ' | '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                                       for i, (cell, width) in enumerate(zip(line, widths, strict=True))) + ' |'
-                     for line in lines)

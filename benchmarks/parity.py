@@ -11,6 +11,7 @@ none. Nothing is written into the folder or into this checkout.
 """
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -19,23 +20,21 @@ import runpy
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
 import torch
 
-from benchmarks.faults.runs import ROOT, draw, preload
+from benchmarks.faults import runs
+from benchmarks.faults.runs import ROOT, draw, fork, preload
 from utilities.errors import UserError, exit_code
 
 LIMIT = 300                                                           # seconds for one part
 PACKAGES = {'criteria': 'criteria', 'batch_mining': 'batch_mining', 'batchminer': 'batch_mining',
             'datasampler': 'datasampler', 'architectures': 'architectures'}
 CLASSES = {'criteria': 'Criterion', 'batch_mining': 'BatchMiner', 'datasampler': 'Sampler', 'architectures': 'Network'}
-FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 16 --bs 12 '
-         '--samples_per_class 2 --n_epochs 2 --iterations_per_epoch 1 --kernels 0 --device cpu --no_train_metrics '
-         '--pictures none --evaluation_metrics e_recall@1 --loss triplet --batch_mining random '
-         '--data_batchmatch_bigbs 24').split()
+FLAGS = [*runs.FLAGS.split(), *('--n_epochs 2 --iterations_per_epoch 1 --evaluation_metrics e_recall@1 --loss triplet '
+                                '--batch_mining random --data_batchmatch_bigbs 24').split()]
 
 
 def find_parts(folder):
@@ -79,48 +78,34 @@ def without_downloads(folder):
     torch.nn.Module.load_state_dict = lambda self, state, *args, **flags: state and load(self, state, *args, **flags)
 
 
-def train(package, file, flags):
-    """Trains with the part, as the script main.py does."""
-    module = register(package, file)
-    sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, file.stem, module), *flags]
-    runpy.run_path(sys.argv[0], run_name='__main__')
-
-
-def outcome(package, file, flags, log):
-    """None if the part trains, or a sentence about why it does not. It trains in a fork of this process."""
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.setsid()
-            for stream in (1, 2):
-                os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-            sys.dont_write_bytecode = True
-            without_downloads(log.with_suffix(''))
-            train(package, file, flags)
-        except SystemExit as error:
-            code = error.code
-        except BaseException as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            print(f'{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})', file=sys.stderr)
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+def train(package, file, flags, folder):
+    """Trains with the part, as the script main.py does. folder: for what stands in place of a download."""
+    os.setsid()                                                       # data workers can be killed with this process
+    sys.dont_write_bytecode = True
+    without_downloads(folder)
     try:
-        end = time.monotonic() + LIMIT
-        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-            if time.monotonic() > end:
-                return f'it takes more than {LIMIT} seconds'
-            time.sleep(0.02)
+        module = register(package, file)
+        sys.argv = [str(ROOT / 'main.py'), *FLAGS, *selecting(package, file.stem, module), *flags]
+        runpy.run_path(sys.argv[0], run_name='__main__')
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        print(f'{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})', file=sys.stderr)
+        sys.exit(1)
+
+
+def outcome(*arguments):
+    """None if the part trains, or a sentence about why it does not. arguments: as for train()."""
+    child = fork(functools.partial(train, *arguments))
+    try:
+        code = child.code(LIMIT)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)                          # after Ctrl-C or too long a time
-    if ended[1] == 0:
-        return None
-    lines = [line for line in log.read_text().splitlines() if line.strip()] or [f'ended by {ended[1]}']
-    return next((line for line in lines if line.startswith('main.py: ')), lines[-1]).removeprefix('main.py: error: ')
+            os.killpg(child.pid, signal.SIGKILL)                      # after Ctrl-C or too long a time
+    if code is None:
+        return f'it takes more than {LIMIT} seconds'
+    lines = [line for line in child.text.splitlines() if line.strip()] or [f'ended by {code}']
+    reason = next((line for line in lines if line.startswith('main.py: ')), lines[-1])
+    return reason.removeprefix('main.py: error: ') if code else None
 
 
 def main(arguments):
@@ -137,8 +122,7 @@ def main(arguments):
             for name, files in found.items():
                 failed = {}
                 for file in files:
-                    log = Path(scratch) / f'{len(list(Path(scratch).glob("*.log")))}.log'
-                    if reason := outcome(PACKAGES[name], file, own, log):
+                    if reason := outcome(PACKAGES[name], file, own, f'{scratch}/downloads'):
                         failed[file.name] = reason
                 print(f'{folder / name}: {len(files) - len(failed)} of {len(files)}')
                 for file, reason in failed.items():

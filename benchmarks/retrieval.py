@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks import Row
+from benchmarks.embeddings import embeddings, recall_at_1
 from benchmarks.measure import measure, median_times
 from retrieval import Index, changes, search, store
 
@@ -23,29 +24,10 @@ N_QUERIES = 100
 NETWORK = argparse.Namespace(source='synthetic', id='0' * 16, settings={})
 
 
-def embeddings(n, dim, recall_at_1):
-    """[n, dim] float32 of norm 1, and the measured recall at 1, which is about `recall_at_1`."""
-    random = np.random.default_rng(0)
-    scales = np.arange(1, dim + 1, dtype=np.float32) ** -DECAY
-    labels = random.integers(0, n // PER_CLASS, n)
-    centres = random.standard_normal((n // PER_CLASS, dim), np.float32) * scales
-    noise = random.standard_normal((n, dim), np.float32) * scales
-    queries = random.permutation(n)[:N_QUERIES]
-    low, high = 0.3, 3.0                                   # limits of the spread around a centre; recall falls with it
-    for _ in range(8):
-        spread = (low * high) ** 0.5
-        points = noise * np.float32(spread)
-        for start in range(0, n, search.ROWS):
-            part = points[start:start + search.ROWS]
-            part += centres[labels[start:start + search.ROWS]]
-            part /= np.linalg.norm(part, axis=1, keepdims=True)
-        nearest = search.exact(points, points[queries], 2)
-        found = np.where(nearest[:, 0] == queries, nearest[:, 1], nearest[:, 0])
-        measured = np.mean(labels[found] == labels[queries])
-        if abs(measured - recall_at_1) < 0.05:
-            break
-        low, high = (spread, high) if measured > recall_at_1 else (low, spread)
-    return points, measured
+def synthetic(n, dim, recall):
+    """[n, dim] float32 of norm 1, and the measured recall at 1, which is about `recall`."""
+    points, labels, _ = embeddings(n, n // PER_CLASS, 2 * PER_CLASS, 0, dim, recall, decay=DECAY)
+    return points.numpy(), recall_at_1(points.numpy(), labels, None)
 
 
 def make(folder, points, recall):
@@ -88,7 +70,7 @@ def processor_seconds(function):
 
 def short():
     import faiss
-    points, _ = embeddings(100_000, 128, 0.6)
+    points, _ = synthetic(100_000, 128, 0.6)
     flat = faiss.IndexFlatL2(128)
     flat.add(points)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +91,7 @@ def main():
     parser.add_argument('--recall_at_1', type=float, default=0.6)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    points, measured = embeddings(options.images, options.dim, options.recall_at_1)
+    points, measured = synthetic(options.images, options.dim, options.recall_at_1)
     print(f'{options.images:,} x {options.dim}, recall at 1 {measured:.2f}', flush=True)
     random = np.random.default_rng(1)
     queries = points[random.permutation(len(points))[:N_QUERIES]]

@@ -9,24 +9,20 @@ python -m benchmarks.same_runs compare FOLDER     after it: trains the same runs
 """
 import argparse
 import csv
-import multiprocessing
 import os
-import runpy
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
 from tqdm import tqdm
 
-import parts  # noqa: F401  (imports what main.py does, so that its forks need not)
 from batch_mining import BATCHMINERS
+from benchmarks.faults.runs import draw, preload, start
 from criteria import CRITERIA
 from datasampler import SAMPLERS
 
+LIMIT = 600                                     # seconds after which a run counts as failed
 TINY = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 16 --bs 32 '
         '--samples_per_class 4 --lr 0.001 --iterations_per_epoch 3 --n_epochs 2 --kernels 0 --device cpu '
         '--pictures none --no_train_metrics --evaluation_metrics e_recall@1 map_at_r nmi --use_tv_split').split()
@@ -76,35 +72,22 @@ def runs():
 
 
 def draw_images(folder):
-    """Draws 32 classes in 4 super-classes, of 10 images each: noisy copies of a pattern of the class."""
-    random = np.random.default_rng(0)
-    for label in range(32):
-        pattern = random.uniform(0, 255, (16, 16, 3))
-        path = folder / 'images' / f'super_{label % 4}' / f'class_{label:02d}'
-        path.mkdir(parents=True)
-        for number in range(10):
-            pixels = (pattern + random.normal(0, 90, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(path / f'{number}.png')
+    draw(folder, n_classes=32, n_images=10, size=16, noise=90, n_superclasses=4)
 
 
 def train(folder, name, flags):
-    """Trains one run in a process of its own, and returns its exit code."""
-    arguments = [*TINY, *flags, '--source_path', str(folder), '--save_path', str(folder), '--group', name]
-    return execute(folder / f'{name}.txt', arguments)
+    """Trains one run in a process of its own; returns the Child, which has ended."""
+    return ended([*TINY, *flags, '--source_path', folder, '--save_path', folder, '--group', name])
 
 
-def execute(log, arguments):
-    process = multiprocessing.get_context('fork').Process(target=call_main, args=(str(log), arguments))
-    process.start()
-    process.join()
-    return process.exitcode
+def continue_run(run_folder):
+    return ended(['--resume', run_folder, '--n_epochs', '3'])
 
 
-def call_main(log, arguments):
-    with open(log, 'a') as file:
-        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-    sys.argv = [str(Path(__file__).resolve().parents[1] / 'main.py'), *arguments]
-    runpy.run_path(sys.argv[0], run_name='__main__')
+def ended(arguments):
+    child = start(arguments)
+    child.code(LIMIT)
+    return child
 
 
 def read_log(folder):
@@ -120,15 +103,11 @@ def record(folder):
     for name, flags in tqdm(runs().items()):
         if (folder / 'longer' / 'folder' / f'{name}_s1').exists():
             continue
-        if train(folder, name, flags):
-            print(f'{name}: see {folder / name}.txt')
+        if (child := train(folder, name, flags)).ended != 0:
+            print(f'{name}: {child.text[-800:]}')
             continue
         shutil.copytree(folder / 'folder' / f'{name}_s1', folder / 'longer' / 'folder' / f'{name}_s1')
-        continue_run(folder / 'longer' / 'folder' / f'{name}_s1', folder / f'{name}.txt')
-
-
-def continue_run(run_folder, log):
-    return execute(log, ['--resume', str(run_folder), '--n_epochs', '3'])
+        continue_run(folder / 'longer' / 'folder' / f'{name}_s1')
 
 
 def compare(folder, names):
@@ -139,20 +118,19 @@ def compare(folder, names):
         draw_images(scratch)
         for name in tqdm(names):
             reference, flags = folder / 'folder' / f'{name}_s1', runs()[name]
-            train(scratch, name, flags)
+            new = train(scratch, name, flags)
             copy = scratch / 'continued' / 'folder' / f'{name}_s1'
             shutil.copytree(reference, copy)
-            continue_run(copy, scratch / f'{name}.txt')
-            pairs = {'new run': (reference, scratch / 'folder' / f'{name}_s1'),
-                     'continued': (folder / 'longer' / 'folder' / f'{name}_s1', copy)}
-            for kind, (one, other) in pairs.items():
+            continued = continue_run(copy)
+            pairs = {'new run': (new, reference, scratch / 'folder' / f'{name}_s1'),
+                     'continued': (continued, folder / 'longer' / 'folder' / f'{name}_s1', copy)}
+            for kind, (child, one, other) in pairs.items():
                 if (before := read_log(one)) == (after := read_log(other)):
                     n_equal += 1
                 else:
                     columns = sorted({column for a, b in zip(before, after or [], strict=False)
                                       for column in a.keys() | b.keys() if a.get(column) != b.get(column)})
-                    different.append(f'{name}, {kind}: {columns or "no rows"}\n'
-                                     + (scratch / f'{name}.txt').read_text()[-800:])
+                    different.append(f'{name}, {kind}: {columns or "no rows"}\n{child.text[-800:]}')
     print('\n'.join(different))
     print(f'{n_equal} equal, {len(different)} different')
     return bool(different)
@@ -169,7 +147,7 @@ def parse():
 def run():
     opt = parse()
     os.environ['WANDB_MODE'] = 'offline'
-    torch.set_num_threads(1)
+    preload()
     if opt.action == 'record':
         opt.folder.mkdir(parents=True, exist_ok=True)
         draw_images(opt.folder)

@@ -47,6 +47,8 @@ def build():
             ('network', 25.0, 'GB/s between machines (assumed)'), ('latency', 50.0, 'us of a collective (assumed)'),
             ('per_machine', 8, 'GPUs of a machine')]:
         add(name, default, help)
+    parser.add_argument('--evaluated', nargs=2, type=int, metavar=('IMAGES', 'EVERY'),
+                        help='print only the hours of one run on one GPU, which evaluates IMAGES every EVERY epochs')
     parser.add_argument('--measure', metavar='IMAGE',
                         help='measure the costs on this machine; IMAGE: a photo, loaded as a JPEG of 500 x 375 pixels')
     return parser
@@ -84,12 +86,11 @@ def measure(opt):
           f'--cpu_rank {time.process_time() - began:.2f}    (a loss of a batch of 32: {1e3 * times["loss"]:.2f} ms)')
 
 
-def run_costs(opt, data, n_gpus):
+def run_costs(opt, n_val, eval_every, n_gpus):
     """
-    The costs of one run whose batch is shared by n_gpus GPUs: {'hours': wall time, 'GB': network traffic, 'memory': GB
-    per GPU}.
+    The costs of one run whose batch is shared by n_gpus GPUs, and which evaluates n_val images every eval_every epochs:
+    {'hours': wall time, 'GB': network traffic, 'memory': GB per GPU}.
     """
-    n_val, eval_every = DATA[data]
     flop = 2e9 * opt.gmac                                                     # forward pass of one image
     own = -(-opt.bs // n_gpus)
     rate = 1e12 * opt.gpu_tflops * min(1, opt.fill * own / opt.bs)            # a part of a batch fills less of a GPU
@@ -109,6 +110,9 @@ def main():
     opt = build().parse_args()
     if opt.measure:
         return measure(opt)
+    if opt.evaluated:
+        print(f'{run_costs(opt, *opt.evaluated, 1)["hours"]:.2f} hours')
+        return
     n_runs = opt.losses * opt.folds * (opt.trials + opt.reproductions)
     n_trained = n_runs * len(DATA) * opt.epochs * opt.steps * opt.bs
     print(f'{n_runs * len(DATA):,} runs, {n_trained:.3g} images in training steps; on one core '
@@ -120,7 +124,7 @@ def main():
     print('|---|---|---|---|---|---|---|---|')
     for n_gpus in (1, 8, 64):
         for n_of_run in sorted({1, min(n_gpus, opt.per_machine), n_gpus}):
-            costs = [run_costs(opt, data, n_of_run) for data in DATA]
+            costs = [run_costs(opt, *evaluated, n_of_run) for evaluated in DATA.values()]
             hours = n_runs * sum(cost['hours'] for cost in costs)
             traffic, at_once = n_runs * sum(cost['GB'] for cost in costs), n_gpus // n_of_run
             print(f'| {n_gpus} | {n_of_run} | {at_once} | {hours * n_of_run:,.0f} | {hours / at_once / DAY:.1f} | '

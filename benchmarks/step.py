@@ -24,7 +24,7 @@ import parameters
 from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
-from utilities import allocator, device, exchange, processes
+from utilities import device, exchange, machine, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -41,7 +41,7 @@ class Case:
         self.opt = opt = parameters.parse(['--not_pretrained', *(ON_GPU if gpu else ON_CPU), *flags])
         opt.device = torch.device('cuda', processes.rank()) if gpu else device.select(opt)
         device.set_arithmetic(opt)
-        allocator.keep_freed(opt)
+        machine.keep_freed()
         seed_everything(opt.seed)
         model, self.number, self.seconds = architectures.select(opt), 0, {}
         if not gpu or opt.amp != 'none':

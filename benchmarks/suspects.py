@@ -10,8 +10,8 @@ import argparse
 import numpy as np
 import torch
 
-from benchmarks.measure import table
 from retrieval import review, suspects
+from utilities.text_tables import markdown
 
 
 def shuffled(labels, fraction, random):
@@ -26,7 +26,7 @@ def measured(embeddings, labels, fraction, seed):
     """Number of suspects, their precision and recall, and the fraction of found images whose own label is suggested."""
     given, wrong = shuffled(labels, fraction, np.random.default_rng(seed))
     found = [suspect for suspect in suspects.find(embeddings, given) if suspect.kind == 'label']
-    hits = np.array([suspect.image in set(wrong.tolist()) for suspect in found])
+    hits = np.isin([suspect.image for suspect in found], wrong)
     restored = [suspect.suggested == labels[suspect.image] for suspect, hit in zip(found, hits, strict=True) if hit]
     return len(found), hits.mean(), hits.sum() / len(wrong), np.mean(restored)
 
@@ -49,8 +49,7 @@ def main():
                      *(f'{mean:.3f} ± {deviation:.3f}'
                        for mean, deviation in zip(values.mean(axis=0)[1:3], values.std(axis=0)[1:3], strict=True)),
                      f'{values[:, 3].mean():.3f}'])
-    print(table(['shuffled', 'images', 'suspects', 'precision', 'recall', 'own label suggested'],
-                rows))
+    print(markdown(['shuffled', 'images', 'suspects', 'precision', 'recall', 'own label suggested'], rows))
 
 
 if __name__ == '__main__':

@@ -72,7 +72,7 @@ def contextual_loss(batch, labels, k=4, eps=0.05, context_weight=0.4, contrastiv
     Args:
         batch:              [B, D] embeddings, normalised here.
         labels:             [B] int64.
-        k:                  number of nearest samples that are neighbours, itself included; the images per class.
+        k:                  number of neighbours of a sample, itself included; should be the images per class.
         eps:                ε, squared distance beyond the k-th nearest sample up to which others are neighbours, too.
         context_weight:     weight of the term of contextual similarities.
         contrastive_weight: weight of the contrastive term.

@@ -102,7 +102,7 @@ class DeepAdversarial(torch.nn.Module):
         with torch.autocast(batch.device.type, enabled=False):
             triplets, features = self.miner(batch, labels), batch_features.flatten(1).to(batch.dtype)
             loss = self.tuple_loss(triplets, batch, labels, features, f_embed, **kwargs)
-            log = getattr(self.criterion, 'log', {})                  # of the real triplets
+            log = getattr(self.criterion, 'log', {})                  # scalars of the real triplets
             anchors, positives, negatives = features.detach()[triplets.T]
             synthetic = self.generator(torch.cat([anchors, positives, negatives], dim=1))
             fixed = {name: parameter.detach() for name, parameter in f_embed.named_parameters()}
@@ -124,9 +124,9 @@ class DeepAdversarial(torch.nn.Module):
         anchors, positives, negatives = triplets.T
         made = torch.arange(len(batch), len(batch) + len(triplets), device=batch.device)
         kwargs = {name: kwargs[name] for name in ('step', 'epoch') if name in kwargs}       # others are for real images
-        return self.tuple_loss(torch.stack([anchors, positives, made], dim=1),
-                            torch.cat([batch, self.normalized(f_embed(synthetic))]),
-                            torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
+        return self.tuple_loss(
+            torch.stack([anchors, positives, made], dim=1), torch.cat([batch, self.normalized(f_embed(synthetic))]),
+            torch.cat([labels, labels[negatives]]), torch.cat([features, synthetic]), f_embed, **kwargs)
 
     def tuple_loss(self, triplets, batch, labels, features, f_embed, **kwargs):
         self.given.tuples = triplets

@@ -14,7 +14,7 @@ FLAGS = {
                                    'means none'},
     'language_vectors': IN_USE | {'default': None, 'metavar': 'FILE', 'resumable': True,
                                   'help': 'language guidance: .npz file of class_names and their vectors; '
-                                          'docs/combining.md has its format'},
+                                          'docs/training_methods.md has its format'},
     'language_pseudoclass': IN_USE | {'default': False,
                                       'help': 'language guidance: use several vectors per class, such as vectors of '
                                               'its likeliest ImageNet classes'},
@@ -25,8 +25,7 @@ FLAGS = {
                                 'help': 'language guidance: the first training step with it, counted from 1'},
     'language_shift': IN_USE | {'argument': 'shift'},
     'language_temp': IN_USE | {'argument': 'temperature', 'above': 0},
-    'language_distill_dir': IN_USE | {'argument': 'direction', 'choices': {
-        'backward': 'KL(batch ‖ language)', 'forward': 'KL(language ‖ batch)'}},
+    'language_distill_dir': IN_USE | {'argument': 'direction', 'choices': ['backward', 'forward']},
     'language_model': {'default': None, 'metavar': 'NAME', 'obsolete': True,
                        'help': 'without effect, since --language_vectors has the vectors of the text model; for '
                                'scripts of Roth et al.'},
@@ -41,7 +40,7 @@ def language_guidance(batch, labels, vectors, shift=1.0, temperature=1.0, direct
         vectors:     [C, k, D'] k language vectors of each class, normalised here. They get no gradient.
         shift:       language guidance: added to the similarities of the language vectors.
         temperature: T, temperature of language guidance, by which all similarities are divided.
-        direction:   direction of the KL divergence of language guidance, backward or forward.
+        direction:   language guidance: backward, for KL(batch ‖ language), or forward, for KL(language ‖ batch).
 
     Returns: scalar, T² times the mean over rows of the KL divergence between the softmaxes of two similarity matrices
     [B, B]: the dot products of the embeddings, and `shift` plus the mean of the k cosines of the language vectors. In

@@ -17,10 +17,10 @@ FLAGS = {
                    'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'
                            ' is --embed_dim'},
     'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0, 'effect': {'matryoshka': True},
-                           'help': 'weights of the numbers in --matryoshka; by default 1 each'},
+                           'help': 'weights of the prefixes of --matryoshka; by default 1 each'},
     'matryoshka_mine_prefixes': {'default': False, 'effect': {'matryoshka': True, 'a miner': True},
-                                 'help': '--matryoshka: mine tuples for each prefix, by its own distances, not once '
-                                         'for all'},
+                                 'help': '--matryoshka: mine tuples in each prefix, instead of once in the whole '
+                                         'embedding'},
 }
 
 

@@ -62,7 +62,7 @@ def mfcwms_loss(batch, labels, proxies, alpha=0.01, beta=80.0, margin=0.8, reg_w
         proxies = F.normalize(proxies.to(batch.dtype), dim=1)
         cosines = F.normalize(batch, dim=1) @ proxies.T - margin                                      # [B, C]
         same = labels[:, None] == labels
-        share = 1 / same.sum(dim=1).to(batch.dtype)               # of each sample in its class, which sum to 1
+        share = 1 / same.sum(dim=1).to(batch.dtype)               # the samples of a class have weights that sum to 1
         n_classes = share.sum()
         # above the default threshold, 20, softplus is the identity: an error that float64 shows
         own = log_mean_exp(-alpha * cosines.gather(1, labels[:, None]), same)[:, 0]

@@ -13,8 +13,7 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 FLAGS = {
-    'mode': {'choices': {'anchor': 'the samples of the batch, as in proxyanchor',
-                         'nca': 'the proxies, as in proxynca_pp'}},
+    'mode': {'choices': ['anchor', 'nca']},
     'pos_alpha': {'above': 0},
     'neg_alpha': {'above': 0},
     'pos_delta': {},
@@ -49,7 +48,7 @@ def oproxy_loss(batch, labels, proxies, mode='anchor', pos_alpha=32.0, neg_alpha
         batch:     [B, D] embeddings, normalised here.
         labels:    [B] int64 below C.
         proxies:   [C, D], one per class, normalised here.
-        mode:      terms of the sums inside the logarithms; anchor: samples, see proxy_alignment; nca: proxies.
+        mode:      terms of the sums in the logarithms: anchor, the samples of the batch, or nca, the proxies.
         pos_alpha: α⁺, scale of the cosines of positive pairs.
         neg_alpha: α⁻, scale of the cosines of negative pairs.
         pos_delta: δ⁺, cosine that positives should have at least.

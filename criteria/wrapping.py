@@ -15,6 +15,7 @@ from typing import NamedTuple
 import criteria
 from criteria import (
     cascade,
+    class_weights,
     cross_batch_memory,
     deep_adversarial,
     direction_regularisation,
@@ -26,8 +27,7 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, parts
-from utilities.parameter_groups import own_groups
+from utilities.loss_sums import Miner, finished, own_groups, parts
 
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 
@@ -59,6 +59,11 @@ def takes_embeddings_only(loss):
     beyond = {*COSTLY, 'batch_features', 'avg_batch_features', 'f_embed'}
     names = {*public.forward_parameters(loss.Criterion)} if loss else set()
     return not (names & beyond or getattr(loss, 'REQUIRES_INPUTS', ()) or getattr(loss, 'REQUIRES_CRITERIA', ()))
+
+
+def gives_values_of_samples(loss):
+    """Whether a loss returns one value per sample, with reduction='none'."""
+    return bool(loss) and 'reduction' in public.forward_parameters(loss.Criterion)
 
 
 def every_loss(loss):
@@ -93,6 +98,7 @@ class Wrapper(NamedTuple):
 
 # From the inside to the outside
 AROUND_A_LOSS = [
+    Wrapper(('class_weights',), class_weights, gives_values_of_samples, everywhere=True),
     Wrapper(('xbm_size',), cross_batch_memory, takes_memory, nested=True),
     Wrapper(('dr_weight',), direction_regularisation, takes_triplets, nested=True),
     Wrapper(('cascade',), cascade, takes_triplets, takes_masks=lambda loss: getattr(loss, 'OF_PAIRS', False)),
@@ -262,7 +268,7 @@ def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
 
 def check_loss(opt, loss, miner):
     """Raises UserError if the run lacks what a loss's file asks for: super-classes, inputs, a miner that it takes."""
-    asked, names = asked_for(opt, opt.loss), getattr(loss, 'REQUIRES_INPUTS', ())
+    asked, names = asked_for(opt), getattr(loss, 'REQUIRES_INPUTS', ())
     if getattr(loss, 'REQUIRES_SUPERCLASSES', False) and opt.superclasses is None:
         if opt.unsupervised:
             raise UserError(f'--unsupervised: --loss {opt.loss} needs super-classes, and an image that is a class of '
@@ -356,7 +362,7 @@ def ranks(opt):
 
 def required_inputs(opt, criterion=None):
     """The costly inputs of the criterion: what its losses and the wrappers around them ask for."""
-    found = set().union(*(asked_for(part, part.loss) for part in with_nested_losses(parts(opt))))
+    found = set().union(*map(asked_for, with_nested_losses(parts(opt))))
     for wrapper in chosen(opt):
         found |= {*getattr(wrapper.file, 'REQUIRES_INPUTS', ())}
     if criterion and any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules()):
@@ -364,12 +370,15 @@ def required_inputs(opt, criterion=None):
     return found
 
 
-def asked_for(opt, loss):
-    """REQUIRES_INPUTS of a loss's file: a list of COSTLY names, or {name: the flag with which it is needed}."""
-    file = criteria.CRITERIA.get(loss)
+def asked_for(opt):
+    """
+    The COSTLY names that the file of --loss, a single name, asks for in REQUIRES_INPUTS: a list of them, or {name: the
+    flag with which it is needed}.
+    """
+    file = criteria.CRITERIA.get(opt.loss)
     names = getattr(file, 'REQUIRES_INPUTS', ())
     for name in names:
-        choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {loss}:')
+        choose(dict.fromkeys(COSTLY), name, f'REQUIRES_INPUTS of --loss {opt.loss}:')
     asked = [name for name in names if not isinstance(names, dict) or getattr(opt, names[name])]
     gets_maps = hasattr(file, 'Criterion') and public.takes_maps(file) and getattr(opt, 'n_maps', True) is not None
     return [*asked, 'feature_maps'] if gets_maps else asked
@@ -378,7 +387,7 @@ def asked_for(opt, loss):
 def need_positives(opt):
     """The names of the losses that compare samples of a batch, and are zero in a batch without positive pairs."""
     def needs(file):
-        has_memory = opt.xbm_size and getattr(file, 'SUPPORTS_MEMORY', False)
+        has_memory = opt.xbm_size and takes_memory(file)
         return not has_memory and (file.REQUIRES_BATCHMINER or not getattr(file, 'REQUIRES_OPTIM', True))
     losses = [part.loss for part in with_nested_losses(parts(opt))]
     return [loss for loss in losses if loss in criteria.CRITERIA and needs(criteria.CRITERIA[loss])]

@@ -27,7 +27,7 @@ class Sampler(torch.utils.data.Sampler):
     def __init__(self, opt, image_dict, image_list):
         if opt.bs > len(image_list):
             raise ValueError(f'--bs {opt.bs}: image_random samples without replacement, but there are only '
-                            f'{len(image_list)} training images')
+                             f'{len(image_list)} training images')
         self.bs, self.n_images, self.seed, self.epoch = opt.bs, len(image_list), opt.seed, 0
         self.sampler_length = opt.iterations_per_epoch or len(image_list) // opt.bs
 

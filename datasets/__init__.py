@@ -1,5 +1,6 @@
 """Data sets: images of classes, split into training classes and classes for evaluation."""
 import functools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -54,7 +55,8 @@ def select(opt, input_size):
     table = choose(DATASETS, opt.dataset, '--dataset').load(opt)
     check_names(table)
     note_ignored(table.ignored)
-    missing = [] if opt.skip_bad_images else [path for path in table.paths if not is_file(path)]
+    # False for a name that is too long; a Path raises
+    missing = [] if opt.skip_bad_images else [path for path in table.paths if not os.path.isfile(path)]
     if missing:
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
@@ -106,13 +108,6 @@ def pipelines(opt, input_size):
     """The (training, evaluation) pipelines of --dataset for images of `input_size` pixels."""
     module = choose(DATASETS, opt.dataset, '--dataset')
     return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
-
-
-def is_file(path):
-    try:
-        return path.is_file()
-    except OSError:                                        # for example, the name is too long for the file system
-        return False
 
 
 def without_bad_images(table, suspects, limit=None):

@@ -1,5 +1,4 @@
 """Downloads that continue after an interruption, are checked by hash, and unpack only into their own folder."""
-import hashlib
 import http.client
 import tarfile
 import urllib.error
@@ -11,7 +10,7 @@ from tqdm import tqdm
 
 from utilities import stopping
 from utilities.errors import UserError
-from utilities.files import locked
+from utilities.files import file_hash, locked
 
 
 def no_address(name, where):
@@ -88,8 +87,7 @@ def download(url, partial):
 def other_than(checksum, path):
     """'' if the file has this checksum; otherwise the difference, as text."""
     algorithm, expected = checksum.split(':')
-    with open(path, 'rb') as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
+    found = file_hash(path, algorithm)
     return '' if found == expected else f'{algorithm} {found}, expected {expected}'
 
 

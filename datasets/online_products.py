@@ -5,7 +5,7 @@ from datasets.download import no_address
 WHERE = ('the list of its training images, with Ebay_test.txt beside it and the folders bicycle_final ... beside it or '
          'in images/; the data are at https://cvgl.stanford.edu/projects/lifted_struct/')
 FOLDERS = ('online_products/Info_Files', 'online_products', 'online_products/Stanford_Online_Products',
-          'Stanford_Online_Products')
+           'Stanford_Online_Products')
 
 
 def load(opt):

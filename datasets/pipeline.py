@@ -75,12 +75,9 @@ class Pipeline:
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        resize = {'exact': resized_by_pillow, 'fast': resized_fast, 'auto': resized_by_torch}[self.decode_mode(photo)]
+        is_exact = self.decode == 'exact' or self.decode == 'auto' and not getattr(photo, 'is_jpeg', False)
+        resize = resized_by_pillow if is_exact else resized_fast if self.decode == 'fast' else resized_by_torch
         return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
-
-    def decode_mode(self, photo):
-        """How the photo is decoded: `decode`, or exact if that is auto and the photo is not a JPEG file."""
-        return 'exact' if self.decode == 'auto' and not getattr(photo, 'is_jpeg', False) else self.decode
 
     @staticmethod
     def pixels(image):

@@ -2,12 +2,12 @@
 --splits FILE: the classes of each split from a file, such as the shifts of growing difficulty of ooDML (Milbich et al.,
 NeurIPS 2021, https://arxiv.org/abs/2107.09562).
 """
-import hashlib
 import json
 from pathlib import Path
 
 from utilities.command_line import read_yaml
 from utilities.errors import UserError
+from utilities.files import file_hash
 
 SPLITS = ('train', 'val', 'test')
 OTHER_KEYS = {'fid'}                                                # how far ooDML's test classes are shifted
@@ -66,7 +66,7 @@ def read_split_lists(opt, what):
         raise UserError(f'{what}: {error.strerror}') from None
     except (ValueError, RecursionError) as error:
         raise UserError(f'{what}: not a JSON or YAML file in UTF-8 with keys that occur once ({str(error)[:100]}); '
-                        'docs/data.md says how to convert a pickle') from None
+                        'docs/protocols.md says how to convert a pickle') from None
     steps = content if isinstance(content, dict) else {}
     if steps and all(isinstance(step, dict) for step in steps.values()):
         steps = {str(name): step for name, step in steps.items()}
@@ -105,5 +105,4 @@ def is_index(entry):
 
 def describe(opt):
     """What splits.yaml says of the file: its name, the hash of its content, and the step."""
-    content = Path(opt.splits).read_bytes()
-    return {'name': Path(opt.splits).name, 'hash': hashlib.sha256(content).hexdigest()[:16], 'step': opt.splits_step}
+    return {'name': Path(opt.splits).name, 'hash': file_hash(opt.splits)[:16], 'step': opt.splits_step}

@@ -109,11 +109,11 @@ def cut_test(opt, items):
     return [item for i, item in enumerate(items) if i not in test], [item for i, item in enumerate(items) if i in test]
 
 
-def images_of_classes(table):
-    """{class: [image index]}"""
+def images_of_classes(table, chosen=None):
+    """{class: [image index]} of the images `chosen`, a list of indices; by default of all."""
     of_class = {}
-    for i, name in enumerate(table.classes):
-        of_class.setdefault(name, []).append(i)
+    for i in range(len(table.classes)) if chosen is None else chosen:
+        of_class.setdefault(table.classes[i], []).append(i)
     return of_class
 
 
@@ -128,10 +128,7 @@ def indices_by_split(table, **splits):
 
 def cut_validation(opt, table, train):
     """-> (training, validation) images; the last classes are for validation, or evenly spaced images of each class."""
-    of_class = {}
-    for i in train:
-        of_class.setdefault(table.classes[i], []).append(i)
-    kept = set()
+    of_class, kept = images_of_classes(table, train), set()
     if opt.tv_split_by_samples:
         for images in of_class.values():
             n_kept = max(1, int(len(images) * opt.tv_split_perc))

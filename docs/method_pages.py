@@ -61,7 +61,7 @@ class Reads:
 
 @cache
 def benchmark(kind):
-    """[lines] of each table of the benchmarks of a kind."""
+    """Returns [lines] of each table of the benchmarks of a kind."""
     text = (ROOT / 'benchmarks' / 'README.md').read_text().partition(f'\n## {kind.capitalize()}\n')[2]
     return [block.splitlines() for block in text.partition('\n## ')[0].split('\n\n') if block.startswith('|')]
 
@@ -72,7 +72,7 @@ def actions():
 
 
 def read_by(kind, name, **changes):
-    """{attribute of opt that the method reads: its value}, in the order of reading. changes: instead of defaults."""
+    """Returns {attribute of opt that the method reads: its value}, in this order. changes: instead of defaults."""
     sizes = SIZES | ({'lr': RATES[name]} if name in RATES else {})
     values = {flag: action.default for flag, action in actions().items()} | sizes | {'data_sampler': name} | changes
     values |= {name: eval(text, {'n_classes': values['n_classes']}) for name, text in OF_CLASSES.items()}
@@ -93,12 +93,12 @@ def read_by(kind, name, **changes):
 
 
 def further(module):
-    """The arguments of a sampler after opt, image_dict and image_list."""
+    """Returns the arguments of a sampler after opt, image_dict and image_list."""
     return list(inspect.signature(module.Sampler).parameters)[3:]
 
 
 def snippet(kind, name, **changes):
-    """The lines for one's own loop. changes: values of flags and sizes, as in read_by."""
+    """Returns the lines for one's own loop. changes: values of flags and sizes, as in read_by."""
     folder, registry, _ = KINDS[kind]
     module, read = registry[name], read_by(kind, name, **changes)
     stem = Path(module.__file__).stem
@@ -152,7 +152,7 @@ def snippet(kind, name, **changes):
 
 
 def two_lines(kind, name):
-    """The lines that build a loss, a miner or a sampler by torch.hub, and use it."""
+    """Returns the lines that build a loss, a miner or a sampler by torch.hub, and use it."""
     module = KINDS[kind][1][name]
     if kind == 'samplers':
         named = {'storage': 'embeddings', 'superclasses': 'superclasses'}
@@ -174,7 +174,7 @@ def two_lines(kind, name):
 
 
 def documented_function(kind, module):
-    """The function, or the class of a sampler, that computes what the page is about."""
+    """Returns the public function, or the class of a sampler, that the page is about."""
     if kind == 'samplers':
         return module.Sampler
     stem = Path(module.__file__).stem
@@ -183,7 +183,7 @@ def documented_function(kind, module):
 
 
 def formula_text(text):
-    """The paragraphs of a docstring before its examples, without those on the arguments."""
+    """Returns the paragraphs of a docstring before its examples, without those on the arguments."""
     text = inspect.cleandoc(text).partition('>>>')[0]
     parts = [part for part in text.split('\n\n') if not part.startswith('Args:')]
     said = '\n\n'.join(part.strip() for part in parts if part.strip())
@@ -191,7 +191,7 @@ def formula_text(text):
 
 
 def flag_names(kind, name):
-    """The attributes of opt that a method reads by default, then its further flags."""
+    """Returns the attributes of opt that a method reads by default, then its further flags."""
     start = {'losses': f'loss_{name}_', 'miners': f'miner_{name}_', 'samplers': 'data_'}[kind]
     return dict.fromkeys([*read_by(kind, name), *method_flags.declared(KINDS[kind][1][name], start)])
 
@@ -213,7 +213,7 @@ def flag_row(action):
 
 
 def taken_by(action):
-    """What a flag takes, in the words of its own error."""
+    """Returns what a flag takes, in the words of its own error."""
     if action.choices:
         return ' or '.join(map(str, action.choices))
     if action.type is command_line.boolean:
@@ -228,7 +228,7 @@ def taken_by(action):
 
 
 def measured(kind, name):
-    """The rows of the tables of the benchmarks whose first cell names the method."""
+    """Returns the rows of the tables of the benchmarks whose first cell names the method."""
     lines = []
     for table in benchmark(kind):
         rows = [row for row in table[2:] if name in re.split(r'[+ ]|, ', row.split('|')[1].strip().replace('`', ''))]
@@ -239,7 +239,7 @@ def measured(kind, name):
 
 
 def recipes(kind, name):
-    """A row for each file of configs/papers/ that uses the method; of a default, the number of those that leave it."""
+    """Lists the files of configs/papers/ that use the method; for a default, counts those that leave it."""
     flag, used = KINDS[kind][2], [paper for paper in papers() if name in used_by(kind, paper[1])]
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in used
             if flag in settings or name != actions()[flag].default]
@@ -248,11 +248,11 @@ def recipes(kind, name):
              ] if by_default else []
     if rows:
         lines += ['', text_tables.markdown(['paper and data', 'command'], rows)]
-    return lines or ['No file of `configs/papers/` uses it.']
+    return lines or ['No file of `configs/papers/` sets it; [run scripts](../../run_scripts.md) may.']
 
 
 def used_by(kind, settings):
-    """The methods that a file of flags uses, by name or by default."""
+    """Returns the methods that a file of flags uses, by name or by default."""
     opt = argparse.Namespace(**{flag: action.default for flag, action in actions().items()} | settings)
     return {'losses': parameters.used_losses, 'miners': parameters.used_miners,
             'samplers': lambda opt: {opt.data_sampler}}[kind](opt)
@@ -260,7 +260,7 @@ def used_by(kind, settings):
 
 @cache
 def papers():
-    """[(file, settings, title)] of configs/papers/."""
+    """Returns [(file, settings, title)] of configs/papers/."""
     texts = {file: file.read_text() for file in sorted((ROOT / 'configs' / 'papers').glob('*.yaml'))}
     return [(file, yaml.load(text, yaml.CSafeLoader), re.split(r'\.\s', ' '.join(
         line.removeprefix('# ') for line in text.splitlines() if line.startswith('#')))[0])
@@ -269,13 +269,13 @@ def papers():
 
 @cache
 def shown_results():
-    """[(words of the command, lines)] of each method of the study."""
+    """Returns [(words of the command, lines)] of each method of the study."""
     return [(method.command.split(), [f'### {method.name}, {method.title}', '', *method.lines()])
             for method in methods.read().values()]
 
 
 def results(kind, name):
-    """The runs of the study whose command names the method."""
+    """Returns the runs of the study whose command names the method."""
     lines = []
     for words, shown in shown_results():
         chosen = [words[index + 1] for index, word in enumerate(words[:-1]) if word == f'--{KINDS[kind][2]}']
@@ -287,7 +287,7 @@ def results(kind, name):
 
 
 def page(kind, name):
-    """The Markdown of a method's page."""
+    """Returns the Markdown of a method's page."""
     folder, registry, flag = KINDS[kind]
     module = registry[name]
     about, _, differs = inspect.cleandoc(module.__doc__).partition('\n\nDiffers: ')
@@ -311,7 +311,7 @@ def page(kind, name):
 
 
 def pages():
-    """{path in the site: Markdown} of all generated pages."""
+    """Returns {path in the site: Markdown} of all generated pages."""
     return {f'methods/{kind}/{name}.md': page(kind, name) for kind in KINDS for name in KINDS[kind][1]}
 
 
@@ -323,7 +323,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Links to a method's file, which GitHub shows, lead to its page in the site."""
+    """Turns links to a method's file, which GitHub shows, into links to its page in the site."""
     for kind, (folder, registry, _) in KINDS.items():
         for name, module in registry.items():
             markdown = markdown.replace(f'](../{folder}/{Path(module.__file__).name})', f'](methods/{kind}/{name}.md)')

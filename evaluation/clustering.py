@@ -3,6 +3,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
+from utilities.nearest import faiss_or_none
 
 N_ITERATIONS = 20
 
@@ -15,10 +16,7 @@ def kmeans(embeddings, k, seed):
     compute in float32 after the mean of all images is subtracted.
     """
     embeddings = precision.around_their_mean(embeddings)(embeddings).to(embeddings.device)
-    try:
-        import faiss
-    except ImportError:
-        faiss = None
+    faiss = faiss_or_none()
     if faiss is None or embeddings.device.type != 'cpu':
         return kmeans_torch(embeddings, k, seed)
     points = np.ascontiguousarray(embeddings.numpy())

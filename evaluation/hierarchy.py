@@ -14,8 +14,8 @@ import functools
 import numpy as np
 import torch
 
-from evaluation.ranking.counting import pick
-from evaluation.ranking.neighbours import chunks, in_threads
+from evaluation.ranking.nearest import distances
+from utilities.arrays import chunks, in_threads, pick
 
 CHUNK = 1 << 23              # scores that each thread computes at a time: 32 MB
 PART = 1 << 18               # scores that each thread sorts at a time: 2 MB with their order
@@ -79,7 +79,7 @@ def in_order(search, rows, scores, levels, blur):
     doubtful &= np.arange(1, n) < n_close[:, None]
     for number in np.flatnonzero(doubtful.any(axis=1)):
         row, some = near[number], images[number, :n_close[number]]
-        some = some[np.lexsort((some, search.squared_distances(rows[row], some)))]
+        some = some[np.lexsort((some, distances(search, np.full(len(some), rows[row]), some)))]
         ordered[row, :len(some)] = levels[row, some]
     return ordered
 

@@ -11,6 +11,7 @@ import torch
 from evaluation import clustering, geometry, hierarchy, ranking, retrieval, verification
 from evaluation.ranking import neighbours, precision
 from records import columns
+from utilities.arrays import take_rows
 from utilities.errors import UserError, nearest
 
 
@@ -149,7 +150,7 @@ class Pool:
             some = indices if group is None else np.flatnonzero(self.groups == group)
             arrays = {name: getattr(self, name) for name in ('labels', 'is_query', 'in_gallery', 'cameras')}
             yield some, {name: None if array is None else array[some] for name, array in arrays.items()} | {
-                'embeddings': neighbours.take_rows(self.embeddings, some)}
+                'embeddings': take_rows(self.embeddings, some)}
 
 
 @dataclass

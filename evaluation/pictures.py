@@ -8,8 +8,8 @@ import torch
 from evaluation import geometry, ranking, verification
 from evaluation.protocol import embed_splits, split_of_pictures
 from evaluation.ranking.nearest import first, nearest
-from evaluation.ranking.neighbours import chunks
 from utilities import plotting, processes
+from utilities.arrays import chunks
 from utilities.errors import UserError
 from utilities.files import require_writable_folder
 from utilities.plotting import COLUMN, GREY, RIGHT, WRONG, new_figure

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from evaluation import geometry, titles
 from evaluation.embedding import embed, write
 from evaluation.metrics import Pool, check_entry, compute, parse, registered
-from evaluation.ranking.neighbours import take_rows
 from records import columns
 from records.columns import Column
 from utilities import processes
+from utilities.arrays import take_rows
 from utilities.errors import UserError, nearest
 from utilities.files import require_writable
 from utilities.randomness import preserved
@@ -90,7 +90,7 @@ def validate(opt, model, data, metrics):
     with preserved():
         embedded = embed(opt, model, data.evaluation['val'], 'val')
         values = processes.run_on_rank_zero(compute, metrics, embedded.embeddings, embedded.images.labels,
-                                   embedded.images.is_query, opt.seed)
+                                           embedded.images.is_query, opt.seed)
     model.train()
     return values
 

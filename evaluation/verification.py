@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from evaluation.ranking.counting import estimate, pick, true_places
-from evaluation.ranking.neighbours import in_threads
+from evaluation.ranking.counting import estimate
+from utilities.arrays import in_threads, pick, true_places
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
@@ -41,7 +41,7 @@ class Pairs:
         self.labels = np.repeat(np.arange(len(sizes)), sizes)
         self.ends = np.concatenate([[0], sizes.cumsum()])
         self.n_positives, self.n_negatives = sizes * (sizes - 1), sizes * (len(labels) - sizes)
-        self.rates, self.of_classes, self.lock = rates, {}, threading.Lock()
+        self.rates, self.thresholds, self.lock = rates, {}, threading.Lock()
 
     def similarities(self, rows, columns):
         """[r, c] float32, between two slices of the images."""
@@ -53,8 +53,8 @@ class Pairs:
     def in_tiles(self, work):
         """
         Calls work(rows, columns, similarities, same) in threads, for each tile on or above the diagonal; the others are
-        mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one
-        class, including each image with itself.
+        mirror images. rows, columns: slices; same: the indices in similarities.ravel() of the pairs of one class,
+        including each image with itself.
         """
         n = len(self.unit)
 
@@ -87,13 +87,13 @@ class Pairs:
 
     def class_thresholds(self, rate):
         """[C] for each class, the threshold() of the pairs with one image of it."""
-        if rate not in self.of_classes:
+        if rate not in self.thresholds:
             rates, size = sorted({rate, *self.rates}), max(1, CHUNK // len(self.unit))
             first = np.unique(np.searchsorted(self.ends, np.arange(0, len(self.unit), size), 'right') - 1)
             groups = list(zip(first, [*first[1:], len(self.n_negatives)], strict=True))
             found = in_threads(lambda group: self.block_thresholds(*group, rates, size), groups, 'compare pairs')
-            self.of_classes |= dict(zip(rates, np.concatenate(list(found)).T, strict=True))
-        return self.of_classes[rate]
+            self.thresholds |= dict(zip(rates, np.concatenate(list(found)).T, strict=True))
+        return self.thresholds[rate]
 
     def block_thresholds(self, first, last, rates, size, low=None):
         """

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from launching import plan, process, slurm
 from launching.pool import ELSEWHERE, FINISHED, Pool
 from utilities import stopping
-from utilities.cores import n_cores
+from utilities.machine import n_cores
 
 PATIENCE = 120                                                    # seconds to wait for another process to end
 
@@ -57,12 +57,12 @@ def run_line(text, n_gpus=1, n_nodes=1, more=()):
     SLURM calls it, on each of its n_nodes machines, with n_gpus GPUs there. The first machine logs and locks the run.
     """
     run = plan.planned_run([*shlex.split(text), *more])
-    more, python = (['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []), []
+    added, python = (['--gpu', *map(str, range(n_gpus))] if n_gpus > 1 else []), []
     if n_nodes > 1:
         os.environ.setdefault('OMP_NUM_THREADS', str(max(1, n_cores() // max(1, n_gpus))))
-        more, python = ['--auto_resume'], slurm.torchrun(n_nodes, max(1, n_gpus))
+        added, python = ['--auto_resume'], slurm.torchrun(n_nodes, max(1, n_gpus))
     leads = slurm.is_first_machine()
-    started = started_when_free(run, more, python) if leads else process.join(run, more, python)
+    started = started_when_free(run, added, python) if leads else process.join(run, added, python)
     if started is None:
         return 0
     try:

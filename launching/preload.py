@@ -5,7 +5,7 @@ import importlib
 import os
 import sys
 
-# what most runs import, also packages that a run imports only when it uses them
+# packages that most runs import, and those that a run imports only when it uses them
 PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
             'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 

@@ -3,8 +3,8 @@ import os
 import re
 
 from utilities.command_line import POSITIVE_INT
-from utilities.cores import n_cores
 from utilities.errors import UserError
+from utilities.machine import n_cores
 
 
 def add_flags(parser):

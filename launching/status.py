@@ -40,6 +40,7 @@ def missing_data(runs):
 
 
 def problem_of_data(opt):
+    """What is wrong with the data of a run, as main.py says it; None if nothing is, or if they are to be downloaded."""
     try:
         if not opt.download:
             DATASETS[opt.dataset].load(opt)
@@ -47,10 +48,10 @@ def problem_of_data(opt):
         return str(problem)
 
 
-def show(runs):
-    """Prints the table of the runs; on a terminal, again every two seconds until all runs are finished."""
+def show(table):
+    """Prints table(), (text, whether all is done); on a terminal, again every REFRESH seconds until all is done."""
     while True:
-        text, is_done = table(runs)
+        text, is_done = table()
         is_terminal = sys.stdout.isatty()
         print(('\033[2J\033[H' if is_terminal else '') + text, flush=True)
         if is_done or not is_terminal:

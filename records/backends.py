@@ -4,6 +4,7 @@ Where records go besides the run folder's own files: TensorBoard, W&B, Comet. Al
 The attribute `last` is the last epoch that a backend has, so that after --resume each epoch is logged exactly once. A
 failure in their libraries never ends the run: it is printed as a note, and --resume sends what is missing.
 """
+import contextlib
 import importlib.util
 import json
 import os
@@ -168,9 +169,8 @@ def why_offline(wandb):
         return 'WANDB_MODE is offline'
     address = wandb.setup().settings.base_url                # WANDB_BASE_URL and W&B's own files may set it
     try:
-        urllib.request.urlopen(address, timeout=10).close()
-    except urllib.error.HTTPError:
-        pass                                                 # any answer shows that the server is there
+        with contextlib.suppress(urllib.error.HTTPError):    # any answer shows that the server is there
+            urllib.request.urlopen(address, timeout=10).close()
     except OSError as error:
         return f'{address} does not answer: {error}'
     if not wandb.login(prompt=False, verify=False):          # last, since it tries a silent address for seconds

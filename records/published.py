@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from utilities.errors import UserError
-from utilities.files import describe_kind
+from utilities.files import describe_kind, file_hash
 
 CONFIG = 'config.json'
 BACKBONE, REST = 'model.safetensors', 'embedding.safetensors'      # with the names of the backbone's library; all else
@@ -41,7 +41,7 @@ def write(folder, state, flags, epoch, description):
     for file, tensors in parts.items():
         save_file(tensors, folder / file, {'format': 'pt'})
     config = json.loads((folder / CONFIG).read_text(encoding='utf-8')) if is_folder(folder) else {}
-    hashes = {'flags': sha256_of_values(flags)} | {file: sha256_of_file(folder / file) for file in parts}
+    hashes = {'flags': sha256_of_values(flags)} | {file: file_hash(folder / file) for file in parts}
     config[ENTRY] = description | {'epoch': epoch, 'flags': flags, 'sha256': hashes}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
 
@@ -79,7 +79,7 @@ def read_weights(file, known):
     """{name: tensor} of a safetensors file whose SHA-256 is `known`."""
     try:
         from safetensors.torch import load_file
-        if sha256_of_file(file) != known:
+        if file_hash(file) != known:
             raise UserError(f'{file}: these are not the weights that {CONFIG} describes; copy the folder again')
         return load_file(file)
     except OSError as error:
@@ -94,8 +94,3 @@ def read_weights(file, known):
 
 def sha256_of_values(flags):
     return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()
-
-
-def sha256_of_file(file):
-    with open(file, 'rb') as opened:
-        return hashlib.file_digest(opened, 'sha256').hexdigest()

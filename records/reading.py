@@ -26,6 +26,7 @@ class Run:
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     test_images: the hash of its images; None where it is not recorded, as by earlier versions.
     merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
+    has_twin: whether another run has the same `test`, but other images.
     """
     name: str
     where: str
@@ -35,6 +36,12 @@ class Run:
     test: str | None = None
     test_images: str | None = None
     merged: str = ''
+    has_twin: bool = False
+
+    @property
+    def test_set(self):
+        """The hash of its test set in reports: of the images, where that of the classes does not tell it apart."""
+        return self.test_images if self.has_twin else self.test
 
     @property
     def dataset(self):
@@ -162,21 +169,6 @@ def last_epoch(folder):
     return max(read_summary(folder / 'summary.json')[1], rows[-1]['epoch'] if rows else -1)
 
 
-def contents(folder, start, last):
-    """
-    The result of Records.contents() for the epochs before `start`, read from the files of the run folder.
-
-    last: the checkpoint's last row with metrics. Raises UserError where log.csv does not have it.
-    """
-    known = {row['epoch']: row for row in read_rows(folder / 'log.csv')}
-    if last and any(known.get(last['epoch'], {}).get(name) != value for name, value in last.items()
-                    if value is not None and value == value):
-        raise UserError(f'{folder}/log.csv: its row of epoch {last["epoch"]} differs from the checkpoint\'s; copy the '
-                        'run folder again')
-    return {'rows': [row for row in read_csv(folder / 'log.csv') if int(row['epoch']) < start],
-            'spectra': [row for row in read_csv(folder / 'spectrum.csv') if int(row['epoch']) < start]}
-
-
 def read_summary(file, n_epochs=None):
     """
     (whether the run is finished, its last epoch) in a summary.json; (False, -1) without the file. A run that finished
@@ -195,11 +187,12 @@ def loaded_summary(file):
         summary = json.loads(file.read_text(encoding='utf-8'))
         numbers = [(summary['last_epoch'] or {'epoch': -1})['epoch'],
                    *(part['n_rows'] for part in summary.get('records', {}).values())]
-        if isinstance(summary['finished'], bool) and all(isinstance(number, int) for number in numbers):
-            return summary
+        is_whole = isinstance(summary['finished'], bool) and all(isinstance(number, int) for number in numbers)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out')
+        is_whole = False
+    if not is_whole:
+        raise UserError(f'{file}: not a complete summary of a run; copy it again, or leave the run out')
+    return summary
 
 
 def reached(flags, rows):

@@ -1,7 +1,6 @@
 """The folder of one run, <save_path>/<dataset>/<group>_s<seed>/: created in one atomic move, and never overwritten."""
 import importlib.metadata
 import itertools
-import math
 import platform
 import shlex
 import shutil
@@ -13,14 +12,14 @@ from pathlib import Path
 
 import yaml
 
-from utilities import cores
+from utilities import machine
+from utilities.command_line import read_yaml
 from utilities.errors import UserError
 from utilities.files import remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
-LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)       # ten times as fast, where PyYAML was built with it
-DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)
+DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)       # ten times as fast, where PyYAML was built with it
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
 CHECKSUM = '# checksum '                                     # begins config.yaml and splits.yaml
 
@@ -256,34 +255,9 @@ def read_checked(file):
         if place and checksum.strip() != text_checksum(content):
             raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
                             f'an edit on purpose, remove its {place} line')
-        return load_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return read_yaml(text)
+    except ValueError as error:
         raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
-
-
-def load_yaml(text):
-    """The value of a YAML text. Raises ValueError for aliases that stand for far more values than the text has."""
-    loader = LOADER(text)
-    try:
-        node, known = loader.get_single_node(), {}
-        if node is None:
-            return None
-        if (size := expanded_size(node, known)) > 10 * len(known) + 1000:
-            raise ValueError(f'its aliases stand for {size:,} values' if size < math.inf else 'an alias holds itself')
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def expanded_size(node, known):
-    """The number of nodes in a YAML node, aliases expanded; inf if it holds itself. known: {id of a node: size}."""
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-        if isinstance(node, yaml.MappingNode):
-            parts = itertools.chain.from_iterable(parts)
-        known[id(node)] = 1 + sum(expanded_size(part, known) for part in parts)
-    return known[id(node)]
 
 
 def text_checksum(text):
@@ -321,7 +295,7 @@ def versions():
         except importlib.metadata.PackageNotFoundError:
             continue
     found |= {'cuda': torch.version.cuda} if torch.cuda.is_available() else {}
-    return found | {'processor': cores.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
+    return found | {'processor': machine.processor(), 'instructions': torch.backends.cpu.get_cpu_capability(),
                     'threads': torch.get_num_threads()}
 
 

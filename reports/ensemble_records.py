@@ -10,11 +10,11 @@ import sqlite3
 import time
 from pathlib import Path
 
-import yaml
+import pandas
 
 from records import columns, run_folder
-from records.database import quoted
 from records.writing import as_text
+from utilities.command_line import read_yaml
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv
 
@@ -27,8 +27,8 @@ def find(folder, identity):
         if not path.exists():
             return None
         try:
-            recorded = run_folder.load_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
-        except (OSError, yaml.YAMLError, ValueError, RecursionError, KeyError, TypeError):
+            recorded = read_yaml((path / SETTINGS).read_text(encoding='utf-8'))['identity']
+        except (OSError, ValueError, KeyError, TypeError):
             raise UserError(f'{path}: not the records of an ensemble ({SETTINGS} is not there or broken); move it, or '
                             'choose another --save_path') from None
         if recorded == identity:
@@ -87,23 +87,14 @@ def write(folder, settings, log, folds):
                 write_csv(unfinished / f'{name}.csv', [
                     {column: value if isinstance(value, str) else as_text(value) for column, value in row.items()}
                     for row in rows])
-                store(database, name, rows)
+                table = pandas.DataFrame(rows)
+                table.to_sql(name, database, index=False, dtype=dict.fromkeys(filter(is_score, table), 'REAL'))
         if importlib.util.find_spec('tensorboard'):
             write_events(unfinished / 'tensorboard', log, max(row['epoch'] for row in folds))
         return run_folder.settle(unfinished, folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def store(database, name, rows):
-    """Makes the table `name` of the rows."""
-    kinds = {str: 'TEXT', int: 'INTEGER', float: 'REAL'}
-    types = {column: kinds.get(type(value), 'REAL') for row in rows for column, value in row.items()}
-    with database:
-        database.execute(f'CREATE TABLE {name} ({", ".join(f"{quoted(one)} {kind}" for one, kind in types.items())})')
-        database.executemany(f'INSERT INTO {name} VALUES ({", ".join("?" * len(types))})',
-                             [[row.get(column) for column in types] for row in rows])
 
 
 def write_events(folder, log, last):

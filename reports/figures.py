@@ -2,6 +2,7 @@
 import math
 
 import numpy as np
+import pandas
 
 from evaluation import titles
 from reports import naming
@@ -69,19 +70,17 @@ def curves(groups, name, file, title):
     axes = figure.add_subplot(ylabel=titles.axis(name), title=title)
     lines = []
     for index, group in enumerate(groups):
-        by_epoch, runs = {}, [run for run in group.runs if any(name in row for row in run.rows)]
-        for run in runs:
-            for row in run.rows:
-                by_epoch.setdefault(row['epoch'], []).append(titles.unit(name) * row.get(name, math.nan))
-        epochs = [epoch for epoch in sorted(by_epoch) if len(by_epoch[epoch]) == len(runs)]       # epochs of all seeds
-        if not epochs:
+        runs = [pandas.Series({row['epoch']: row.get(name, math.nan) for row in run.rows}, dtype=float)
+                for run in group.runs if any(name in row for row in run.rows)]
+        if not runs:
             continue
-        values = np.array([by_epoch[epoch] for epoch in epochs])
-        mean, std = values.mean(axis=1), values.std(axis=1, ddof=1) if len(runs) > 1 else 0
+        values = titles.unit(name) * pandas.concat(runs, axis=1, join='inner').sort_index()      # epochs of all seeds
+        mean = values.mean(axis=1, skipna=False)
+        std = values.std(axis=1, skipna=False) if len(runs) > 1 else 0
         colour, marker, line = mark(index)
         label = plain(naming.method(group.method)) + (f' (n = {len(runs)})' if len(runs) > 1 else '')
-        lines += axes.plot(epochs, mean, color=colour, linestyle=line, marker=marker, label=label)
-        axes.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+        lines += axes.plot(values.index, mean, color=colour, linestyle=line, marker=marker, label=label)
+        axes.fill_between(values.index, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     lines.sort(key=lambda line: -np.nan_to_num(line.get_ydata()[-1], nan=-np.inf))
     for line in lines[:2]:
         line.set(linewidth=1.8, markersize=4.5, zorder=4)
@@ -109,4 +108,27 @@ def bars(scores, name, file, title, spread='std'):
     axes.set_yticks(range(len(table)), labels)
     axes.margins(y=0.6 / len(table))
     axes.grid()
+    return save(figure, file)
+
+
+@styled
+def beside_published(rows, name, file, title):
+    """
+    Published means and ours, a line per method, the highest published one on top, each with the 95 % interval of its
+    mean where it has one. rows: of published.compare, all of the column `name`.
+    """
+    rows = rows.sort_values('published')
+    figure = new_figure(1.5 * COLUMN, 0.9 + 0.2 * len(rows))
+    axes = figure.add_subplot(xlabel=f'{titles.axis(name)}: mean and its 95 % interval', title=title)
+    places = np.arange(len(rows))
+    for label, mean, half, shift, index in (('published', rows.published, rows.published_half, 0.15, 0),
+                                            ('ours', rows.ours, rows.half, -0.15, 1)):
+        colour, marker, _ = mark(index)
+        axes.errorbar(titles.unit(name) * mean, places + shift, xerr=titles.unit(name) * half.fillna(0), linestyle='',
+                      marker=marker, color=colour, capsize=1.5, label=label)
+    axes.set_yticks(places, [f'{plain(naming.method(row.method))} (n = {row.n}){" ≠" * bool(row.differs)}'
+                             for row in rows.itertuples()])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.grid()
+    figure.legend(loc='outside right upper')
     return save(figure, file)

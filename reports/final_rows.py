@@ -133,7 +133,7 @@ def compare(old, new, metrics, digits=1):
     before, after = map(by_group, runs)
     found, moved = [], []
     for key in [key for key in before if key in after]:
-        if len({run.test for runs in (before, after) for run in runs[key] if run.test}) > 1:
+        if len({run.test_set for runs in (before, after) for run in runs[key] if run.test_set}) > 1:
             moved.append(f'{key[1]} on {key[0]}')
             continue
         for name in names:
@@ -143,13 +143,13 @@ def compare(old, new, metrics, digits=1):
     if not found:
         raise UserError(f'--compare {old} {new}: they have no group of a data set in common'
                         + (f' that was evaluated on the same test set: {", ".join(moved)}' if moved else ''))
-    p_values = significance.holm([test(one, other) for *_, one, other in found])
-    cells = []
-    for (dataset, group, name, one, other), p in zip(found, p_values, strict=True):
+    changes = [change(one, other) for *_, one, other in found]
+    p_values, cells = significance.holm([p for *_, p in changes]), []
+    for (dataset, group, name, one, other), (mean, half, _), p in zip(found, changes, p_values, strict=True):
         means = [tables.printed(float(np.mean(list(values.values()))), name, digits) for values in (one, other)]
-        change = differences.difference_text(*difference(one, other), name, digits)
+        text = differences.difference_text(mean, half, name, digits)
         cells.append([naming.dataset(dataset), naming.method(group), titles.metric(name), *means,
-                      f'**{change}**' if p < 0.05 else change, '' if math.isnan(p) else f'{p:.3f}'])
+                      f'**{text}**' if p < 0.05 else text, '' if math.isnan(p) else f'{p:.3f}'])
     beyond = sum(p < 0.05 for p in p_values)
     lines = [text_tables.markdown(['data set', 'method', 'metric', 'old', 'new', 'difference', 'p'], cells), '',
              f'{len(found)} differences, {beyond} of them larger than seeds explain (bold: p < 0.05, corrected by '
@@ -172,23 +172,13 @@ def by_group(runs):
     return found
 
 
-def aligned(one, other):
-    """The values of two {seed: value}, in the order of the seeds if both have the same seeds, and whether they do."""
-    seeds = sorted(one)
-    if seeds == sorted(other):
-        return [one[seed] for seed in seeds], [other[seed] for seed in seeds], True
-    return list(one.values()), list(other.values()), False
-
-
-def test(old, new):
-    """Two-sided p of the hypothesis that two {seed: value} have the same mean; nan if there are too few seeds."""
-    one, other, are_paired = aligned(old, new)
-    return significance.paired_test(other, one)[0] if are_paired else significance.welch_test(other, one)
-
-
-def difference(old, new):
-    """(mean(new) − mean(old), half the width of its 95 % interval) of two {seed: value}."""
-    one, other, are_paired = aligned(old, new)
-    if are_paired:
-        return significance.t_interval(np.subtract(other, one))
-    return significance.difference_interval(other, one)
+def change(old, new):
+    """
+    (mean(new) − mean(old), half the width of its 95 % interval, two-sided p of equal means) of two {seed: value}, which
+    are paired if they have the same seeds; nan for what needs more seeds.
+    """
+    if old.keys() == new.keys():
+        old, new = (np.array([values[seed] for seed in sorted(old)]) for values in (old, new))
+        return *significance.t_interval(new - old), significance.paired_test(new, old)[0]
+    old, new = list(old.values()), list(new.values())
+    return *significance.difference_interval(new, old), significance.welch_test(new, old)

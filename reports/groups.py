@@ -29,7 +29,7 @@ class Group:
     @property
     def test(self):
         """The hash of the test split; None where no run has it recorded."""
-        return next((run.test for run in self.runs if run.test), None)
+        return next((run.test_set for run in self.runs if run.test_set), None)
 
     @property
     def missing(self):
@@ -101,11 +101,11 @@ def those_that_count(name, members, with_unfinished):
 
 def require_one_test_set(name, runs):
     """Raises UserError where runs of a group were evaluated on different test sets, so that they have no mean."""
-    first = {run.test: run for run in reversed(runs) if run.test}
+    first = {run.test_set: run for run in reversed(runs) if run.test_set}
     if len(first) > 1:
         one, other = sorted(first.values(), key=runs.index)[:2]
         raise UserError(f'group {name}: {one.where} and {other.where} were evaluated on different test sets (hashes '
-                        f'{one.test} and {other.test}: other classes or images), and have no common mean; '
+                        f'{one.test_set} and {other.test_set}: other classes or images), and have no common mean; '
                         'leave one out with --exclude, or train it again under another --group')
 
 
@@ -134,7 +134,7 @@ def separate_test_sets(groups):
                          'the same as for the others')
         notes += [f'{group.name}: the test set is not recorded for {", ".join(unknown)}; it is taken to be the same as '
                   'for the others' for group in members
-                  if group.test and (unknown := [run.name for run in group.runs if not run.test])]
+                  if group.test and (unknown := [run.name for run in group.runs if not run.test_set])]
     return notes
 
 

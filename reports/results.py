@@ -41,6 +41,10 @@ def report(opt, planned=()):
     grouped, notes = groups.group_runs(found, expected, opt.seeds, opt.with_unfinished)
     if not any(group.runs for group in grouped):
         raise UserError('no run is left for the table:\n' + '\n'.join(f'  {note}' for note in notes))
+    if opt.published:
+        from reports import published  # imports scipy, which other tables do not need
+        published.report(opt, grouped, notes)
+        return
     problems = [f'left out: {problem}' for problem in selection.leave_out(grouped, rule)]
     scores, missing = selection.scores(grouped, names, rule)
     selection.require_values(names, [(scores, missing)])

@@ -30,8 +30,8 @@ def collect(opt):
 
 def tell_images_apart(runs):
     """
-    Where test splits of equal class names and numbers of images hold different images, each gets a hash of its own as
-    Run.test. Prints a note on the runs, of earlier versions, whose images are then unknown.
+    Sets Run.has_twin where test splits of equal class names and numbers of images hold different images. Prints a note
+    on the runs, of earlier versions, whose images are then unknown.
     """
     images = {}
     for run in runs:
@@ -40,7 +40,7 @@ def tell_images_apart(runs):
         if len(images[run.test] - {None}) < 2:
             continue
         if run.test_images:
-            run.test = run.test_images
+            run.has_twin = True
         else:
             print(f'Note: {run.where}: an earlier version recorded only the names and sizes of its test classes; '
                   'which of the test sets of such classes it has is unknown', file=sys.stderr)

@@ -30,11 +30,20 @@ def difference_interval(one, other, level=0.95):
     difference = float(one.mean() - other.mean())
     if len(one) < 2 or len(other) < 2:
         return difference, t_interval(one, level)[1]
-    errors = np.array([stats.sem(one) ** 2, stats.sem(other) ** 2])                        # squared standard errors
-    if not errors.any():
-        return difference, 0.0
-    freedom = errors.sum() ** 2 / (errors ** 2 / [len(one) - 1, len(other) - 1]).sum()
-    return difference, float(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(errors.sum()))
+    return difference, welch_half_width([stats.sem(one), stats.sem(other)], [len(one) - 1, len(other) - 1], level)
+
+
+def welch_half_width(errors, freedoms, level=0.95):
+    """
+    Half the width of the interval of the difference between two independent means.
+
+    errors: the standard errors of the two means. freedoms: their degrees of freedom, n − 1.
+    """
+    squares = np.square(errors)
+    if not squares.any():
+        return 0.0
+    freedom = squares.sum() ** 2 / (squares ** 2 / freedoms).sum()
+    return float(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(squares.sum()))
 
 
 def welch_test(one, other):

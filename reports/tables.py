@@ -15,7 +15,7 @@ ESCAPED = {'\\': r'\textbackslash{}', '_': r'\_', '%': r'\%', '&': r'\&', '#': r
 ONE_COLUMN, TWO_COLUMNS = 234, 487                        # widths on a page of two columns (ICML), in points
 LETTER, GAP = 4.6, 6                                      # widths of a bold letter at 8 points, and between columns
 SIGNS = {' ± ': r' $\pm$ ', ' − ': ' $-$ ', '–': '--', '†': r'$^\dagger$', '‡': r'$^\ddagger$', ' > ': ' $>$ ',
-         'Δ': r'$\Delta$'}
+         'Δ': r'$\Delta$', '≠': r'$\neq$', '≈': r'$\approx$'}
 
 
 @dataclass

@@ -67,16 +67,17 @@ ACTIONS = {
                       overlap.flags, METRICS),
     'export': Action('write the network to a file for other programs', export.work, export.flags, METRICS),
 }
-MORE = 'The flags of an evaluation by main.py go with it, such as --splits_to_eval, --eval_ema and --source_path: ' \
-       'main.py --help evaluation'
+MORE = 'Takes flags of an evaluation by main.py, too, such as --splits_to_eval, --eval_ema and --source_path ' \
+       '(main.py --help evaluation).'
 
 
 def build():
     """The parser of the manual, and of the flags that the actions declare."""
     parser = command_line.Parser(prog='Evaluate_Network.py', epilog=MORE,
                                  usage='Evaluate_Network.py RUN [ACTION] [FLAG ...]',
-                                 description='Does what comes after training: RUN ACTION --help explains an action.')
-    parser.add_argument('run', metavar='RUN', help='run folder, of which the last checkpoint is used; or a checkpoint')
+                                 description='Evaluates, draws or exports a trained network. RUN ACTION --help '
+                                             'explains an action.')
+    parser.add_argument('run', metavar='RUN', help='run folder, whose last checkpoint is used, or a checkpoint')
     commands = parser.add_subparsers(dest='action', metavar='ACTION', required=True, prog='Evaluate_Network.py RUN')
     for name, action in ACTIONS.items():
         action.flags(commands.add_parser(name, help=action.help, description=action.help, epilog=MORE))

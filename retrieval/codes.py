@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,20 +24,23 @@ from evaluation import geometry, retrieval
 from evaluation.metrics import compute
 from evaluation.protocol import build_pool, embed_splits, split_of_pictures
 from evaluation.ranking import precision
-from evaluation.ranking.neighbours import Search, chunks, in_threads
+from evaluation.ranking.nearest import first
+from evaluation.ranking.neighbours import Search
+from retrieval.unknown import containing_folder
 from utilities import plotting, processes
+from utilities.arrays import chunks, in_threads
 from utilities.command_line import COUNT
 from utilities.errors import UserError
 from utilities.files import require_writable, write_csv
-from utilities.nearest import exact, faiss_or_none
+from utilities.nearest import exact, faiss_or_none, measured
 from utilities.text_tables import aligned
 
 NAME = re.compile(r'([1-9]\d*)|(int8)|(binary)|pq([1-9]\d*)')
 METRICS = ('e_recall@1', 'map_at_r')
 CHUNK = 1 << 21              # scores, or differences of components, that each thread holds at a time
-N_TIMED, N_NEAREST = 500, 10                # the time is measured for up to so many queries, and so many nearest images
-OPEN = {'linestyle': ':', 'markerfacecolor': 'white'}      # of re-scored codes in the figure
-CENTROIDS = 256              # of each part, in product quantisation: a byte
+N_TIMED, N_NEAREST = 500, 10  # most queries that are timed, and images that each of them finds
+OPEN = {'linestyle': ':', 'markerfacecolor': 'white'}      # markers of re-scored codes in the figure
+CENTROIDS = 256              # centroids of each part in product quantisation: a byte
 
 
 @dataclass
@@ -71,15 +73,15 @@ class Code:
 
 
 def prefix(dim, normalize):
-    def of(points):
+    def cut(points):
         return F.normalize(torch.from_numpy(points[:, :dim]), dim=1).numpy() if normalize else points[:, :dim].copy()
-    return floats(str(dim), dim, of)
+    return floats(str(dim), dim, cut)
 
 
-def floats(name, dim, of):
-    """A code that is an embedding itself, of `dim` numbers in float32."""
-    return Code(name, 4 * dim, of, of, lambda codes: codes, lambda codes: lambda queries, k: exact(codes, queries, k),
-                symmetric=True)
+def floats(name, dim, reduce):
+    """A code of `dim` numbers in float32, compared as they are. reduce: embeddings [n, D] -> [n, dim]."""
+    return Code(name, 4 * dim, reduce, reduce, lambda codes: codes,
+                lambda codes: lambda queries, k: exact(codes, queries, k), symmetric=True)
 
 
 def int8(dim):
@@ -240,15 +242,14 @@ def rescored(coded, ranking, pool, n):
         plain, rows = Search(**original), np.flatnonzero(search.n_positives)
 
         def part_ranks(part, search=search, plain=plain):
-            depth = max(n, search.n_positives[part].max())
-            scores = search.scores(part).numpy()
-            order = highest(scores, depth)
-            judged = np.take_along_axis(scores, order, axis=1) > -np.inf           # not the query, nor of its camera
-            hits = judged & (plain.gallery_labels[order] == plain.query_labels[part][:, None])
-            again = by_distance(plain, part, order[:, :n], judged[:, :n])
-            hits[:, :n] = np.take_along_axis(hits[:, :n], again, axis=1)
+            n_positives = search.n_positives[part]
+            order, _ = first(search, part, search.scores(part), max(n, n_positives.max()))
+            some = order[:, :n]
+            every = torch.zeros(some.shape).masked_fill_(torch.from_numpy(some < 0), -torch.inf)
+            order[:, :n], _ = first(plain, part, every, n, some)
+            hits = (order >= 0) & (plain.gallery_labels[order] == plain.query_labels[part][:, None])
             ranks = np.where(hits, np.arange(1, order.shape[1] + 1), np.inf)
-            return np.sort(ranks, axis=1)[:, :search.n_positives[part].max()]
+            return np.sort(ranks, axis=1)[:, :n_positives.max()]
 
         parts = chunks(rows, max(len(search.gallery), n * pool.embeddings.shape[1]), CHUNK)
         for part, ranks in zip(parts, in_threads(part_ranks, parts, 'rank'), strict=True):
@@ -257,43 +258,18 @@ def rescored(coded, ranking, pool, n):
     return {name: float(np.concatenate(values).mean()) if values else np.nan for name, values in found.items()}
 
 
-def highest(scores, k):
-    """[q, k] the places of the k highest scores of each row of [q, G], the highest first; equal scores by place."""
-    k = int(min(k, scores.shape[1]))
-    least, found = np.partition(scores, -k, axis=1)[:, -k], np.empty((len(scores), k), np.int64)
-    for number, row in enumerate(scores):
-        some = np.flatnonzero(row >= least[number])
-        found[number] = some[np.argsort(-row[some], kind='stable')[:k]]
-    return found
-
-
-def by_distance(search, rows, images, judged):
-    """
-    [q, n] the places of the gallery's `images` [q, n] in the order of their distances from the queries `rows`, equal
-    ones by index, and those that are not `judged` [q, n] last.
-    """
-    gallery, queries = search.gallery.numpy(), search.queries.numpy()[rows]
-    differences = gallery[images].astype(float)
-    differences -= queries[:, None]
-    distances = np.einsum('qnd,qnd->qn', differences, differences)
-    distances[~judged] = np.inf
-    return np.lexsort((images, distances))
-
-
 def times(code, pool, n_rescored):
     """Milliseconds per query of a search in the gallery: by the code alone, and with re-scoring (None without it)."""
     search = Search(pool.embeddings, pool.labels, pool.is_query, pool.in_gallery)
     gallery, queries = search.gallery.numpy(), search.queries.numpy()[:N_TIMED]
     find, k = code.prepare(code.encode(gallery)), min(max(N_NEAREST, n_rescored), len(gallery))
     asked = code.as_query(queries)
-    find(asked[:1], 1)                                       # what is computed once
+    find(asked[:1], 1)                                       # tables that are computed once
     begin = time.perf_counter()
     find(asked, min(N_NEAREST, k))
     alone = time.perf_counter()
     if n_rescored:
-        images = find(asked, k)
-        for part in chunks(np.arange(len(queries)), gallery.shape[1] * k, CHUNK):
-            by_distance(search, part, images[part], images[part] != search.own[part][:, None])
+        measured(gallery, queries, find(asked, k), k)
     end, per_query = time.perf_counter(), 1000 / max(len(queries), 1)
     return (alone - begin) * per_query, (end - alone) * per_query if n_rescored else None
 
@@ -305,8 +281,8 @@ def work(opt):
     """
     check(opt)
     built = parts.restore(opt, opt.evaluate)
-    place, split = Path(opt.evaluate), split_of_pictures(opt, built.data)
-    file = (place if place.is_dir() else place.parent) / f'codes_{split}.csv'
+    split = split_of_pictures(opt, built.data)
+    file = containing_folder(opt.evaluate) / f'codes_{split}.csv'
     processes.run_on_rank_zero(require_writable, file, 'codes')
     splits = [name for name in built.data.evaluation if name in ('train', split)]
     embedded = embed_splits(opt, built.model, built.data, splits, built.criterion)

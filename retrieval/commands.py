@@ -14,7 +14,7 @@ from utilities.errors import UserError
 from utilities.files import require_writable, write_text
 from utilities.loading import workers
 
-STDOUT = '-'                 # in place of a file name: the standard output
+STDOUT = '-'                 # the standard output, in place of a file name
 NAMED = 3                    # number of images that cannot be read or found whose names are printed
 N_ROWS, N_COLUMNS = 12, 10   # --picture: the most queries, and nearest images of each
 

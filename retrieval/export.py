@@ -125,9 +125,8 @@ def write_folder(opt, network, source, folder, description):
             published.write(temporary, network.model.state_dict(), flags, states['epoch'], description)
             text = model_card.text(opt, flags, source, states, description, network)
             (temporary / 'README.md').write_text(text, encoding='utf-8')
-            # what cannot be loaded again is not left behind
             with contextlib.redirect_stdout(io.StringIO()):
-                loading.load(temporary, 'cpu')
+                loading.load(temporary, 'cpu')               # a folder that cannot be loaded is not left behind
             if folder.is_dir():
                 folder.rmdir()
             temporary.rename(folder)

@@ -10,6 +10,7 @@ from retrieval import search, store, unknown
 from retrieval.codes import Int8
 from retrieval.loading import load
 from utilities.errors import UserError
+from utilities.nearest import MORE, measured, nearest
 
 QUERIES = 1024               # queries that are compared with the index at a time
 
@@ -23,10 +24,9 @@ class Index:
         device: the device of exact search, a torch.device or its name.
 
     paths:      list of N absolute paths.
-    embeddings: [N, D] float32 array, mapped into memory.
     open_set:   the thresholds below which a query is unknown (unknown.py); None: no query is.
-    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, an retrieval.codes.Int8, whose rows
-                are decoded by indexing, and numpy.asarray() of which decodes all.
+    embeddings: [N, D] float32 array, mapped into memory; in an index of codes, a retrieval.codes.Int8, whose rows are
+                decoded by indexing, and numpy.asarray() of which decodes all.
     stored:     what the file of the embeddings holds: embeddings, or codes [N, D + 4] uint8.
     run:        the run folder or checkpoint whose network made the embeddings; network_id: its Network.id.
 
@@ -140,11 +140,11 @@ class Index:
         return rows, distances
 
     def nearest_to_some(self, queries, k):
-        n_candidates = min(k + search.MORE, len(self))
-        rows = self.inverted_file.search(queries, n_candidates)[1] if self.inverted_file else None
-        if rows is None or (rows < 0).any():                 # the cells that a query visits may have fewer images
-            rows = search.exact(self.gallery, queries, n_candidates, self.device)
-        return search.measured(self.embeddings, queries, rows, k)
+        if self.inverted_file:
+            rows = self.inverted_file.search(queries, min(k + MORE, len(self)))[1]
+            if (rows >= 0).all():                            # the cells that a query visits may have fewer images
+                return measured(self.embeddings, queries, rows, k)
+        return nearest(self.embeddings, queries, k, self.gallery, self.device)
 
     def query(self, embeddings, k=10):
         """As nearest(), with a list of k paths for each query in place of the rows."""

@@ -1,8 +1,8 @@
 """The model card of an exported network: README.md as Hugging Face shows it."""
 import shlex
-from pathlib import Path
 
 from records import columns, run_folder
+from retrieval.unknown import containing_folder
 from utilities.errors import UserError
 
 PRIVATE = ('source_path', 'source', 'save_path')             # flags whose values are folders of the author's machine
@@ -66,7 +66,7 @@ def text(opt, flags, source, states, description, network):
         description: input and resizing, {'before': transforms, ...}.
         network:     the loading.Network.
     """
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    folder = containing_folder(source)
     config = read(lambda: run_folder.read(folder)) or {}
     splits = read(lambda: run_folder.read_checked(folder / 'splits.yaml')['splits']) or {}
     is_of_timm, command = flags['arch'].startswith('timm:'), shlex.split(config.get('command', ''))

@@ -26,7 +26,8 @@ from retrieval.identification import (
     row_at,
     top_answers,
 )
-from retrieval.unknown import containing_folder, thresholds_file, write
+from retrieval.store import write_json
+from retrieval.unknown import containing_folder, thresholds_file
 from utilities import plotting, processes
 from utilities.command_line import FRACTION, number
 from utilities.errors import UserError
@@ -126,7 +127,7 @@ def save(opt, model, data, embedded, place):
                                             'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
     if reason is None or not file.exists():                 # thresholds that were calibrated before stay
-        write(file, plain(content))
+        write_json(file, plain(content))
     print(titles.table({Column('test', name).name: value for name, value in found.items()}))
     print(table(rows, n_images, found) if rows else f'No threshold: {reason}')
     print(f'  thresholds:       {file}')

@@ -22,10 +22,10 @@ from utilities.errors import UserError, choose
 from utilities.randomness import seed_everything
 from utilities.text_tables import aligned
 
-METRICS = ['e_recall@1', 'map_at_r']                         # where the command line gives no --evaluation_metrics
+METRICS = ['e_recall@1', 'map_at_r']                         # the default of --evaluation_metrics here
 WITHOUT = ('pca', 'eval_reference', 'eval_level', 'eval_features', 'splits_to_eval', 'bootstrap')
 SPLITTING = {'split_scheme': None, 'splits': None, 'splits_step': None, 'test_size': 0.5, 'test_start': 0.5, 'fold': 0,
-             'use_tv_split': False}                          # of data sets that the run was not trained on
+             'use_tv_split': False}                          # defaults for data sets that the run was not trained on
 
 
 def flags(parser):
@@ -43,8 +43,8 @@ def work(opt):
     found = {}
     for name, model in ((f'{kind} trunk', trunk), ('trained', trained)):
         is_trunk = model is trunk
-        embedded = [evaluation.embed(opt, model, images, of, is_trunk, opt.eval_autocast).embeddings
-                    for of, images in sets.items()]
+        embedded = [evaluation.embed(opt, model, images, data_set, is_trunk, opt.eval_autocast).embeddings
+                    for data_set, images in sets.items()]
         if is_trunk or opt.eval_normalize:
             embedded = [F.normalize(part, dim=1) for part in embedded]
         found[name] = processes.run_on_rank_zero(alone_and_together, opt, embedded, [*sets.values()])

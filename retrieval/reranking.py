@@ -18,12 +18,12 @@ import parts
 from criteria import ranks
 from evaluation.metrics import compute, parse
 from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
-from evaluation.ranking.counting import pick
 from evaluation.ranking.nearest import first
-from evaluation.ranking.neighbours import Search, chunks, in_threads, take_rows
+from evaluation.ranking.neighbours import Search
 from evaluation.ranking.precision import on_the_sphere
 from records.columns import Column, reranked_column
 from utilities import processes
+from utilities.arrays import chunks, in_threads, pick, take_rows
 from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
 from utilities.errors import UserError, choose
 from utilities.text_tables import aligned
@@ -32,8 +32,8 @@ CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, an
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
 ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
-PLAIN = 'plain'              # in the table: the ranking without re-ranking, and its cost
-K1, K2, N = 20, 6, 50        # of the papers: k1 and k2 of Zhong et al., n of Radenović et al.
+PLAIN = 'plain'              # the ranking without re-ranking, and its cost, in the table
+K1, K2, N = 20, 6, 50        # the papers' k1 and k2 (Zhong et al.), and n (Radenović et al.)
 
 
 class KReciprocal(Search):
@@ -58,15 +58,15 @@ class KReciprocal(Search):
         encodings = averaged(encoded(everyone, neighbours, largest, k1, strict), neighbours[:, :k2])
         queries = np.searchsorted(used, self.query_index)
         self.move, self.weight, self.largest = everyone.move, weight, largest[queries].astype(np.float32)
-        self.of_queries = encodings[queries]
-        self.of_gallery = encodings[np.searchsorted(used, self.gallery_index)].tocsc()
+        self.query_encodings = encodings[queries]
+        self.gallery_encodings = encodings[np.searchsorted(used, self.gallery_index)].tocsc()
 
-    def scores(self, rows, images=None):
-        """[q, G] as in Search.scores, of all gallery images."""
+    def scores(self, rows):
+        """[q, G] as in Search.scores."""
         distances = super().scores(rows).numpy()           # −½ of the squared distances; −inf for the query itself
-        with np.errstate(invalid='ignore'):                # of λ = 0, for the query itself
+        with np.errstate(invalid='ignore'):                # 0 · ∞, if λ = 0, for the query itself
             distances *= -2 * np.float32(self.weight) / self.largest[rows, None]
-        overlap = overlaps(self.of_queries[rows], self.of_gallery)
+        overlap = overlaps(self.query_encodings[rows], self.gallery_encodings)
         row, column, overlap = pick(overlap, overlap > 0)
         # encodings sum to 1, so that the maxima of two sum to 2 minus the sum of the minima
         distances[row, column] -= (1 - self.weight) * overlap / (2 - overlap)
@@ -110,7 +110,7 @@ def nearest_gallery(search, k):
         scores = search.scores(rows)
         found, _ = first(search, rows, scores, k)
         scores = scores.numpy()
-        scores[search.left_out(rows)] = 0                  # which is never the lowest: no score is above 0
+        scores[search.left_out(rows)] = 0                  # never the lowest: no score is above 0
         return found, -2 * scores.min(axis=1)
 
     parts = chunks(np.arange(len(search.queries)), len(search.gallery), CHUNK)
@@ -149,23 +149,30 @@ def encoded(search, neighbours, largest, k1, strict=False):
 
 def reciprocal(neighbours):
     """The sparse [N, N] matrix of the pairs of images that are among the K nearest of each other. neighbours: [N, K]"""
-    from scipy import sparse
-    n, k = neighbours.shape
-    near = sparse.csr_array((np.ones(n * k, np.int32), neighbours.ravel(), np.arange(0, n * k + 1, k)), (n, n))
+    near = as_matrix(neighbours, np.int32(1))
     return near.multiply(near.T).tocsr()
 
 
 def averaged(encodings, neighbours):
     """Local query expansion: each row becomes the mean of the rows of its `neighbours` [N, k2]."""
     from scipy import sparse
+    mean = as_matrix(neighbours, 1 / neighbours.shape[1])
+    return sparse.vstack([mean[start:start + ROWS] @ encodings for start in range(0, len(neighbours), ROWS)],
+                         format='csr')
+
+
+def as_matrix(neighbours, value):
+    """The sparse [N, N] matrix with `value` at each image's `neighbours` [N, K]."""
+    from scipy import sparse
     n, k = neighbours.shape
-    mean = sparse.csr_array((np.full(n * k, 1 / k), neighbours.ravel(), np.arange(0, n * k + 1, k)), (n, n))
-    return sparse.vstack([mean[start:start + ROWS] @ encodings for start in range(0, n, ROWS)], format='csr')
+    return sparse.csr_array((np.full(n * k, value), neighbours.ravel(), np.arange(0, n * k + 1, k)), (n, n))
 
 
 def overlaps(queries, gallery):
-    """[q, G] the sum of the minima of two encodings, from sparse matrices: queries [q, N] by row, gallery [G, N] by
-    column."""
+    """
+    [q, G] the sum of the minima of two encodings, from sparse matrices: queries [q, N] by row, gallery [G, N] by
+    column.
+    """
     starts, counts = gallery.indptr[queries.indices], np.diff(gallery.indptr)[queries.indices].astype(np.int64)
     before = np.concatenate([[0], counts.cumsum()])[queries.indptr]         # number of entries before each query
     result, first = np.empty((queries.shape[0], gallery.shape[0])), 0
@@ -248,8 +255,8 @@ def settings(opt, train):
 
 def compute_with(opt, method, parameters, names, pool):
     """
-    {metric: value} of the metrics of ranks `names`, after a re-ranking with its `parameters`; its
-    seconds, and the megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
+    {metric: value} of the metrics of ranks `names`, after a re-ranking with its `parameters`; its seconds, and the
+    megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
     """
     search = Search if method == PLAIN else partial(METHODS[method], **parameters)
     points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else opt.ranking_backend

@@ -100,7 +100,7 @@ def embed_photos(place, run, flags):
         model = loading.restore(opt, run)[0].model
     else:
         opt.device = device.select(opt)
-        seed_everything(opt.seed)                          # for the random weights of --not_pretrained
+        seed_everything(opt.seed)                          # --not_pretrained draws random weights
         model = parts.build_network(opt, parts.build_backbone(opt))
     if opt.skip_bad_images:
         table = datasets.without_bad_images(table, table.sources, opt.max_megapixels)

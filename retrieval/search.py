@@ -11,18 +11,6 @@ N_QUERIES = 500              # queries that measure its recall
 N_NEAREST = 10               # images that each query should find
 PER_CELL = 64                # images per cell that k-means is fitted to
 N_ITERATIONS = 10            # iterations of k-means
-MORE = 16                    # rows beyond the k nearest whose distances are computed again, without rounding errors
-
-
-def measured(gallery, queries, rows, k):
-    """
-    The k nearest of the candidate rows [Q, R] of the gallery: rows [Q, k] and Euclidean distances [Q, k] float32, which
-    are computed from differences in float64. Equal distances are ordered by row.
-    """
-    distances = np.stack([np.linalg.norm(gallery[some].astype(float) - query, axis=1)
-                          for some, query in zip(rows, queries, strict=True)])
-    order = np.lexsort((rows, distances))[:, :k]
-    return np.take_along_axis(rows, order, 1), np.take_along_axis(distances, order, 1).astype(np.float32)
 
 
 def nearest_cells(points, centroids):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from datasets import decoding
-from utilities import allocator, stopping
+from utilities import machine, stopping
 from utilities.errors import UserError
 
 PAGE = Path(__file__).with_name('page.html')
@@ -40,7 +40,64 @@ BUSY = 'Many photos are waiting to be decoded; try again in a moment.'
 def application(index, network, transform, k=24, hosts=LOCAL):
     """
     The WSGI application of an open Index. Images of the index are requested by their row, so that no other file can be
-    read, and are sent as JPEG. An uploaded photo is never stored.
+    read, and are sent as JPEG. An uploaded photo is never stored. hosts: as for guard().
+    """
+    import flask
+    app, lock, photos, images = flask.Flask(__name__, static_folder=None), threading.Lock(), Queue(), Queue()
+    guard(app, hosts)
+
+    def existing(row):
+        return row if row < len(index.paths) else flask.abort(404, f'The index has no image {row}.')
+
+    @app.get('/')
+    def page():
+        return flask.send_file(PAGE)
+
+    @app.get('/start')
+    def start():
+        rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
+        return size(index) | {'images': [{'row': int(row), 'name': short_name(index, row)} for row in rows]}
+
+    @app.get('/image/<int:row>')
+    def image(row):
+        try:
+            with images.turn():
+                content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
+        except Busy:
+            flask.abort(503, BUSY)
+        except UserError as error:                         # it was moved or damaged since it was indexed
+            why = 'is too large to be shown' if isinstance(error.__context__, decoding.TooLarge) else \
+                'cannot be read any more'
+            flask.abort(404, f'{short_name(index, row)} {why}.')
+        return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
+
+    @app.get('/neighbours/<int:row>')
+    def row_neighbours(row):
+        embedding = np.asarray(index.embeddings[existing(row)])
+        return {'name': short_name(index, row)} | neighbours(index, embedding, k, without=row)
+
+    @app.post('/neighbours')
+    def photo_neighbours():
+        data = flask.request.get_data()
+        try:
+            with photos.turn():
+                photo, preview = prepared(data, transform)         # a function, so that its pixels are free by then
+        except Busy:
+            flask.abort(503, BUSY)
+        except decoding.TooLarge:
+            flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
+        except Exception:  # decoders raise all kinds of exceptions on a file that is no image
+            flask.abort(400, 'This file is not an image that can be read.')
+        with lock, torch.inference_mode():
+            embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
+        return neighbours(index, embedding, k) | preview
+
+    return app
+
+
+def guard(app, hosts):
+    """
+    Makes an application refuse requests that its page does not make, explain its errors, and send HEADERS.
 
     hosts: the host names that a request may be addressed to; None allows any. Without this check, a page of another
            server could read this one through a domain name that it resolves to this machine (DNS rebinding).
@@ -49,25 +106,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
     lead to the page.
     """
     import flask
-    app, lock = flask.Flask(__name__, static_folder=None), threading.Lock()
-    photos, images = Queue(), Queue()
     app.config['MAX_CONTENT_LENGTH'] = MAX_MB * 2 ** 20
-
-    def neighbours(embedding, without=None):
-        rows, distances = index.nearest(embedding[None], k + (without is not None))
-        found = [{'row': int(row), 'name': short_name(row), 'distance': float(distance)}
-                 for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
-        said = index.answers(distances)[0] if without is None else {}      # an image of the index is known
-        return size() | said | {'neighbours': found[:k]}
-
-    def size():
-        return {'n_images': len(index.paths), 'is_current': index.is_current()}
-
-    def short_name(row):
-        return '/'.join(Path(index.paths[row]).parts[-2:])
-
-    def existing(row):
-        return row if row < len(index.paths) else flask.abort(404, f'The index has no image {row}.')
 
     @app.before_request
     def check_host():
@@ -89,63 +128,35 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         response.headers.update(HEADERS)
         return response
 
-    @app.errorhandler(400)
-    @app.errorhandler(403)
-    @app.errorhandler(404)
-    @app.errorhandler(405)
-    @app.errorhandler(413)
-    @app.errorhandler(503)
     def explain(error):
         return {'error': TOO_LARGE if error.code == 413 else error.description}, error.code
 
-    @app.get('/')
-    def page():
-        return flask.send_file(PAGE)
+    for code in (400, 403, 404, 405, 413, 503):
+        app.register_error_handler(code, explain)
 
-    @app.get('/start')
-    def start():
-        rows = np.unique(np.linspace(0, len(index.paths) - 1, N_STARTS).round().astype(int))
-        return size() | {'images': [{'row': int(row), 'name': short_name(row)} for row in rows]}
 
-    @app.get('/image/<int:row>')
-    def image(row):
-        try:
-            with images.turn():
-                content = small(decoding.read_upright(index.paths[existing(row)], MAX_MEGAPIXELS, SIDE))
-        except Busy:
-            flask.abort(503, BUSY)
-        except UserError as error:                         # it was moved or damaged since it was indexed
-            large = isinstance(error.__context__, decoding.TooLarge)
-            flask.abort(404, f'{short_name(row)} {"is too large to be shown" if large else "cannot be read any more"}.')
-        return flask.Response(content, mimetype='image/jpeg', headers={'Cache-Control': 'max-age=3600'})
+def size(index):
+    return {'n_images': len(index.paths), 'is_current': index.is_current()}
 
-    @app.get('/neighbours/<int:row>')
-    def row_neighbours(row):
-        return {'name': short_name(existing(row))} | neighbours(np.asarray(index.embeddings[row]), without=row)
 
-    def prepared(data):
-        """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
-        with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-            kind = image.format
-            return transform(image), {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+def short_name(index, row):
+    return '/'.join(Path(index.paths[row]).parts[-2:])
 
-    @app.post('/neighbours')
-    def photo_neighbours():
-        data = flask.request.get_data()
-        try:
-            with photos.turn():
-                photo, preview = prepared(data)            # a function, so that its pixels are free when the turn ends
-        except Busy:
-            flask.abort(503, BUSY)
-        except decoding.TooLarge:
-            flask.abort(400, f'The photo has more than {MAX_MEGAPIXELS} million pixels.')
-        except Exception:  # decoders raise all kinds of exceptions on a file that is no image
-            flask.abort(400, 'This file is not an image that can be read.')
-        with lock, torch.inference_mode():
-            embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
-        return neighbours(embedding) | preview
 
-    return app
+def neighbours(index, embedding, k, without=None):
+    """The answer to the page: the k images nearest to an embedding [D]; but not the image of the row `without`."""
+    rows, distances = index.nearest(embedding[None], k + (without is not None))
+    found = [{'row': int(row), 'name': short_name(index, row), 'distance': float(distance)}
+             for row, distance in zip(rows[0], distances[0], strict=True) if row != without]
+    said = index.answers(distances)[0] if without is None else {}          # an image of the index is known
+    return size(index) | said | {'neighbours': found[:k]}
+
+
+def prepared(data, transform):
+    """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
+    with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
+        kind = image.format
+        return transform(image), {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
 
 
 def parsed(url):
@@ -177,7 +188,7 @@ class Queue:
                 try:
                     yield
                 finally:
-                    allocator.give_back()
+                    machine.give_back()
         finally:
             self.places.release()
 

@@ -26,7 +26,7 @@ WITH_CODES = 2               # the version of an index of codes, which has the k
 KINDS = ('embeddings', 'photos', 'centroids', 'cells')
 KEYS = {'run', 'network_id', 'settings', 'generation', 'n_images', 'dim', 'recall', 'search', 'files'}
 OPTIONAL = {'open_set'}      # the thresholds of unknown.py, if there are any
-CHECKSUM = 'crc32'           # the key of index.json's own checksum, which indexes of earlier versions lack
+CHECKSUM = 'crc32'           # the key of a JSON file's own checksum
 CHUNK = 1 << 24              # bytes that are read at a time
 
 
@@ -50,18 +50,36 @@ def read(folder):
     """The content of index.json. Raises UserError if it is missing, damaged or of another version."""
     file = Path(folder) / NAME
     try:
-        content = json.loads(file.read_text(encoding='utf-8'))
+        content = read_json(file)
     except OSError as error:
         raise UserError(f'{folder}: not an index: {file}: {error.strerror}') from None
     except ValueError as error:
         raise UserError(f'{file}: damaged ({error}); make the index again') from None
-    version = content.get('version') if isinstance(content, dict) else None
+    version = content.get('version')
     keys = KEYS | {'version'} | ({'codes'} if version == WITH_CODES else set())
     if version not in (VERSION, WITH_CODES) or not keys <= content.keys():
         raise UserError(f'{file}: not an index of this version of the program; make the index again')
-    expected = content.pop(CHECKSUM, None)
-    if content.keys() - keys - OPTIONAL or expected not in (None, content_checksum(content)):
-        raise UserError(f'{file}: damaged: its checksum does not fit its content; make the index again')
+    if content.keys() - keys - OPTIONAL:
+        raise UserError(f'{file}: damaged: it has unknown entries; make the index again')
+    return content
+
+
+def write_json(file, content):
+    """Writes a dict with a checksum of it, in the key crc32."""
+    write_text(file, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
+
+
+def read_json(file):
+    """
+    The dict that write_json() wrote; files of earlier versions have no checksum, or one in hexadecimal digits. Raises
+    ValueError where it is damaged or was edited, and OSError where it cannot be opened.
+    """
+    content = json.loads(Path(file).read_text(encoding='utf-8'))
+    if not isinstance(content, dict):
+        raise ValueError('it is no JSON object')
+    expected, found = content.pop(CHECKSUM, None), content_checksum(content)
+    if expected not in (None, found, f'{found:08x}'):
+        raise ValueError('its checksum does not fit its content')
     return content
 
 
@@ -71,7 +89,7 @@ def content_checksum(content):
 
 def write(folder, content):
     """Replaces index.json, and removes the files of earlier generations."""
-    write_text(Path(folder) / NAME, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
+    write_json(Path(folder) / NAME, content)
     named = {file['name'] for file in content['files'].values()}
     for kind in KINDS:
         for file in Path(folder).glob(f'{kind}_[0-9]*'):

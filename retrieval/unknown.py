@@ -2,23 +2,21 @@
 Whether a query is unknown, that is, of no class in the gallery: its nearest image is less similar than a threshold. It
 is calibrated by Evaluate_Network.py RUN open_set (open_set.py), or set by hand.
 """
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 
-from records import columns, run_folder
+from records import columns
 from records.checkpoint import LAST
-from retrieval import search
+from retrieval import store
 from retrieval.identification import row_at
 from utilities.errors import UserError
-from utilities.files import write_text
+from utilities.nearest import nearest
 
 CONTENT = {'network_id', 'own_similarity', 'share', 'fpir', 'seed', 'reason', 'thresholds', 'test'}
-CHECKSUM = 'crc32'
 ERRORS = ('threshold', 'fpir', 'fnir')
-KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # of a row
+KEYS = ('gallery_size', *ERRORS, *(end for name in ERRORS for end in columns.interval(name)))       # keys of a row
 
 
 def containing_folder(place):
@@ -32,28 +30,6 @@ def thresholds_file(place):
     return containing_folder(place) / f'{stem}open_set.json'
 
 
-def write(file, content):
-    """Writes the content of an open_set.json, a dict, with its checksum."""
-    write_text(file, json.dumps(content | {CHECKSUM: content_checksum(content)}, indent=1) + '\n')
-
-
-def read(file):
-    """
-    The content that write() wrote; files of earlier versions have no checksum. Raises ValueError where it is damaged or
-    was edited, and OSError where it cannot be opened.
-    """
-    content = json.loads(file.read_text(encoding='utf-8'))
-    if not isinstance(content, dict) or content.keys() - {CHECKSUM} != CONTENT:
-        raise ValueError('damaged: not the content of such a file')
-    if content.pop(CHECKSUM, None) not in (content_checksum(content), None):
-        raise ValueError('damaged, or edited: its checksum does not fit its content')
-    return content
-
-
-def content_checksum(content):
-    return run_folder.text_checksum(json.dumps(content, sort_keys=True))
-
-
 def calibrated_thresholds(source, network_id):
     """
     The thresholds that were calibrated for the network of the run folder or checkpoint `source`: a list of rows, each
@@ -62,7 +38,9 @@ def calibrated_thresholds(source, network_id):
     """
     file = thresholds_file(source)
     try:
-        content = read(file)
+        content = store.read_json(file)
+        if content.keys() != CONTENT:
+            raise ValueError('damaged: not the content of such a file')
         rows = [{name: float(row[name]) for name in KEYS} for row in content['thresholds']]
         known, reason = content['network_id'], content['reason']
     except FileNotFoundError:
@@ -73,10 +51,10 @@ def calibrated_thresholds(source, network_id):
     if reason or not rows:
         return None, f'{file} has no threshold: {reason}'
     if known is None:
-        return None, f'{file}: its thresholds are for {content.get("own_similarity")}, and an index has distances'
+        return None, f'{file}: its thresholds are for {content["own_similarity"]}, and an index has distances'
     if known != network_id:
         return None, (f'{file} was calibrated for other weights or settings of the network; calibrate again: python '
-                      f'Evaluate_Network.py {source} open_set {content.get("share")}')
+                      f'Evaluate_Network.py {source} open_set {content["share"]}')
     return rows, None
 
 
@@ -144,7 +122,6 @@ def identify(network, queries, gallery):
     if not len(gallery):
         raise UserError('the gallery has no images')
     queries, gallery = (np.ascontiguousarray(points, np.float32) for points in (queries, gallery))
-    rows = search.exact(gallery, queries, min(1 + search.MORE, len(gallery)))
-    rows, distances = search.measured(gallery, queries, rows, 1)
+    rows, distances = nearest(gallery, queries, 1)
     found = similarity(distances[:, 0])
     return rows[:, 0], found, found < threshold_row(network.open_set, len(gallery))['threshold']

@@ -1,6 +1,6 @@
 """
 Writes the tables of the studies into their places in docs/results.md, docs/equality.md, studies/tables.md and
-README.md, from the rows in studies/rows. The prose of the pages stands in the pages.
+README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
 
 python -m studies
 """
@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from studies import equality, methods, pages, questions
+from studies import equality, methods, pages, published, questions
 from studies.estimates import answer
 from studies.pages import p_text, rounded, span, with_interval
 from utilities import errors
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
 PAGES = (RESULTS, 'docs/equality.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
-UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # of effects that are not in points
+UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # units of effects that are not in points
 
 
 def asked(question):
@@ -75,7 +75,8 @@ def tables(titles):
     heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
     short = [row[:4] for row in summary(primary, titles, RESULTS)]
     study = methods.read()
-    return {f'question {one.question.name}': question_table(one) for one in primary} | equality.tables() | {
+    of_questions = {f'question {one.question.name}': question_table(one) for one in primary}
+    return of_questions | equality.tables() | published.tables() | {
         'answers': markdown(heads, summary(primary, titles, '')),
         'answers in short': markdown(heads[:4], short),
         'checks': check_table(checks), 'methods': methods.table(study), 'origins': methods.origins(study),

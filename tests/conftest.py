@@ -18,7 +18,7 @@ import main
 import parameters
 from evaluation import PICTURES, curves
 from tests.blank import plots
-from utilities.cores import n_cores
+from utilities.machine import n_cores
 
 os.environ['WANDB_MODE'] = 'offline'
 os.environ |= {'KMP_DUPLICATE_LIB_OK': 'TRUE', 'KMP_INIT_AT_FORK': 'FALSE'}      # what the import of sklearn would set

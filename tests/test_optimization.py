@@ -1,4 +1,5 @@
 """Groups of the optimizer, learning rates step by step, and the moving average of the weights."""
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import main
 import optimization
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
+from utilities.errors import UserError
 
 N_EPOCHS, N_STEPS = 7, 5
 
@@ -183,6 +185,37 @@ def test_each_part_has_the_steps_of_its_own_optimizer(opt):
         assert own and all(torch.equal(mixed[name], alone[name]) for name in own)
 
 
+def test_every_optimizer_of_torch_takes_steps_and_its_state_is_restored(opt):
+    """An optimizer with a restored state does what the first one does next, to the bit."""
+    for name, kind in optimization.OPTIMIZERS.items():
+        flags = opt(arch='conv4', optim=name, lr=.1, decay=.01)
+        torch.manual_seed(0)
+        both = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)]
+        one, other = (optimization.build(flags, 'optim', [{'params': [part], 'lr': .1, 'weight_decay': .01}])
+                      for part in both)
+        assert type(one) is kind
+        for place in range(3):
+            both[0].grad = torch.randn(4, 3)
+            one.step()
+            if place == 1:
+                state = copy.deepcopy(one.state_dict())
+                both[1].data.copy_(both[0].data)
+        other.load_state_dict(state)
+        both[1].grad = both[0].grad
+        other.step()
+        assert torch.equal(*both) and not torch.equal(both[0], torch.ones(4, 3)), name
+
+
+def test_arguments_reach_the_optimizer_of_each_part(opt):
+    plain, _ = after_steps(opt, optim='sgd')
+    nesterov, schedule = after_steps(opt, optim='sgd', optim_args=[{'nesterov': True}], loss_optim='adam',
+                                     loss_optim_args=[{'amsgrad': True}])
+    assert schedule.optimizer.defaults['nesterov'] and schedule.further['loss_optimizer'].defaults['amsgrad']
+    assert not torch.equal(plain['f_embed.weight'], nesterov['f_embed.weight'])
+    with pytest.raises(UserError, match='--optim muon: Muon only supports 2D'):
+        after_steps(opt, optim='muon')
+
+
 def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
     flags = opt(arch='conv4', not_pretrained=True, loss='triplet', loss_optim='sgd')
     model = architectures.select(flags)
@@ -247,6 +280,7 @@ def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsy
     '--scheduler onecycle --onecycle_peak 0.5', '--ema 0.8',
     '--lr_warmup 4 --lr_warmup_unit steps --scheduler cosine --lr_floor 0.1',
     '--layer_decay 0.5 --decay_exclude norms biases --optim adamw --adam_eps 1e-4 --adam_betas 0.8 0.9',
+    '--optim Adafactor --optim_args {"d":1.5,"eps":[null,1e-3]} --embed_optim nadam',
     '--ema 0.5 --lr_warmup 1 --warmup 1 --freeze stem --pool avg_max --embed_norm layer',
 ])
 def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, monkeypatch):

@@ -124,12 +124,14 @@ def test_an_unknown_word_is_refused_with_the_nearest_names(capsys):
 
 def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
     obsolete = [flag for flag, is_set in parameters.flags_with('obsolete').items() if is_set]
-    assert {'evaltypes', 'loss_nir_logmatch', 'miner_distance_upper_cutoff'} <= {*obsolete}
-    everything, some = help_on('all'), help_on('nir', 'losses', 'distance', 'evaluation', 'cutoff')
+    assert {'evaltypes', 'language_model', 'miner_distance_upper_cutoff'} <= {*obsolete}
+    everything, some = help_on('all'), help_on('losses', 'distance', 'evaluation', 'cutoff')
     with pytest.raises(UserError, match='no flag, method or group matches'):
-        help_on('loss_nir_logmatch')
+        help_on('language_model')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
-    assert idle('--loss nir --batch_mining none --loss_nir_logmatch 2') == ['--loss_nir_logmatch 2.0']
+    assert idle('--miner_distance_upper_cutoff 2') == ['--miner_distance_upper_cutoff 2.0']
+    with pytest.raises(UserError, match='--loss_nir_margin is gone, since it changed no result: leave it out'):
+        parse('--loss_nir_margin 2')
 
 
 def parsers():
@@ -163,7 +165,8 @@ def test_help_on_a_word_works_for_every_script():
 
 def test_choices_with_meanings_are_those_of_the_program():
     choices = {action.dest: action.choices for action in parameters.build()._actions}
-    assert [*choices['pool']] == pooling.POOLINGS and [*choices['split_scheme']] == [*splits.SCHEMES]
+    assert [*choices['pool']] == [*pooling.OF_MAPS, *pooling.OF_TOKENS]
+    assert [*choices['split_scheme']] == [*splits.SCHEMES]
     assert [*choices['embed_norm']] == ['none', *embedding_layer.NORMS]
     assert [*choices['embed_init']] == ['default', *embedding_layer.INITS, *embedding_layer.FITTED]
 
@@ -208,7 +211,16 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
     ('--random_erasing 1.5', '--random_erasing: expected a number of at least 0 and at most 1, not 1.5'),
     ('--micro_bs -1', '--micro_bs: expected a whole number of at least 0, not -1'),
     ('--amp half', "--amp: invalid choice: 'half'"),
-    ('--optim lion', "--optim: invalid choice: 'lion'"),
+    ('--optim lion', '--optim: lion is unknown; choose from adadelta, '),
+    ('--loss_optim LBFGS', '--loss_optim: LBFGS of torch.optim does not work here: it computes the loss several times'),
+    ('--embed_optim sparseadam', '--embed_optim: sparseadam of torch.optim does not work here: it takes sparse'),
+    ("--optim sgd --optim_args '{nestrov: true}'", "argument 'nestrov'.*; the .* of torch.optim.SGD"),
+    ("--optim sgd --optim_args '{momentum: 0.5}'", '--optim_args .*: --lr, --decay, --momentum, .* betas$'),
+    ("--optim_args '{lr: 1}'", '--optim_args .*: --lr, --decay, --momentum, .* betas$'),
+    ("--optim nadam --optim_args '{momentum_decay: a}'", "--optim_args {'momentum_decay': 'a'}: '<=' not supported"),
+    ("--optim nadam --optim_args '{betas: [0.5, 0.5, 0.5]}'", '--optim_args .*: too many values to unpack'),
+    ("--optim sgd --momentum 0 --optim_args '{nesterov: true}'", '--optim_args .*: Nesterov momentum requires'),
+    ("--loss_optim_args '{a: 1}' '{b: 2}'", '--loss_optim_args: expected one mapping, not 2'),
     ('--use_tv_split maybe', "--use_tv_split: expected true or false, not 'maybe'"),
     ('--use_tv_split --tv_split_perc 1', '--tv_split_perc 1 leaves nothing to validate on'),
     ('--evaluation_metrics e_recal@1', '--evaluation_metrics e_recal@1: unknown; choose from e_recall'),
@@ -276,7 +288,7 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('bs: !!timestamp abc', 'c.yaml: not a YAML file of flags: line 1: tag:yaml.org,2002:timestamp: expected plain'),
     (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
     (f'group: {"[" * 5000}', 'c.yaml: not a YAML file of flags: nested too deeply'),
-    ('&a group: &b [*b]', 'c.yaml: not a YAML file of flags: more than 10,000 values'),
+    ('&a group: &b [*b]', 'c.yaml: not a YAML file of flags: its aliases stand for more than 10,000 values'),
     ('group: "a\\0b"', 'c.yaml: .*a flag cannot contain a NUL byte'),
     ('group: a\0b', 'c.yaml: not a YAML file of flags'),
     ('evaluation_metrics: [--n_epochs, "3"]', r'--evaluation_metrics  --n_epochs: unknown'),
@@ -301,7 +313,7 @@ def test_settings_survive_the_way_through_a_file(tmp_path):
 def test_aliases_that_would_fill_the_memory_are_refused(level, tmp_path):
     lines = ['a0: &a0 {k: 1}', *(f'a{i + 1}: &a{i + 1} {level.format(i, i + 1)}' for i in range(60))]
     (tmp_path / 'c.yaml').write_text('\n'.join(lines))
-    with pytest.raises(UserError, match='c.yaml: not a YAML file of flags: more than 10,000 values'):
+    with pytest.raises(UserError, match='c.yaml: not a YAML file of flags: its aliases stand for more than'):
         parse(f'--config {tmp_path / "c.yaml"}')
 
 

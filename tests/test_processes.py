@@ -57,15 +57,19 @@ def disturb(number, hook, train_epoch=main.train_epoch):
     main.train_epoch = disturbed
 def fail():
     raise ZeroDivisionError('of this test')
-def foreign_values():
+def foreign_result():
+    n = processes.store().add('run_on_rank_zero/calls of 0', 0) + 1
+    write_foreign({f'run_on_rank_zero/{n}/0': None, f'run_on_rank_zero/{n}': '1'})
+def foreign_end():
+    write_foreign({processes.ENDED: None})
+def write_foreign(entries):
     import pickle
     class Attack:
         def __reduce__(self):
             return os.mkdir, ('executed',)
-    store, n = processes.store(), processes.store().add('run_on_rank_zero/calls of 0', 0) + 1
-    store.set(f'run_on_rank_zero/{n}/0', pickle.dumps(Attack()))
-    store.set(f'run_on_rank_zero/{n}', '1')
-    while not store.check([processes.ENDED]):
+    for key, value in entries.items():
+        processes.store().set(key, value or pickle.dumps(Attack()))
+    while not stopping.requested:
         pass
 def interrupted_in_a_long_call():
     import hashlib, threading
@@ -80,10 +84,10 @@ os.environ['MASTER_PORT'] = str(30000 + os.getppid() % 20000)
 FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
 
 
-def runs(folder, *plan):
+def runs(folder, *plan, seconds=1200):
     """Runs the plan [(n, arguments, before)]; returns ([exit codes of each], output, errors), of files in `folder`."""
     plan = [[n, [str(argument) for argument in arguments], ''.join(before)] for n, arguments, *before in plan]
-    code, out, error = executed(folder, FORKER, json.dumps(plan))
+    code, out, error = executed(folder, FORKER, json.dumps(plan), seconds=seconds)
     assert code == 0, error
     codes = re.findall(r'^codes (.*)$', out, re.MULTILINE)
     assert len(codes) == len(plan), out + error
@@ -130,10 +134,11 @@ def test_results_of_process_0_may_be_large_and_leave_nothing_in_the_store(quick,
 
 
 def test_a_value_that_another_program_has_put_into_the_store_is_refused_and_never_executed(quick, tmp_path):
-    plan = [(2, [*quick, *FEW], AT_EPOCH_2, f'os.chdir({str(tmp_path)!r})\ndisturb(0, foreign_values)')]
+    plan = [(2, [*quick, *FEW], AT_EPOCH_2, f'os.chdir({str(tmp_path)!r})\ndisturb(0, {hook})')
+            for hook in ('foreign_result', 'foreign_end')]
     codes, _, error = runs(tmp_path, *plan)
-    assert codes == [[1, 1]] and not (tmp_path / 'executed').exists()
-    assert error.count('main.py: the run failed: ') == 1 and processes.FOREIGN in error and 'Traceback' not in error
+    assert codes == [[1, 1]] * 2 and not (tmp_path / 'executed').exists()
+    assert error.count(f'main.py: the run failed: {processes.FOREIGN}') == 2 and 'Traceback' not in error
     assert processes.exit_code_in(b'3 130') == 130 and processes.exit_code_in(b'\x80\x04.') == 1
 
 
@@ -179,6 +184,18 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     for name in ('bug0', 'bug2', 'killed', 'term1'):
         assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
     assert len(rows_of(folder_of(tmp_path, 'term0_s1'))) == 3
+
+
+def test_a_process_that_is_too_busy_to_stop_tells_the_others(quick, tmp_path):
+    """Otherwise, they would wait for the result of process 0 for ever."""
+    busy = ('import time\n'
+            'processes.GRACE = 2\n'
+            'def stopped_in_a_long_call():\n'
+            '    os.kill(os.getpid(), 15)\n'
+            '    time.sleep(600)\n'
+            'main.work = lambda arguments: processes.run_on_rank_zero(stopped_in_a_long_call)')
+    codes, _, error = runs(tmp_path, (2, quick, busy), (2, quick, WITHOUT_LAUNCHER, busy), seconds=120)
+    assert codes == [[130, 130]] * 2, error
 
 
 def rows_written(folder, n):

@@ -381,6 +381,12 @@ def test_a_flag_that_is_not_declared_is_named_with_the_line_that_declares_it(reg
     assert run(*quick, '--loss', 'own', '--batch_mining', 'none') == 2
     assert re.search(sentence.format('loss_own_late'), capsys.readouterr().err)
     assert not (tmp_path / 'runs' / 'folder' / 'quick_s1').exists()
+    program = opt()                                                # of the public code, which counts no images
+    del program.class_counts
+    for loss in ('ldam', 'dynamic_arcface'):
+        with pytest.raises(UserError, match=rf'{loss}.py, line \d+, reads opt.class_counts \(number of images per '
+                                            r'training class\), which main.py sets before it builds the criterion'):
+            criteria.select(loss, program, [], None)
     registered(PROXIES.replace('opt.lr * 10', 'opt.lr * torch.no_such_thing'))
     with pytest.raises(AttributeError, match='no_such_thing'):                   # not a flag: it keeps its traceback
         criteria.select(opt(loss='own', batch_mining='none'), None)

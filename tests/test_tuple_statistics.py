@@ -6,7 +6,7 @@ import batch_mining
 import criteria
 from tests.helpers import folder_of, rows_of
 from utilities import pml
-from utilities.tuple_statistics import hard_pairs
+from utilities.trace import hard_pairs
 
 
 @pytest.mark.parametrize('seed', range(3))

@@ -72,6 +72,12 @@ class Folds:
         finally:
             self.pool.stop()
 
+    def folder(self, run):
+        """The run folder, once there is one; found once, since it is looked for by its settings."""
+        if run.name not in self.folders and (folder := run.folder()):
+            self.folders[run.name] = folder
+        return self.folders.get(run.name)
+
     def untrained(self, run):
         """The flag --reuse_epoch0 with a run of another trial that has evaluated the same untrained network, if any."""
         training_flags = {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
@@ -96,9 +102,7 @@ class Folds:
         earned, n_steps, best_epochs = 0.0, self.search.main.n_epochs + 1, []
         sign = titles.sign(self.column)
         for index, run in enumerate(self.runs):
-            folder = self.folders.get(run.name) or run.folder()
-            if folder:
-                self.folders[run.name] = folder
+            folder = self.folder(run)
             rows = reading.read_rows(folder / 'log.csv') if folder else []
             best, best_epoch = -sign * math.inf, None
             for row in rows:
@@ -119,7 +123,7 @@ class Folds:
     def show_epochs(self):
         """Calls `progress` if a run has recorded a new epoch."""
         found = {run.settings['fold']: reading.last_epoch(folder) for run in self.runs
-                 if (folder := self.folders.get(run.name) or run.folder())}
+                 if (folder := self.folder(run))}
         if found != self.epochs:
             self.epochs = found
             self.progress(', '.join(f'fold {fold}: epoch {max(epoch, 0)}/{self.search.main.n_epochs}'

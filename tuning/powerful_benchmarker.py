@@ -6,6 +6,9 @@ function that knows its flag; what is left over has no counterpart.
 import shlex
 from pathlib import Path
 
+import torch
+
+import optimization
 import parameters
 from utilities import command_line
 from utilities.errors import UserError
@@ -22,17 +25,18 @@ CENTRE = {'Resize': {'size': 256}, 'CenterCrop': {'size': 227}}
 # values by which an option adds nothing to what main.py does anyway
 USUAL = {'training_method': {'MetricLossOnly': {}}, 'testing_method': {'GlobalEmbeddingSpaceTester': {}},
          'test_size': 0.5, 'test_start_idx': 0.5, 'label_hierarchy_level': 0, 'special_split_scheme_name': None,
-         'check_untrained_accuracy': True, 'eval_size_of_tsne': 0, 'meta_testing_method': None, 'eval_pca': None,
-         'patience': None}
+         'eval_size_of_tsne': 0, 'meta_testing_method': None, 'eval_pca': None, 'patience': None}
+# options without influence on results
 MACHINE = {'pytorch_home', 'dataset_root', 'root_experiment_folder', 'experiment_name', 'eval_dataloader_num_workers',
-           'eval_batch_size'}                                                    # without influence on results
+           'eval_batch_size'}
 # options that the supplement of the paper tells its readers to delete, by loss
 OBSOLETE = {'ContrastiveLoss': {'avg_non_zero_only', 'use_similarity'}, 'TripletMarginLoss': {'avg_non_zero_only'},
             'SignalToNoiseRatioContrastiveLoss': {'avg_non_zero_only'}}
 PLAIN = {'num_epochs_train': 'n_epochs', 'iterations_per_epoch': 'iterations_per_epoch', 'save_interval': 'eval_every',
          'patience': 'patience', 'dataloader_num_workers': 'kernels', 'batch_size': 'bs',
          'num_training_partitions': 'n_folds', 'num_training_sets': 'n_training_folds', 'eval_pca': 'pca',
-         'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features'}
+         'eval_normalize_embeddings': 'eval_normalize', 'eval_use_trunk_output': 'eval_features',
+         'check_untrained_accuracy': 'check_untrained_accuracy', 'eval_batch_size': 'eval_bs'}
 
 
 def command(given):
@@ -171,16 +175,22 @@ def optimizers(left, settings, notes):
     flags = {'trunk_optimizer': ('optim', 'lr', 'decay', 'momentum'),
              'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay', 'embed_momentum'),
              'metric_loss_optimizer': ('loss_optim', 'loss_pml_lr', 'loss_decay', 'loss_momentum')}
-    for part, (kind, *names) in flags.items():
+    for part, (kind, lr, decay, momentum) in flags.items():
         name, arguments = only_one(given.get(part))
-        if name not in ('Adam', 'AdamW', 'SGD', 'RMSprop'):
+        if (name or '').lower() not in optimization.OPTIMIZERS:
             continue
         settings[kind] = name.lower()
-        for option, flag in zip(('lr', 'weight_decay', 'momentum'), names, strict=True):
-            value = arguments.get(option, None if option == 'lr' else 0)
+        options = {'lr': lr, 'weight_decay': decay}
+        options |= {'momentum': momentum} if settings[kind] in ('sgd', 'rmsprop') else {}
+        options |= {'eps': 'adam_eps', 'betas': 'adam_betas'} if settings[kind] in ('adam', 'adamw') else {}
+        defaults = optimization.OPTIMIZERS[settings[kind]]([torch.zeros(1, 1)]).defaults | {'lr': None}
+        for option, flag in options.items():
+            value = arguments.get(option, parameters.as_list(defaults.get(option)))
             if settings.get(flag, value) == value:                              # one decay for backbone and embedding
                 arguments.pop(option, None)
                 settings |= {flag: value} if value is not None else {}
+        own = {option: arguments.pop(option) for option in [*arguments] if option not in options}
+        settings |= {f'{kind}_args': [own]} if own else {}
         replace(given, part, arguments)
     replace(left, 'optimizers', given)
 
@@ -202,10 +212,6 @@ def evaluation(left, settings, notes):
     if reference in REFERENCES:
         settings['eval_reference'] = REFERENCES[reference]
         del left['eval_reference_set']
-    known = command_line.known_flags(parameters.build())
-    for option, flag in (('check_untrained_accuracy', 'check_untrained_accuracy'), ('eval_batch_size', 'eval_bs')):
-        if flag in known and left.get(option) is not None:
-            settings[flag] = left.pop(option)
 
 
 def with_arguments(value):

@@ -1,6 +1,5 @@
 """The progress of a search, read from its study and the records of its runs."""
 import collections
-import sys
 from pathlib import Path
 
 import optuna
@@ -8,7 +7,6 @@ import optuna
 from launching import plan, status
 from tuning import report, trials
 from tuning.study import open_storage
-from utilities import stopping
 from utilities.errors import UserError
 
 
@@ -18,13 +16,7 @@ def show(opt):
     Nothing is written. opt: the flags of Hyperparameter_Search.py. Raises UserError where there is no study.
     """
     study = stored(opt)
-    while True:
-        text, is_active = table(study, Path(opt.study_path))
-        is_terminal = sys.stdout.isatty()
-        print(('\033[2J\033[H' if is_terminal else '') + text, flush=True)
-        if not is_active or not is_terminal:
-            return
-        stopping.sleep(status.REFRESH)
+    status.show(lambda: table(study, Path(opt.study_path)))
 
 
 def stored(opt):
@@ -40,7 +32,7 @@ def stored(opt):
 
 
 def table(study, folder):
-    """(the text, whether a trial is under way): the trials by state, the best, and the runs of trials under way."""
+    """(the text, whether no trial is under way): the trials by state, the best, and the runs of trials under way."""
     names = {trial.number: trials.trial_name(trial) for trial in study.trials}
     states = collections.Counter('failed' if trial.state.name == 'FAIL' else trial.state.name.lower()
                                  for trial in study.trials if trials.is_counted(trial))
@@ -56,4 +48,4 @@ def table(study, folder):
         lines += ['', f'{names[trial.number]}, {trial.state.name.lower()}: ' + ', '.join(report.trial_settings(trial))]
         if script.is_file():
             lines.append(status.table(plan.runs_of_script(script))[0])
-    return '\n'.join(lines), bool(active)
+    return '\n'.join(lines), not active

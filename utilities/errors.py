@@ -13,6 +13,12 @@ from types import SimpleNamespace
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
 KEPT = 'Everything up to the last saved epoch is kept.'
+# attributes of opt that are no flags: a run sets them when it knows its data and its network
+SET_BY_A_RUN = {'device': 'the torch.device of the run', 'n_classes': 'number of training classes',
+                'class_names': 'names of the training classes', 'class_counts': 'number of images per training class',
+                'superclasses': 'super-classes of the training classes, [n_classes, levels], or None',
+                'n_features': 'number of pooled features of the backbone',
+                'n_maps': 'number of its feature maps, or None'}
 
 
 class UserError(Exception):
@@ -94,15 +100,21 @@ def choose(table, name, flag):
 
 @contextlib.contextmanager
 def undeclared_flags():
-    """In the block, or the decorated function, reading a flag that parameters.py does not declare is a UserError."""
+    """
+    In the block, or the decorated function, reading a flag that parameters.py does not declare is a UserError, and so
+    is reading a value of SET_BY_A_RUN before it is set.
+    """
     try:
         yield
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads '
-                        f'--{error.name}, which parameters.py does not declare; declare it there: '
+        place = f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads'
+        if error.name in SET_BY_A_RUN:
+            raise UserError(f'{place} opt.{error.name} ({SET_BY_A_RUN[error.name]}), which main.py sets before it '
+                            'builds the criterion; a program of your own has to set it, too') from error
+        raise UserError(f'{place} --{error.name}, which parameters.py does not declare; declare it there: '
                         f"add('--{error.name}', type=float, default=...)") from error
 
 

@@ -5,6 +5,7 @@ one process at a time writes a file or folder.
 import contextlib
 import csv
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -159,6 +160,12 @@ def describe_kind(path, error):
     if start.isascii() and b'\0' not in start:
         return 'a text file'
     return 'a file of another format, or a damaged one'
+
+
+def file_hash(file, algorithm='sha256'):
+    """The hexadecimal hash of a file's content."""
+    with open(file, 'rb') as opened:
+        return hashlib.file_digest(opened, algorithm).hexdigest()
 
 
 def read_csv(file):

@@ -4,6 +4,8 @@ import difflib
 import inspect
 import re
 import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from utilities.errors import UserError
 
@@ -14,7 +16,7 @@ MOST = 30                     # flags that the page of a word explains; if more 
 class Help(argparse.Action):
     def __init__(self, option_strings, dest):
         super().__init__(option_strings, dest, nargs='*', default=argparse.SUPPRESS, metavar='WORD',
-                         help='explain the flags of a method or a group, or with a word; all: every flag')
+                         help='explain the flags of a method, of a group, or with a word in them; all: every flag')
 
     def __call__(self, parser, namespace, words, option_string=None):
         print(page(parser, words), end='')
@@ -41,6 +43,7 @@ class PrintCompletion(argparse.Action):
         parser.exit()
 
 
+@dataclass
 class Facts:
     """
     The properties of a flag that argparse does not know.
@@ -61,12 +64,23 @@ class Facts:
     secret:    the environment variable by which other processes get its value, which is never written anywhere.
     """
 
-    def __init__(self, effect=None, never=None, of=None, resumable=False, fixed=False, machine=False, mode=False,
-                 untrained=False, common=False, file=False, obsolete=False, names=None, arguments_of=None, secret=None):
-        self.effect, self.never, self.of = effect, never, of
-        self.resumable, self.fixed, self.machine, self.mode = resumable or machine, fixed, machine, mode
-        self.untrained, self.common, self.file, self.obsolete = untrained, common, file, obsolete
-        self.names, self.arguments_of, self.secret = names, arguments_of, secret
+    effect: Callable | None = None
+    never: tuple | None = None
+    of: list | None = None
+    resumable: bool = False
+    fixed: bool = False
+    machine: bool = False
+    mode: bool = False
+    untrained: bool = False
+    common: bool = False
+    file: bool = False
+    obsolete: bool = False
+    names: Iterable | None = None
+    arguments_of: str | None = None
+    secret: str | None = None
+
+    def __post_init__(self):
+        self.resumable |= self.machine
 
 
 NOTHING = Facts()
@@ -82,6 +96,9 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def __init__(self, prog, **options):
         super().__init__(prog, max_help_position=40, width=120)
+
+    def _fill_text(self, text, width, indent):
+        return text if '\n' in text else super()._fill_text(text, width, indent)          # tables stay as they are
 
     def _get_help_string(self, action):
         return shown_help(action)

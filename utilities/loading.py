@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from utilities import exchange, processes, stopping
-from utilities.cores import n_cores
 from utilities.errors import WorkerLost
+from utilities.machine import n_cores
 from utilities.randomness import derive
 
 # When a data worker is killed, torch's signal handler would raise an error wherever the main process is at that moment:
@@ -37,8 +37,8 @@ class Loader(torch.utils.data.DataLoader):
         try:
             yield from super().__iter__()
         except (RuntimeError, OSError, EOFError) as error:
-            of_worker = 'in DataLoader worker process' in str(error)                # raised by the data set there
-            if of_worker or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
+            is_of_dataset = not self.num_workers or 'in DataLoader worker process' in str(error)
+            if is_of_dataset or isinstance(error, RuntimeError) and 'DataLoader worker (pid' not in str(error):
                 raise
             stopping.check()                                 # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from error

@@ -1,8 +1,9 @@
-"""The nearest rows of a matrix, by an exact search."""
+"""The nearest rows of a matrix of any size: candidates by float32 products, and their order by float64 differences."""
 import numpy as np
 import torch
 
 ROWS = 1 << 16               # rows of the gallery that torch compares at a time
+MORE = 16                    # candidates beyond the k nearest, whose order float32 may have mistaken
 
 
 def faiss_or_none():
@@ -35,3 +36,23 @@ def exact(gallery, queries, k, device='cpu'):
             rows = rows.gather(1, best)
         found = scores, rows
     return found[1].cpu().numpy()
+
+
+def nearest(gallery, queries, k, points=None, device='cpu'):
+    """
+    The k nearest rows of the gallery, or all if there are fewer: measured() among the candidates of exact(). points:
+    None, or the gallery as a tensor on the `device` of exact().
+    """
+    rows = exact(gallery if points is None else points, queries, min(k + MORE, len(gallery)), device)
+    return measured(gallery, queries, rows, k)
+
+
+def measured(gallery, queries, rows, k):
+    """
+    The k nearest of the candidate rows [Q, R] of the gallery: rows [Q, k] and Euclidean distances [Q, k] float32, which
+    are computed from differences in float64. Equal distances are ordered by row.
+    """
+    distances = np.stack([np.linalg.norm(gallery[some].astype(float) - query, axis=1)
+                          for some, query in zip(rows, queries, strict=True)])
+    order = np.lexsort((rows, distances))[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(distances, order, 1).astype(np.float32)

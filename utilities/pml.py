@@ -1,14 +1,17 @@
 """Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
+import contextlib
 import importlib
+import importlib.metadata
 import inspect
 import itertools
+import re
 
 import torch
 
 from utilities.errors import RunFailed, UserError
-from utilities.tuple_statistics import collected, library_statistics
 
 PREFIX = 'pml:'
+PACKAGE, OLDEST, FIRST_UNFIT = 'pytorch-metric-learning', (2, 8), (3, 0)         # versions that work: 2.8 to below 3
 NAMES = {'--loss': '--loss_pml_args', '--batch_mining': '--miner_pml_args'}
 HELPERS = ('distances', 'reducers', 'regularizers', 'losses')   # arguments may contain these: {LpDistance: {power: 2}}
 # classes with a state from batch to batch that no checkpoint would hold, so that a run could not be resumed exactly
@@ -31,20 +34,29 @@ def arguments(opt, kind, index, library='pml'):
     return given[wanted.index(index)]
 
 
+def require_library(what):
+    """Returns the version of the library. Raises UserError if it is missing or does not fit. what: what needs it."""
+    command = f'pip install "{PACKAGE}>=2.8,<3"'
+    try:
+        importlib.import_module('pytorch_metric_learning')
+    except ImportError:
+        raise UserError(f'{what} needs a library: {command}') from None
+    version = importlib.metadata.version(PACKAGE)
+    if not OLDEST <= tuple(map(int, re.findall(r'\d+', version)[:2])) < FIRST_UNFIT:
+        raise UserError(f'{what} works with {PACKAGE} from 2.8 to below 3, and {version} is installed: {command}')
+    return version
+
+
 def find(kind, name, flag):
     """
     The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
     class, or if runs with it could not be resumed.
     """
-    try:
-        import pytorch_metric_learning
-    except ImportError:
-        raise UserError(f'{flag} {PREFIX}{name} needs a library: pip install pytorch-metric-learning') from None
+    version = require_library(f'{flag} {PREFIX}{name}')
     module = importlib.import_module(f'pytorch_metric_learning.{kind}')
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
     if name not in classes:
-        version = pytorch_metric_learning.__version__
-        raise UserError(f'{flag} {PREFIX}{name}: pytorch-metric-learning {version} has no such class in '
+        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {version} has no such class in '
                         f'{kind}; choose from {", ".join(sorted(classes))}')
     if name in STATEFUL:
         raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
@@ -146,3 +158,30 @@ class BatchMiner:
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
         masks[0][mined[:2]], masks[1][mined[2:]] = True, True
         return masks[0], masks[1]
+
+
+@contextlib.contextmanager
+def collected(is_wanted):
+    """If wanted, modules of pytorch-metric-learning that the block makes collect their statistics."""
+    if not is_wanted:
+        yield
+        return
+    from pytorch_metric_learning.utils import common_functions
+    before, common_functions.COLLECT_STATS = common_functions.COLLECT_STATS, True
+    try:
+        yield
+    finally:
+        common_functions.COLLECT_STATS = before
+
+
+def library_statistics(module):
+    """
+    {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
+    name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.
+    """
+    found = {}
+    for place, part in module.named_modules():
+        words = [word for word in place.split('.') if word not in ('', 'reducer', 'reducers')]
+        for name in getattr(part, '_record_these_stats', ()):
+            found['_'.join([*words, name])] = getattr(part, name)
+    return {name: value for name, value in found.items() if isinstance(value, int | float | torch.Tensor)}

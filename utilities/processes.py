@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 
 from utilities import stopping
-from utilities.cores import n_cores
 from utilities.errors import Ended, RunFailed, UserError
+from utilities.machine import n_cores
 
 TIMEOUT = timedelta(minutes=30)          # limit of a collective operation, for failures that Watcher does not notice
 PIECE = 1 << 22                          # bytes; a TCPStore takes no more than 8 MiB in one value
@@ -38,6 +38,7 @@ LONGEST_PAUSE = 0.05                     # seconds between two checks for a resu
 GRACE = 10                               # seconds that a process has to end by itself after another one has ended
 LAUNCHER = 'RUN_LAUNCHER_PID'            # environment variable: the process whose start() has started this one
 ENDED = 'ended'                          # key in the store: '<rank> <exit code>' of the first process that ended early
+WRITTEN = re.compile(rb'\d+ (\d{1,3})')  # values of ENDED
 N_ENDED = 'n_ended'                      # key in the store: the number of processes that have read or written ENDED
 HERE = '127.0.0.1'                       # the address of this machine that no other machine reaches
 FOREIGN = ('The store through which the processes of the run communicate holds a value that none of them has written. '
@@ -300,17 +301,23 @@ def ending_together():
         raise
 
 
-def end(code):
-    """Writes to the store that this process ends with `code`. Returns the code of one that ended earlier, or None."""
+def end(code, place=None):
+    """
+    Writes to the store that this process ends with `code`. Returns the code of one that ended earlier, or None.
+
+    place: a connection to the store; by default that of the main thread.
+    """
     if not connected():
         return None
-    mine = f'{rank()} {code}'
+    place, mine = place or store(), f'{rank()} {code}'
     try:
-        first = store().compare_set(ENDED, '', mine)
-        store().add(N_ENDED, 1)
+        first = place.compare_set(ENDED, '', mine)
+        if not WRITTEN.fullmatch(first):                     # then no process of the run has ended before this one
+            first = place.compare_set(ENDED, first, mine)
+        place.add(N_ENDED, 1)
         if is_main() and os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != str(True):
             until = time.monotonic() + GRACE + 1             # it hosts the store, where the others read the code
-            while store().add(N_ENDED, 0) < count() and time.monotonic() < until:
+            while place.add(N_ENDED, 0) < count() and time.monotonic() < until:
                 time.sleep(LONGEST_PAUSE)
     except RuntimeError:                                     # the process that hosts the store has ended
         return None
@@ -318,16 +325,22 @@ def end(code):
 
 
 def code_of_ended():
-    """The exit code of the first process that has ended early; None if there is none."""
+    """
+    The exit code of the first process that has ended early; None if there is none. Raises RunFailed if the store has a
+    value that no process of the run has written.
+    """
     try:
-        return exit_code_in(store().get(ENDED)) if store().check([ENDED]) else None
+        entry = store().get(ENDED) if store().check([ENDED]) else None
     except RuntimeError:
         return None
+    if entry is not None and not WRITTEN.fullmatch(entry):
+        raise RunFailed(FOREIGN)
+    return entry and exit_code_in(entry)
 
 
 def exit_code_in(entry):
     """The exit code in the store's entry ENDED; that of a failure, if no process of the run has written it."""
-    written = re.fullmatch(rb'\d+ (\d{1,3})', entry)
+    written = WRITTEN.fullmatch(entry)
     return int(written[1]) if written else CODES[RunFailed]
 
 
@@ -335,8 +348,8 @@ class Watcher(threading.Thread):
     """
     Interrupts this process if another process of the run has ended; before the processes are connected, if the process
     that started this one has ended. If this process is still running GRACE seconds later, since it waits for an ended
-    process in a collective operation, it is ended at once. Before the processes are connected, nothing has to be
-    cleaned up, and this process gets one second instead.
+    process in a collective operation or is in a long call, it is ended at once, and the others learn this from the
+    store. Before the processes are connected, nothing has to be cleaned up, and this process gets one second instead.
 
     over:  an Event that is set when this process need not be watched any more.
     store: a connection to the store that is used by this thread only; None until the processes are connected.
@@ -359,11 +372,8 @@ class Watcher(threading.Thread):
                 ended = True
         stopping.requested = True
         if not self.over.wait(GRACE if self.store else 1):
-            code = (code_of_ended() if connected() else None) or CODES[KeyboardInterrupt]
-            if self.store:
-                with contextlib.suppress(RuntimeError):
-                    self.store.add(N_ENDED, 1)
-            leave_now(code)
+            first = end(CODES[KeyboardInterrupt], self.store)
+            leave_now(CODES[KeyboardInterrupt] if first is None else first)
 
 
 def is_orphan():

@@ -118,15 +118,6 @@ def lists_from_masks(positives, negatives, name):
 
 # Miners
 
-def is_miner_file(module):
-    """Whether a miner's file may be of the public kind, before it is built: it says neither FLAGS nor MARGIN_POWERS."""
-    return not hasattr(module, 'FLAGS') and not hasattr(module, 'MARGIN_POWERS')
-
-
-def is_miner(batchminer):
-    return hasattr(batchminer, 'name')
-
-
 def mine_on_the_cpu(batchminer):
     """A miner of the public kind as a function that takes labels on any device, and returns no three lists."""
     def mine(batch, labels, **options):
@@ -246,10 +237,6 @@ def in_this_process():
 
 
 # Networks
-
-def is_network(module):
-    return hasattr(module, 'Network')
-
 
 class PooledFeatures(torch.nn.Module):
     """

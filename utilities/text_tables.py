@@ -3,8 +3,8 @@
 
 def aligned(rows, left=(0,)):
     """
-    Rows of texts, equally long -> lines with aligned columns: those with an index in `left` to the left, the others to
-    the right.
+    Aligns the columns of rows of texts, equally long: columns with an index in `left` to the left, the others to the
+    right.
 
     >>> print(aligned([['code', 'bytes'], ['float32', '512']]))
     code     bytes
@@ -18,7 +18,7 @@ def aligned(rows, left=(0,)):
 
 def markdown(heads, rows):
     """
-    A Markdown table of texts and numbers; a | in a text is escaped.
+    Returns a Markdown table of texts and numbers; a | in a text is escaped.
 
     >>> print(markdown(['a', 'b'], [['1', 2]]))
     | a | b |

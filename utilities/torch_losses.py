@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from utilities.errors import UserError, choose
 
 PREFIX = 'torch:'
-# what the losses take beside the logits [B, C]: labels [B]; for each class 1 or 0, or 1 or -1, [B, C]; or the label
-# followed by -1, [B, C]. Or what they take of all pairs of a batch: distances, or embeddings; with 1 or -1.
+# targets beside the logits [B, C]: labels [B]; for each class 1 or 0, or 1 or -1, [B, C]; or the label followed by -1,
+# [B, C]. Losses of all pairs of a batch take distances, or embeddings, and 1 or -1.
 TARGETS = {
     'CrossEntropyLoss': 'labels', 'NLLLoss': 'labels', 'MultiMarginLoss': 'labels',
     'BCEWithLogitsLoss': 'one-hot', 'BCELoss': 'one-hot', 'MultiLabelSoftMarginLoss': 'one-hot', 'MSELoss': 'one-hot',

@@ -5,17 +5,15 @@ import itertools
 import pickle
 import resource
 import shutil
-from pathlib import Path
 
 import numpy as np
 import torch
 
 import parameters
-from benchmarks.faults.runs import outcome, refusal_or_difference, start
+from benchmarks.faults.runs import Code, outcome, refusal_or_difference, refusal_or_other_value, start
 from records import checkpoint, published
 from retrieval import changes, export, loading, store
 from retrieval.index import Index
-from utilities.errors import UserError
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
 OUTPUTS = {                                    # output: the command that writes it
@@ -32,7 +30,9 @@ OUTPUTS = {                                    # output: the command that writes
 
 
 def damage(file, how, generator):
-    """Damages a file in place."""
+    """Damages a file in place, or removes it."""
+    if how == 'removed':
+        return file.unlink()
     data = bytearray(file.read_bytes())
     if how == 'bit':
         data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
@@ -55,10 +55,7 @@ def damaged(lab, n):
     hows = ['bit', 'bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'removed']
     for (name, how), _ in itertools.product(itertools.product(FILES, hows), range(n)):
         folder = lab.copied(lab.half)
-        if how == 'removed':
-            (folder / name).unlink()
-        else:
-            damage(folder / name, how, lab.random)
+        damage(folder / name, how, lab.random)
         problem = resumed(lab, folder)
         yield problem and f'{name}, {how}: {problem}'
 
@@ -67,10 +64,7 @@ def damaged_starts(lab, n):
     """The checkpoint of --start_from is damaged: refused in a sentence, or the run starts as from the whole file."""
     for how, _ in itertools.product(['bit', 'cut', 'emptied', 'removed'], range(n)):
         folder, group = lab.copied(lab.half), lab.group()
-        if how == 'removed':
-            (folder / checkpoint.LAST).unlink()
-        else:
-            damage(folder / checkpoint.LAST, how, lab.random)
+        damage(folder / checkpoint.LAST, how, lab.random)
         child = start([*lab.arguments('plain', group), '--n_epochs', 0, '--start_from', folder])
         problem = outcome(child, {0, 2})
         if not problem and child.ended == 2 and lab.place(group).exists():
@@ -159,12 +153,8 @@ def damaged_indexes(lab, n):
     whole = file.read_bytes()
     for _ in range(n):
         damage(file, 'bit', lab.random)
-        try:
-            yield None if Index(folder).content == expected else f'{file.read_bytes()}: another content'
-        except UserError:
-            yield None
-        except Exception as error:  # this is the fault that is looked for
-            yield f'{file.read_bytes()}: {error!r}'
+        problem = refusal_or_other_value(lambda: Index(folder).content, expected)
+        yield problem and f'{file.read_bytes()}: {problem}'
         file.write_bytes(whole)
 
 
@@ -201,21 +191,6 @@ def damaged_networks(lab, n):
             (folder / name).write_bytes(pickle.dumps(Code(ran)))
         else:
             damage(folder / name, how, lab.random)
-        try:
-            problem = None if loading.load(folder, 'cpu')[0].id == expected else 'another network'
-        except UserError:
-            problem = None
-        except Exception as error:  # this is the fault that is looked for
-            problem = repr(error)
+        problem = refusal_or_other_value(lambda folder=folder: loading.load(folder, 'cpu')[0].id, expected)
         shutil.rmtree(folder)
         yield f'{name}, {how}: code ran' if ran.exists() else problem and f'{name}, {how}: {problem}'
-
-
-class Code:
-    """Whoever unpickles it makes a file."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)

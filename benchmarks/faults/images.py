@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from PIL import EpsImagePlugin, Image
 
 from benchmarks.faults.inputs import mutated
-from benchmarks.faults.runs import LIMIT, outcome, start
+from benchmarks.faults.runs import LIMIT, fork, outcome, start
 from retrieval import server
 
 EPS = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n'
@@ -99,20 +99,16 @@ def limited():
 
 
 def answered(content):
-    """The page's answer to an upload, in a process of limited memory: (status code, text)."""
-    reading, writing = os.pipe()
-    if not (pid := os.fork()):
-        try:
-            limited()
-            answer = page().post('/neighbours', data=content)
-            os.write(writing, f'{answer.status_code} {answer.text}'.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading) as pipe:
-        code, _, text = pipe.read().partition(' ')
-    os.waitpid(pid, 0)
-    return int(code or 0), text
+    """The page's answer to an upload, in a process of limited memory: (status code or 0, text)."""
+    def work():
+        limited()
+        answer = page().post('/neighbours', data=content)
+        print(answer.status_code, answer.text)
+
+    child = fork(work)
+    child.code()
+    code, _, text = child.text.partition(' ')
+    return (int(code), text) if code.isdigit() else (0, child.text[-300:])
 
 
 def bad_requests(lab, n):

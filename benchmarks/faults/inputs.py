@@ -6,9 +6,8 @@ import shlex
 import shutil
 import signal
 
-from benchmarks.faults.runs import outcome, start
+from benchmarks.faults.runs import outcome, refusal_or_other_value, start
 from records import reading, run_folder
-from utilities.errors import UserError
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
 NASTY = ['', '0', '-1', '9', '1e400', '9' * 25, '9' * 400, '9' * 5000, '0x10', '1_0', '.5', 'nan', '-inf', 'true',
@@ -73,6 +72,7 @@ def mutated_csv(lab, n):
     file = lab.folder / 'mutated.csv'
     images = sorted((lab.folder / 'data').rglob('*.png'))
     text = 'path,label\n' + ''.join(f'{image},{image.parent.name}\n' for image in images)
+    whole = reading.read(lab.half).rows
     for i in range(n):
         if i % 4 == 0:
             write(file, mutated(text, lab.random))
@@ -80,15 +80,11 @@ def mutated_csv(lab, n):
         else:
             folder = lab.copied(lab.half)
             write(folder / 'log.csv', mutated((folder / 'log.csv').read_text(), lab.random))
-            problem = None
-            try:
-                read = reading.read(folder)
-                if read.rows != reading.read(lab.half).rows:
-                    problem = f'{folder}/log.csv: other numbers were read'
-            except UserError:
+            problem = refusal_or_other_value(lambda folder=folder: reading.read(folder).rows, whole)
+            if problem:
+                problem = f'{folder}/log.csv: {problem}'
+            else:
                 shutil.rmtree(folder)
-            except Exception as error:  # this is the fault that is looked for
-                problem = f'{folder}/log.csv: {error!r}'
         yield problem
 
 

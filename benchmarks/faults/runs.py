@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from records import checkpoint, lock, reading
 from utilities import stopping
+from utilities.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-# what a run imports
+# packages that a run imports
 PACKAGES = ('parts', 'evaluation', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss',
             'threadpoolctl', 'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 LIMIT = 120                                    # seconds after which a process counts as hanging
@@ -92,6 +95,17 @@ def start(arguments, fault=None, script='main.py'):
 
     fault: a function that the process calls first.
     """
+    def work():
+        if fault:
+            fault()
+        sys.argv = [str(ROOT / script), *map(str, arguments)]
+        runpy.run_path(sys.argv[0], run_name='__main__')
+
+    return fork(work)
+
+
+def fork(work):
+    """Calls work() in a process forked from this one; returns the Child."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     sys.stdout.flush()
@@ -100,14 +114,12 @@ def start(arguments, fault=None, script='main.py'):
     if not pid:
         code = 1
         try:
+            tqdm.set_lock(threading.RLock())      # the parent's stays locked if a fork is killed
             os.dup2(writing, 1)
             os.dup2(writing, 2)
             stopping.install()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-            if fault:
-                fault()
-            sys.argv = [str(ROOT / script), *map(str, arguments)]
-            runpy.run_path(sys.argv[0], run_name='__main__')
+            work()
         except SystemExit as error:
             code = error.code or 0
         except BaseException:
@@ -139,6 +151,16 @@ def refusal_or_difference(child, whole, folder, refusal='main.py: error'):
     if problem := outcome(child, {0, 2}):
         return problem
     return None if refusal in child.text else difference(whole, folder)
+
+
+def refusal_or_other_value(load, expected):
+    """Returns None if load() raises UserError or returns what is expected, else a text."""
+    try:
+        return None if load() == expected else 'another value'
+    except UserError:
+        return None
+    except Exception as error:  # this is the fault that is looked for
+        return repr(error)
 
 
 def difference(one, other):
@@ -231,12 +253,23 @@ class Lab:
         return problem
 
 
-def draw(folder):
-    """Draws twelve classes of six noisy copies of a pattern."""
+def draw(folder, n_classes=12, n_images=6, size=24, noise=60, n_superclasses=0):
+    """Draws classes of noisy copies of a pattern, in folders of super-classes if there are any."""
     generator = np.random.default_rng(0)
-    for c in range(12):
-        pattern = generator.uniform(0, 255, (24, 24, 3))
-        (folder / 'images' / f'class_{c:02d}').mkdir(parents=True)
-        for i in range(6):
-            pixels = (pattern + generator.normal(0, 60, pattern.shape)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / 'images' / f'class_{c:02d}' / f'{i}.png')
+    for c in range(n_classes):
+        pattern = generator.uniform(0, 255, (size, size, 3))
+        place = folder / 'images' / (f'super_{c % n_superclasses}' if n_superclasses else '') / f'class_{c:02d}'
+        place.mkdir(parents=True)
+        for i in range(n_images):
+            pixels = (pattern + generator.normal(0, noise, pattern.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(place / f'{i}.png')
+
+
+class Code:
+    """Whoever unpickles it makes a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)

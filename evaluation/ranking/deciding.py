@@ -5,6 +5,9 @@ clusters that are small against the distance between them.
 import numpy as np
 from tqdm import tqdm
 
+from evaluation.ranking.nearest import distances
+from utilities.arrays import chunks
+
 CHUNK = 1 << 22              # float64 scores that are held at a time: 32 MB
 
 
@@ -16,9 +19,8 @@ def by_differences(search, rows, depth):
     Inner products in float64 are the first to decide; where their rounding errors leave the rank of a positive open,
     the distances are summed from differences.
     """
-    depth, size = np.broadcast_to(depth, len(search.own)), max(1, CHUNK // len(search.gallery))
-    for start in tqdm(range(0, len(rows), size), 'decide', leave=False, disable=None):
-        part = rows[start:start + size]
+    depth = np.broadcast_to(depth, len(search.own))
+    for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'decide', leave=False, disable=None):
         scores = search.precise_scores(part).cpu().numpy()
         half_norms = search.query_half_norms.cpu().numpy()[part]
         ranks = np.full((len(part), search.n_positives[part].max()), np.inf)
@@ -38,17 +40,13 @@ def exact_ranks(search, row, scores, half_norm, depth):
     if depth < len(scores):
         last = np.partition(scores, -int(depth))[-int(depth)]
         positives = positives[scores[positives] >= last - 2 * margin(last)]
-    own = scores[positives]
-    lowest, highest = own - margin(own), own + margin(own)
-    candidates = np.flatnonzero(scores >= lowest.min(initial=np.inf))
+    lowest = (scores[positives] - margin(scores[positives])).min(initial=np.inf)
+    candidates = np.flatnonzero(scores >= lowest)
     order = candidates[scores[candidates].argsort()]
-    first, end = scores[order].searchsorted(lowest), scores[order].searchsorted(highest, 'right')
-    several = end - first > 1
-    # margins that hold other images than their positive: where they begin and end
-    opened, closed = (np.bincount(bound[several], minlength=len(order) + 1) for bound in (first, end))
-    close = (opened - closed).cumsum()[:-1] > 0
+    near = np.diff(scores[order]) <= margin(scores[order[:-1]])
+    close = np.append(near, False) | np.append(False, near)
     if close.any():
         images = order[close]
-        order[close] = images[np.lexsort((-images, -search.squared_distances(row, images)))]
+        order[close] = images[np.lexsort((-images, -distances(search, np.full(len(images), row), images)))]
     ranks = len(order) - np.flatnonzero(np.isin(order, positives))
     return np.sort(ranks)

@@ -3,8 +3,7 @@ import numpy as np
 import torch
 
 from evaluation.ranking import precision
-from evaluation.ranking.counting import highest, pick
-from evaluation.ranking.neighbours import chunks, take_rows
+from utilities.arrays import chunks, pick, take_rows
 
 BLOCK = 64                   # gallery images of which only the highest score is compared at first
 PAIRS = 1 << 16              # pairs whose distances are computed together: 64 MB with 128 dimensions
@@ -64,13 +63,14 @@ def nearest(search, queries, k):
 
 
 def at_place(scores, k):
-    """[q] the k-th highest score of each row of [q, n]."""
+    """[q] the k-th highest score of each row of [q, n]; on the CPU, it may be a lower one."""
     if scores.device.type != 'cpu':
         return scores.topk(k, dim=1).values[:, -1]
     scores, n = scores.numpy(), scores.shape[1]
     # k groups of BLOCK images have one that reaches the bound, so that at least k images reach it
-    bound = highest(scores[:, :n - n % BLOCK].reshape(len(scores), BLOCK, -1).max(axis=1, initial=-np.inf), k)
-    return torch.from_numpy(bound if np.isfinite(bound).all() else highest(scores, k))
+    best = scores[:, :n - n % BLOCK].reshape(len(scores), BLOCK, -1).max(axis=1, initial=-np.inf)
+    bound = np.partition(best, -k, axis=1)[:, -k] if k <= best.shape[1] else np.full(len(scores), -np.inf)
+    return torch.from_numpy(bound if np.isfinite(bound).all() else np.partition(scores, -k, axis=1)[:, -k])
 
 
 def distances(search, rows, images):

@@ -3,15 +3,13 @@ Queries, their gallery and the scores of their pairs. A query is left out of its
 `cameras` the images of its class and camera are left out, too.
 """
 import functools
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from evaluation.ranking import precision
-from utilities import stopping
+from utilities.arrays import take_rows
 
 # Two float32 scores q·g − ½‖g‖² − ½‖q‖² of a query, with ‖g‖ about ‖q‖, have a difference with an error below
 # BLUR √(D + 4) ε ½‖q‖²: a bound on the sum of random rounding errors (Higham and Mary, SIAM J. Sci. Comput. 2019). The
@@ -133,29 +131,25 @@ class Search:
         places += (places >= left_out[rows, None]) * self.n_left_out[rows, None]
         return order[np.where(exists, places, 0)], exists
 
-    def scores(self, rows, images=None):
+    def scores(self, rows):
         """
-        [q, G] scores of some queries, an index array, with the gallery, or [q, n] with some of its images, an ascending
-        index array; −inf for images that are left out. Without `images`, gallery images with identical embeddings have
-        equal scores.
+        [q, G] scores of some queries, an index array, with the gallery; −inf for images that are left out. Gallery
+        images with identical embeddings have equal scores.
 
         On the CPU numpy multiplies: its BLAS is faster there, and the same on every machine with the same wheel.
         """
-        queries, gallery = self.move(take_rows(self.queries, rows)), self.moved_gallery if images is None else None
-        if images is not None:
-            gallery = self.move(take_rows(self.gallery, images))
+        queries, gallery = self.move(take_rows(self.queries, rows)), self.moved_gallery
         if queries.device.type == 'cpu':
             scores = torch.from_numpy(product(queries.numpy(), gallery.numpy()))
         else:
             scores = queries @ gallery.T
         if self.euclidean:
-            half_norms = self.gallery_half_norms if images is None else self.half_norms(gallery)
-            scores.sub_(half_norms).sub_(self.half_norms(queries)[:, None])
-        if images is None and len(self.copies):
+            scores.sub_(self.gallery_half_norms).sub_(self.half_norms(queries)[:, None])
+        if len(self.copies):
             copies, firsts = (torch.from_numpy(index).to(scores.device)
                               for index in (self.copies, self.originals[self.copies]))
             scores[:, copies] = scores[:, firsts]
-        return self.mask_excluded(scores, rows, images)
+        return self.mask_excluded(scores, rows)
 
     def precise_scores(self, rows):
         """As scores(), in float64; for Euclidean scores."""
@@ -176,28 +170,17 @@ class Search:
         place = np.repeat(np.arange(len(rows)), counts)
         return place, order[np.arange(len(place)) + (first[rows] - ends + counts)[place]]
 
-    def mask_excluded(self, scores, rows, images=None):
-        place, column = self.left_out(rows)
-        if images is not None:
-            found = np.minimum(np.searchsorted(images, column), len(images) - 1)
-            place, column = place[images[found] == column], found[images[found] == column]
-        scores[tuple(torch.as_tensor(index, device=scores.device) for index in (place, column))] = -torch.inf
+    def mask_excluded(self, scores, rows):
+        scores[tuple(torch.as_tensor(index, device=scores.device) for index in self.left_out(rows))] = -torch.inf
         return scores
 
     @functools.cached_property
     def originals(self):
         """[G] for each gallery image, the index of the first one with the same embedding, bit by bit."""
-        rows, originals = np.ascontiguousarray(self.gallery.cpu().numpy()), np.arange(len(self.gallery))
-        words = rows.view(np.uint32)
-        odd = np.random.default_rng(0).integers(0, 2 ** 63, words.shape[1], dtype=np.uint64) * 2 + 1
-        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64, as a hash
-        _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
-        alike = np.flatnonzero(counts[place] > 1)
-        if len(alike):
-            _, first, place = np.unique(rows[alike].view(f'V{rows.strides[0]}')[:, 0], return_index=True,
-                                        return_inverse=True)
-            originals[alike] = alike[first[place]]
-        return originals
+        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
+        digests = np.array([hashlib.blake2b(row, digest_size=16).digest() for row in rows], 'S16')
+        _, first, place = np.unique(digests, return_index=True, return_inverse=True)
+        return first[place]
 
     @functools.cached_property
     def copies(self):
@@ -212,21 +195,6 @@ class Search:
         shared[first[first != other]] = shared[other[first != other]] = True
         return shared[self.query_labels]
 
-    def squared_distances(self, row, images):
-        """[n] float64, from the differences of the query `row` and the gallery's `images` [n]."""
-        images, copies = np.unique(self.originals[images], return_inverse=True)
-        query, found = precision.wide(self.queries[row]), []
-        for start in range(0, len(images), precision.ROWS):
-            part = precision.wide(take_rows(self.gallery, images[start:start + precision.ROWS]))
-            found.append((part - query).square_().sum(dim=1).cpu().numpy())
-        return np.concatenate(found)[copies]
-
-
-def take_rows(points, index):
-    """Some rows of a tensor on any device; without a copy if these are all rows."""
-    everything = np.array_equal(index, np.arange(len(points)))
-    return points if everything else points[torch.as_tensor(index, device=points.device)]
-
 
 def product(queries, gallery):
     """
@@ -234,44 +202,3 @@ def product(queries, gallery):
     processor, so that identical rows can give different products.
     """
     return queries @ gallery.T
-
-
-def chunks(rows, n_gallery, n_scores=1 << 24):
-    """Parts of an index array of queries, of one query or as many as have up to `n_scores` scores (64 MB)."""
-    size = max(1, n_scores // max(1, n_gallery))
-    return [rows[start:start + size] for start in range(0, len(rows), size)]
-
-
-def bisect(table, first, values):
-    """
-    Binary search: [n] the place in table.ravel() of the first number that is not below each value, in one row of the
-    table [m, k], whose rows ascend; the end of the row if there is none. first: [n] int64, where the row of each value
-    begins; values: [n].
-    """
-    flat, place, left = table.ravel(), first.copy(), table.shape[1]
-    while left > 1:
-        half = left // 2
-        place += (flat.take(place + (half - 1)) < values) * half
-        left -= half
-    return place + (flat.take(place) < values)
-
-
-def in_threads(work, items, description=None, stopped=None):
-    """
-    Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS. stopped:
-    an event that is set where the rest is not wanted, as after Ctrl-C; work that takes seconds ends when it is set.
-    """
-    from threadpoolctl import threadpool_limits
-    stopped = stopped or threading.Event()
-
-    def step(item):
-        return None if stopped.is_set() else work(item)
-
-    bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
-    with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        try:
-            for result in stopping.checked(pool.map(step, items)):
-                bar.update()
-                yield result
-        finally:
-            stopped.set()                                  # after Ctrl-C the rest is skipped

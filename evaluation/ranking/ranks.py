@@ -11,15 +11,13 @@ from tqdm import tqdm
 
 from evaluation.ranking.counting import by_counting
 from evaluation.ranking.deciding import by_differences
-from evaluation.ranking.neighbours import chunks
 from evaluation.ranking.sorting import by_sorting
+from utilities.arrays import chunks
 
 CHUNK = 1 << 24              # scores in memory at a time, where whole rows are needed: 64 MB
 FEW = 4000                   # gallery images below which sorting is faster
 MOST_SHORT, MOST_DEEP = 100, 10    # positives per query above which sorting is faster: if no rank beyond their number
                                    # matters, as for MAP@R; if others do
-
-BACKENDS = ('auto', 'count', 'sort', 'torch')
 
 
 def positive_ranks(search, depth=np.inf, backend='auto'):
@@ -32,7 +30,11 @@ def positive_ranks(search, depth=np.inf, backend='auto'):
     """
     if backend == 'auto':
         backend = faster_way(search, depth) if search.queries.device.type == 'cpu' else 'torch'
-    return {'count': by_counting, 'sort': by_sorting, 'torch': by_torch}[backend](search, depth)
+    unclear = [np.empty(0, int)]
+    for rows, ranks, clear in WAYS[backend](search, depth):
+        unclear.append(rows[~clear])
+        yield rows[clear], ranks[clear]
+    yield from by_differences(search, np.concatenate(unclear), depth)
 
 
 def faster_way(search, depth):
@@ -45,10 +47,10 @@ def faster_way(search, depth):
 
 
 def by_torch(search, depth):
-    """Counts like by_counting, but in whole rows of scores, for one positive of each query at a time: for GPUs."""
+    """As by_counting(), but in whole rows of scores, for one positive of each query at a time: for GPUs."""
     rows, device = np.flatnonzero(search.n_positives), search.queries.device
     columns = torch.arange(len(search.gallery), device=device)
-    rows, unclear = rows[np.argsort(-search.n_positives[rows], kind='stable')], []     # similar numbers in a chunk
+    rows = rows[np.argsort(-search.n_positives[rows], kind='stable')]                  # similar numbers in a chunk
     for part in tqdm(chunks(rows, len(search.gallery), CHUNK), 'rank', leave=False, disable=None):
         scores = search.scores(part)
         places, exists = search.positives(part)
@@ -64,8 +66,11 @@ def by_torch(search, depth):
                 close = margins[:, [number]]
                 rivals = ((scores - own).abs() <= close).sum(dim=1) > ((mine - own).abs() <= close).sum(dim=1)
                 clear &= ~(rivals & (close[:, 0] > 0) & exist[:, number])
-        ranks, clear = torch.stack(ranks, dim=1).cpu().numpy(), clear.cpu().numpy()
-        unclear.append(part[~clear])
-        yield part[clear], np.sort(np.where(exists, ranks, np.inf), axis=1)[clear]
-    if unclear:
-        yield from by_differences(search, np.concatenate(unclear), depth)
+        ranks = np.where(exists, torch.stack(ranks, dim=1).cpu().numpy(), np.inf)
+        yield part, np.sort(ranks, axis=1), clear.cpu().numpy()
+
+
+# functions of (search, depth) that yield, for groups of queries: rows [q], ranks [q, R], and [q] bool: whether float32
+# can order their scores
+WAYS = {'count': by_counting, 'sort': by_sorting, 'torch': by_torch}
+BACKENDS = ('auto', *WAYS)

@@ -5,27 +5,20 @@ others; the scores of its positives are found among them by binary search.
 import numpy as np
 import torch
 
-from evaluation.ranking.deciding import by_differences
-from evaluation.ranking.neighbours import bisect, chunks, in_threads
+from utilities.arrays import bisect, chunks, in_threads
 
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB
 
 
 def by_sorting(search, depth, rows=None):
-    """ranking.positive_ranks by sorting, on the CPU; rows: None, or the only queries to rank."""
-    rows = np.flatnonzero(search.n_positives) if rows is None else rows
-    parts, unclear = chunks(rows, len(search.gallery), CHUNK), []
-    depth = np.broadcast_to(depth, len(search.n_positives))
-    found = in_threads(lambda part: sorted_ranks(search, part, depth[part].max()), parts, 'rank')
-    for part, (ranks, clear) in zip(parts, found, strict=True):
-        unclear.append(part[~clear])
-        yield part[clear], ranks[clear]
-    if unclear:
-        yield from by_differences(search, np.concatenate(unclear), depth)
+    """One of ranks.WAYS: by sorting, on the CPU. rows: None, or the only queries to rank."""
+    rows, depth = np.flatnonzero(search.n_positives) if rows is None else rows, np.broadcast_to(depth, len(search.own))
+    yield from in_threads(lambda part: sorted_ranks(search, part, depth[part].max()),
+                          chunks(rows, len(search.gallery), CHUNK), 'rank')
 
 
 def sorted_ranks(search, part, depth):
-    """[q, R] ranks of some queries, as positive_ranks yields them; [q] bool, whether float32 can order their scores."""
+    """The queries `part` [q], their ranks [q, R], and [q] bool: whether float32 can order their scores."""
     places, exists = search.positives(part)
     scores = search.scores(part)
     margins = search.margins(part, scores.gather(1, torch.from_numpy(places))).numpy()
@@ -50,20 +43,15 @@ def sorted_ranks(search, part, depth):
         own, margin = mine[number, exists[number]], margins[number, exists[number]]
         rivals = within(ascending[number], own, margin) > within(np.sort(own), own, margin)
         clear[number] = not rivals[close[number, exists[number]]].any()
-    return np.sort(ranks, axis=1), clear
+    return part, np.sort(ranks, axis=1), clear
 
 
 def highest(scores, k):
     """[q, K] the k highest scores of each row of [q, G], or all of them, ascending."""
     n = scores.shape[1]
-    if is_partial(k, n):
+    if k < n / 4:                                          # otherwise it is faster to sort them all
         scores = np.partition(scores, n - int(k), axis=1)[:, n - int(k):]
     return np.sort(scores, axis=1)
-
-
-def is_partial(k, n):
-    """Whether finding the k highest of n numbers and sorting them is faster than sorting all numbers."""
-    return k < n / 4
 
 
 def within(ascending, values, margins):

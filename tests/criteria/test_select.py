@@ -1,5 +1,6 @@
 """From flags to a criterion: miners, sums, cross-batch memory, direction regularisation, pytorch-metric-learning."""
 import copy
+import importlib.metadata
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
 from tests.criteria import cases, references
 from tests.criteria.cases import LABELS, UNIT
+from utilities import pml
 from utilities.errors import UserError
 
 SMALL = {'n_classes': 3, 'embed_dim': 3, 'bs': 6}
@@ -495,7 +497,17 @@ def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt)
 
 def test_without_the_library_a_sentence_says_how_to_get_it(opt, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
-    refused(opt(loss='pml:TripletMarginLoss', batch_mining='none'), 'pip install pytorch-metric-learning')
+    refused(opt(loss='pml:TripletMarginLoss', batch_mining='none'), 'pip install "pytorch-metric-learning>=2.8,<3"')
+
+
+@pytest.mark.parametrize('version, works', [('2.7.0', False), ('2.8.0', True), ('2.10.1', True), ('3.0.0rc1', False)])
+def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
+    pytest.importorskip('pytorch_metric_learning')
+    monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
+    if works:
+        return pml.require_library('--loss pml:TripletMarginLoss')
+    with pytest.raises(UserError, match=f'from 2.8 to below 3, and {version} is installed: pip install'):
+        pml.require_library('--loss pml:TripletMarginLoss')
 
 
 def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):

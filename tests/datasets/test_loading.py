@@ -305,6 +305,17 @@ def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
                 transforms.select(opt(decode=decode), 32)[0](decoding.open_photo(tmp_path / name))
 
 
+def test_without_data_workers_none_was_killed(patterns, opt):
+    data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
+
+    def read(source):
+        raise FileNotFoundError(2, 'No such file or directory', 'pixels')
+    data.read = read                                                   # as of an --image_cache that was removed
+    loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
+    with pytest.raises(FileNotFoundError, match='pixels'):
+        next(iter(loader.epoch(1)))
+
+
 def test_a_long_first_epoch_says_how_long_it_waited_for_images(opt, patterns, monkeypatch, capsys):
     moved = []
     monkeypatch.setattr(time, 'perf_counter', lambda: sum(moved))          # a clock that stands still

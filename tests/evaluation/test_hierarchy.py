@@ -57,7 +57,7 @@ def test_six_points_of_two_levels():
 
 
 def test_the_query_does_not_count_at_its_level():
-    """The example of docs/comparison.md; 0.875 where the query counts as an image of level 2."""
+    """The example of docs/metrics.md; 0.875 where the query counts as an image of level 2."""
     assert hierarchy.h_ap(np.array([[1, 2, 3]]), np.array([[1, 2, 1]], np.uint8), 2) == pytest.approx([0.75])
 
 

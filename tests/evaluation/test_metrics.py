@@ -163,23 +163,23 @@ def test_an_estimate_that_is_too_high_is_noticed(n_queries, monkeypatch):
     points = (random.integers(-3, 4, (90, 12))[labels] + random.integers(-2, 3, (900, 12))).astype(np.float32)
     points[450:], labels[450:] = points[:450], labels[:450]
     search = neighbours.Search(torch.from_numpy(points), labels, np.arange(900) < n_queries if n_queries else None)
-    asked, decide = [], counting.by_differences
+    asked, decide = [], ranks.by_differences
 
     def by_differences(search, rows, depth):
         asked.extend(rows)
         return decide(search, rows, depth)
 
     monkeypatch.setattr(counting, 'SAMPLE', 300)
-    monkeypatch.setattr(counting, 'by_differences', by_differences)
+    monkeypatch.setattr(ranks, 'by_differences', by_differences)
     for deviations in (0, 4):
         monkeypatch.setattr(counting, 'DEVIATIONS', deviations)
-        assert within_depth(counting.by_counting(search, 30)) == within_depth(sorting.by_sorting(search, 30))
+        assert within_depth(search, 'count') == within_depth(search, 'sort')
     assert len(asked) > 20                                 # of the queries, mostly with DEVIATIONS = 0
 
 
-def within_depth(groups, depth=30):
-    return {row: ranks[ranks <= depth].tolist() for rows, found in groups
-            for row, ranks in zip(rows, found, strict=True)}
+def within_depth(search, backend, depth=30):
+    return {row: found[found <= depth].tolist() for rows, several in ranks.positive_ranks(search, depth, backend)
+            for row, found in zip(rows, several, strict=True)}
 
 
 def test_auto_chooses_by_the_numbers_of_images():

@@ -121,8 +121,8 @@ def test_without_a_server_a_run_is_a_new_program(start, monkeypatch):
 
 
 def test_the_random_numbers_of_runs_do_not_depend_on_the_server(quick, tmp_path, run):
-    """A run's records are those of main.py called here, to the last bit; also with another way to allocate memory."""
-    planned = plan.planned_run([*quick, '--n_epochs', '1', '--system_malloc'])
+    """A run's records are those of main.py called here, to the last bit; also with data workers."""
+    planned = plan.planned_run([*quick, '--n_epochs', '1', '--kernels', '1'])
     assert process.start(planned).wait(timeout=120) == 0
     assert run(*quick, '--n_epochs', '1', '--group', 'here') == 0
     assert rows_of(folder_of(tmp_path)) == rows_of(folder_of(tmp_path, 'here_s1'))

@@ -18,7 +18,8 @@ from tuning import search
 ROOT = Path(__file__).parents[2]
 RUN_SCRIPTS = ROOT / 'run_scripts'
 STUDY = ROOT / 'studies' / 'Study_Runs.sh'
-SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh')])
+SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob('*_Runs.sh'), *ROOT.glob('*/*_Runs.sh'),
+                                                            RUN_SCRIPTS / 'First_Results.sh'])
 
 
 @pytest.mark.parametrize('name', SCRIPTS)
@@ -61,6 +62,13 @@ def test_the_runs_of_direction_regularisation():
     lines = {line[line.index('--group') + 1]: line for line in script.commands(RUN_SCRIPTS / 'Direction_Runs.sh')}
     with_term, without = ([word for word in lines[f'CUB_{name}'] if name not in word] for name in ('DR_MS', 'MS'))
     assert [pair for pair in zip(with_term, without, strict=False) if pair[0] != pair[1]][0] == ('0.28', '0')
+
+
+def test_the_first_results_are_lines_of_the_papers_scripts():
+    lines = [shlex.join(line) for line in script.commands(RUN_SCRIPTS / 'First_Results.sh')]
+    known = {shlex.join(line) for name in ('Revisit_Runs.sh', 'run_scripts/Direction_Runs.sh')
+             for line in script.commands(ROOT / name)}
+    assert len(lines) == 6 and set(lines) < known
 
 
 def test_the_runs_of_the_reality_check():

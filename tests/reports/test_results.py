@@ -12,7 +12,7 @@ import scipy.stats
 
 import Result_Evaluations
 from records import run_folder
-from reports import tables
+from reports import final_rows, tables
 from tests.reports.printed import cells, column_of, expected
 
 
@@ -276,7 +276,7 @@ def test_runs_on_different_test_sets_have_no_mean_and_no_common_column(make, eva
     assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
 
 
-def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, evaluate):
+def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, evaluate, tmp_path):
     for name, seed, images in (('A', 0, '2' * 16), ('A', 1, None), ('B', 0, '3' * 16)):
         folder = make(name, seed, test='1' * 16)
         if images:
@@ -285,8 +285,9 @@ def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, e
     code, _, error = evaluate()
     assert code == 2 and 'Note: ' in error and 'which of the test sets of such classes it has is unknown' in error
     assert 'group A: ' in error and 'were evaluated on different test sets' in error
-    code, out, error = evaluate('--exclude', 'A_s1')
+    code, out, error = evaluate('--exclude', 'A_s1', '--rows', tmp_path / 'r.csv')
     assert code == 0 and '222222: A; 333333: B' in out
+    assert {run.test for run in final_rows.read(tmp_path / 'r.csv')} == {'1' * 16}                # as recorded
     assert evaluate('--only', 'A')[0] == 0                                 # one of them is known, and taken for both
 
 

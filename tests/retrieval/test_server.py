@@ -21,7 +21,7 @@ from PIL import Image
 
 from retrieval import server, unknown
 from tests.helpers import wait_for
-from utilities import allocator
+from utilities import machine
 from utilities.errors import UserError
 
 flask = pytest.importorskip('flask')
@@ -208,7 +208,7 @@ def check_memory_of_decoded_photos(paths, data):
     assert used[1] < used[0] + 60                            # a decoded photo has 60
 
 
-@pytest.mark.skipif(not allocator.has_glibc(), reason='other C libraries return memory by themselves')
+@pytest.mark.skipif(not machine.has_glibc(), reason='other C libraries return memory by themselves')
 def test_memory_of_decoded_photos_goes_back(index):
     file = io.BytesIO()
     Image.new('RGB', (5000, 4000), 'red').save(file, 'PNG', compress_level=1)

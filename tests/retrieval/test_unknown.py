@@ -99,7 +99,7 @@ def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, t
             'Note: no query') < 0
     with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python Eval'):
         retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
-    unknown.write(run / 'open_set.json', json.loads((run / 'open_set.json').read_text()) | {'reason': None})
+    store.write_json(run / 'open_set.json', json.loads((run / 'open_set.json').read_text()) | {'reason': None})
     whole = (run / 'open_set.json').read_text()
     edited = whole.replace('0.999999', '0.899999'), whole.replace('"crc32"', '"crc22"'), whole.replace('share', 'shard')
     for text in ('{"thresholds": [{}]}', '[', '{}', '[]', *edited):

@@ -62,17 +62,29 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
 
 def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, quick, capsys):
     folder = write(tmp_path / 'experiment', general={'training_method': 'CascadedEmbeddings', 'a_new_option': 3},
-                   optimizers={'optimizers': {'trunk_optimizer': {'RMSprop': {'lr': 1e-6, 'centered': True}}}})
+                   optimizers={'optimizers': {'trunk_optimizer': {'LBFGS': {'lr': 1e-6}}}})
     assert main.main(['--reproduce_results', str(folder)]) == 2
     printed = capsys.readouterr()
     assert printed.out.startswith('python main.py --') and '--reproduce_results_partly' in printed.err
-    for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', "'trunk_optimizer': {'centered': True}"):
+    for option in ('training_method: CascadedEmbeddings', 'a_new_option: 3', "'trunk_optimizer': {'LBFGS'"):
         assert option in printed.err
     plain = ['--loss', 'contrastive', '--n_folds', '2', '--n_training_folds', '2', '--n_epochs', '0', '--embed_layers',
              '--augmentation', 'none', '--evaluation_metrics', 'map_at_r', '--no_train_metrics',
              '--optim', 'adam', '--embed_optim', 'adam', '--batch_mining', 'random']
     assert main.main(['--reproduce_results', str(folder), '--reproduce_results_partly', *quick, *plain]) == 0
     assert 'Left out: a_new_option: 3' in capsys.readouterr().out
+
+
+def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
+    given = {'trunk_optimizer': {'NAdam': {'lr': 1e-6, 'momentum_decay': 1e-8}}, 'embedder_optimizer': {'AdamW': {
+        'lr': 1e-5, 'weight_decay': 0, 'amsgrad': True}}, 'metric_loss_optimizer': {'SGD': {'lr': .1, 'nesterov': True,
+                                                                                            'momentum': .8}}}
+    folder = write(tmp_path / 'experiment', optimizers={'optimizers': given})
+    opt = vars(parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)])))
+    expected = {'optim': 'nadam', 'optim_args': [{'momentum_decay': 1e-8}], 'lr': 1e-6, 'decay': 0, 'fc_lr': 1e-5,
+                'embed_optim': 'adamw', 'embed_optim_args': [{'amsgrad': True}], 'adam_betas': [.9, .999],
+                'loss_optim': 'sgd', 'loss_optim_args': [{'nesterov': True}], 'loss_momentum': .8, 'loss_decay': 0}
+    assert {name: opt[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize('text, sentence', [(None, 'there is no configs/config_'), ('a: [', 'not a YAML file'),

@@ -25,7 +25,7 @@ from utilities.errors import UserError
     (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int]'),
     (['--tune', 'lr'], 'LOW HIGH [log] [int]'),
     (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
-    (['--tune', 'optim', 'adam,adamm'], 'invalid choice'),
+    (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'n_epochs', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
@@ -173,8 +173,8 @@ def test_the_status_of_a_search(flags, stub, capsys, tmp_path):
     scripts = folder / 'study' / 'trials'
     (scripts / f'trial_{trial.number:04d}.sh').write_text(
         (scripts / 'trial_0000.sh').read_text().replace('trial_0000', f'trial_{trial.number:04d}'))
-    text, is_active = status.table(study, folder / 'study')
-    assert is_active and f'trial_{trial.number:04d}, running: ' in text and '2 runs: 2 waiting' in text
+    text, is_done = status.table(study, folder / 'study')
+    assert not is_done and f'trial_{trial.number:04d}, running: ' in text and '2 runs: 2 waiting' in text
     assert re.search(rf'trial_{trial.number:04d}_fold1_s1  waiting +-/2', text)
 
 

@@ -14,7 +14,7 @@ import yaml
 from records import backends, checkpoint, run_folder
 from records.checkpoint import Checkpoint
 from records.writing import Records
-from utilities import cores, device, files, stopping
+from utilities import device, files, machine, stopping
 from utilities.errors import RunFailed, UserError, choose
 from utilities.randomness import derive, seed_everything
 from utilities.trace import Trace
@@ -216,7 +216,7 @@ def test_a_run_folder_is_made_whole_and_never_overwritten(opt, tmp_path, monkeyp
     assert config['flags'] == {'lr': 1e-5, 'tau': [1]} and config['command'] == 'python main.py --lr 1e-5'
     assert config['split_hash'] == 'abc' and config['versions']['torch'] == torch.__version__.split('+')[0]
     assert config['versions']['threads'] == torch.get_num_threads()
-    assert config['versions']['processor'] == cores.processor() != ''
+    assert config['versions']['processor'] == machine.processor() != ''
     assert config['versions']['instructions'] == torch.backends.cpu.get_cpu_capability()
     assert {file.name for file in folder.iterdir()} == {'config.yaml', 'splits.yaml'}
     assert yaml.safe_load((folder / 'splits.yaml').read_text()) == description

@@ -1,20 +1,20 @@
-"""utilities/allocator.py: freed memory is reused, unless --system_malloc."""
-import argparse
+"""utilities/machine.py: freed memory is reused."""
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from utilities import allocator
+from utilities import machine
 
 ROOT = Path(__file__).parents[2]
 # prints the page faults of ten blocks of 32 MB, one after the other
 SCRIPT = '''
-import argparse, resource, sys
+import resource, sys
 import numpy as np
-from utilities import allocator
-allocator.keep_freed(argparse.Namespace(system_malloc='system_malloc' in sys.argv))
+from utilities import machine
+if 'keep' in sys.argv:
+    machine.keep_freed()
 for number in range(12):
     if number == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,14 +28,14 @@ def faults(*arguments):
                               text=True).stdout)
 
 
-@pytest.mark.skipif(not allocator.has_glibc(), reason='the thresholds are those of glibc')
+@pytest.mark.skipif(not machine.has_glibc(), reason='the thresholds are those of glibc')
 def test_freed_memory_is_reused():
     pages = 10 * (1 << 25) // 4096
-    assert faults() < pages / 10
-    assert faults('system_malloc') > faults()
+    assert faults('keep') < pages / 10
+    assert faults() > faults('keep')
 
 
 def test_elsewhere_nothing_is_called(monkeypatch):
-    monkeypatch.setattr(allocator.os, 'confstr_names', {})
-    monkeypatch.setattr(allocator.ctypes, 'CDLL', lambda name: 1 / 0)
-    allocator.keep_freed(argparse.Namespace(system_malloc=False))
+    monkeypatch.setattr(machine.os, 'confstr_names', {})
+    monkeypatch.setattr(machine.ctypes, 'CDLL', lambda name: 1 / 0)
+    machine.keep_freed()

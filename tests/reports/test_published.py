@@ -1,0 +1,148 @@
+"""Result_Evaluations.py --published, on run folders that lie inside, outside, and under another protocol."""
+import csv
+import math
+import re
+
+import numpy as np
+import pandas
+import pytest
+from scipy import stats
+
+from reports import published
+from tests.reports.printed import cells
+
+ROTH = {'arch': 'resnet50_frozen_normalize', 'embed_dim': 128, 'bs': 112, 'n_epochs': 150}
+MOHAN = {'arch': 'bninception_normalize', 'embed_dim': 64, 'bs': 128, 'n_epochs': 4}
+MLRC = {'arch': 'bninception_frozen_normalize', 'embed_dim': 128, 'bs': 32, 'n_epochs': 4, 'split_scheme': 'mlrc'}
+R1, RHO, VALIDATED = 'test_e_recall@1', 'train_rho_spectrum@2', 'val_map_at_r'
+
+
+@pytest.fixture
+def roth(make):
+    """roth(group, [best R@1 of each seed], ...): runs whose test R@1 is best in epoch 1, where rho is .25."""
+    def write(group, values, **given):
+        for seed, value in enumerate(values):
+            columns = {R1: [.1, value, *[value - .02] * 149], RHO: [.9, .25, *[.5] * 149]}
+            make(group, seed, values=columns, **ROTH | given)
+    return write
+
+
+def test_the_files_name_lines_of_the_run_scripts():
+    from launching import script
+    root = published.FOLDER.parents[1]
+    scripts = {'roth2020': 'Revisit_Runs.sh', 'musgrave2020': 'run_scripts/Reality_Check_Runs.sh',
+               'mohan2020': 'run_scripts/Direction_Runs.sh'}
+    assert set(scripts) == set(published.PAPERS) == {path.stem for path in published.FOLDER.glob('*.csv')}
+    n_lines = {}
+    for paper, name in scripts.items():
+        groups = {line[line.index('--group') + 1].partition('_fold')[0] for line in script.commands(root / name)}
+        lines = published.read(paper)
+        n_lines[paper] = len(lines)
+        assert set(lines.group) <= groups
+        assert set(lines.exact) <= {'exact', 'approximate'} and not lines.duplicated(['group', 'column']).any()
+    assert n_lines == {'roth2020': 2 * 67, 'musgrave2020': 14 * 7, 'mohan2020': 6 * 4}
+
+
+def test_the_values_that_the_page_expects_are_those_of_the_files():
+    page = (published.FOLDER.parents[1] / 'docs' / 'reproducing.md').read_text()
+    lines = pandas.concat([published.read('roth2020'), published.read('mohan2020')])
+    expected = re.findall(r'^\| (CUB_\w+)[^|]* \| ([\d.]+)(?: ± ([\d.]+))? \|', page, re.M)
+    assert len(expected) == 6
+    for group, value, std in expected:
+        paper = 'roth2020' if std else 'mohan2020'
+        line, = lines[(lines.group == group) & (lines.column == R1) & (lines.paper == paper)].itertuples()
+        assert line.value == float(value) and (not std or line.population_std == float(std))
+
+
+def test_runs_inside_and_outside_of_the_published_interval(roth, make, evaluate, tmp_path):
+    inside, outside = [.621, .624, .628], [.60, .605, .61]                         # published: 62.50 ± .24, 62.80 ± .70
+    roth('CUB_Margin_b06_Distance', inside)
+    roth('CUB_MS', outside)
+    roth('CUB_Softmax', [.62])                                                      # one seed; published: 61.66 ± .33
+    roth('CUB_Mine', [.5])
+    outputs = ['--latex', tmp_path / 't.tex', '--csv', tmp_path / 't.csv', '--markdown', tmp_path / 't.md',
+               '--figures', tmp_path / 'f']
+    code, out, _ = evaluate('--published', 'roth2020', '--digits', 2, *outputs)
+    found, latex = cells(out), (tmp_path / 't.tex').read_text()
+    assert code == 0 and 'at the epoch of the best test R@1, as published, which favours noisy runs' in out
+    assert found['Margin b06 Distance'][:2] == ['62.50 ± 0.24', '62.43 ± 0.35 (n = 3)'] and '≠' not in (
+        found['Margin b06 Distance'][2])
+    assert found['Margin b06 Distance'][3:5] == ['0.3100', '0.2500 ± 0.0000 (n = 3)']
+    assert found['MS'][2].endswith('≠') and found['MS'][2].startswith('-2.30 ± ')
+    assert r'62.50 $\pm$ 0.24' in latex and r'$\neq$' in latex and '- no published value: CUB_Mine' in out
+    with open(tmp_path / 't.csv', newline='') as file:
+        rows = {(row['group'], row['column']): row for row in csv.DictReader(file)}
+    for group, values, mean, std in (('CUB_Margin_b06_Distance', inside, .6250, .0024),
+                                     ('CUB_MS', outside, .6280, .0070)):
+        sample = std * math.sqrt(5 / 4)                                           # the published deviation divides by n
+        welch = stats.ttest_ind_from_stats(np.mean(values), np.std(values, ddof=1), 3, mean, sample, 5, equal_var=False)
+        row = rows[group, R1]
+        difference, half = float(row['difference']), float(row['interval'])
+        assert difference == pytest.approx(np.mean(values) - mean)
+        freedom = welch_freedom(np.std(values, ddof=1), 3, sample, 5)
+        assert half == pytest.approx(stats.t.ppf(.975, freedom) * difference / welch.statistic)
+        assert row['differs'] == str(welch.pvalue < .05)
+    row = rows['CUB_Softmax', R1]
+    assert float(row['interval']) == pytest.approx(stats.t.ppf(.975, 4) * .0033 * math.sqrt(5 / 4) * math.sqrt(6 / 5))
+    assert row['differs'] == 'False' and rows['CUB_MS', R1]['differs'] == 'True'
+    assert {path.name for path in (tmp_path / 'f').iterdir()} == {
+        f'cub200_roth2020_{column}.png' for column in (R1, RHO)}
+
+
+def welch_freedom(one, n, other, m):
+    a, b = one ** 2 / n, other ** 2 / m
+    return (a + b) ** 2 / (a ** 2 / (n - 1) + b ** 2 / (m - 1))
+
+
+@pytest.mark.parametrize('flags, reason', [
+    ({'arch': 'resnet50_frozen'}, 'arch resnet50_frozen, published resnet50_frozen_normalize'),
+    ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'bs': 80}, 'bs 80, published 112'),
+    ({'n_epochs': 100}, 'n_epochs 100, published 150'), ({'split_scheme': 'class_folds'}, 'published half'),
+    ({'use_tv_split': True}, 'use_tv_split True, published False'),
+    ({'reached': 80}, 'epoch 80 reached, published 150')])
+def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):
+    roth('CUB_MS', [.6], **flags)
+    code, out, _ = evaluate('--published', 'roth2020', '--csv', tmp_path / 't.csv', '--figures', tmp_path / 'f')
+    assert code == 0 and cells(out)['MS'][0] == '62.8 ± 0.7'
+    row = cells(out)['MS']
+    assert reason in row[2] and row[1] == row[4] == row[5] == '–'                   # the reason stands in a row once
+    assert (tmp_path / 't.csv').read_text().count(reason) == 2 and not list((tmp_path / 'f').iterdir())
+
+
+def test_a_metric_that_a_run_does_not_have_is_not_compared(make, evaluate):
+    make('CUB_MS', 0, **ROTH)
+    code, out, _ = evaluate('--published', 'roth2020')
+    row = cells(out)['MS']
+    assert code == 0 and row[1] != '–' and row[3:] == ['0.155', '–', f'no {RHO} in CUB_MS_s0']
+
+
+def test_the_mean_over_folds_at_the_best_validation_epoch(make, evaluate, tmp_path):
+    for fold in range(4):
+        for seed in range(2):
+            make(f'CUB_Triplet_fold{fold}', seed, splits=('val',), fold=fold, **MLRC, values={
+                VALIDATED: [.1, .2, .42 + .01 * fold + .002 * seed, .3, .2]})
+    make('CUB_ArcFace_fold0', 0, splits=('val',), fold=0, **MLRC)
+    code, out, _ = evaluate('--published', 'musgrave2020', 'mohan2020', '--digits', 2, '--csv', tmp_path / 't.csv')
+    found = cells(out)
+    assert code == 0 and 'at the epoch of the best validation MAP@R, as published, mean over 4 folds' in out
+    assert found['Triplet'][3:5] == ['42.44', '43.60 ± 0.14'] and found['Triplet'][5].startswith('+1.16 ± 1.27')
+    assert found['Triplet'][:3] == ['≈ 23.70', '–', 'published embed_dim not stated']  # never validation beside test
+    assert found['ArcFace'][5] == 'seed 0: 1 of 4 folds' and 'a deviation counts as known' in out
+
+
+def test_papers_with_one_name_for_different_runs(roth, make, evaluate):
+    roth('CUB_MS', [.62])
+    make('CUB_DR_Triplet', 0, values={R1: [.5, .56, .55, .5, .4], 'test_e_recall@2': [.6, .6, .7, .8, .9]}, **MOHAN)
+    code, out, _ = evaluate('--published', 'roth2020', 'mohan2020')
+    assert code == 0 and 'MS | 57.4 | – | arch resnet50_frozen_normalize, published bninception_normalize |' in out
+    row = cells(out)['DR Triplet']
+    assert row[:3] == ['54.5', '56.0', '+1.5'] and row[3:6] == ['66.2', '60.0', '-6.2']       # at the best R@1, epoch 1
+
+
+@pytest.mark.parametrize('arguments, sentence', [
+    (['--metrics', 'nmi', '--select', 'best_test'], 'leave out --metrics, --select'),
+    (['--only', 'Mine'], 'no group has a published value'), (['--published', 'x'], "invalid choice: 'x'")])
+def test_what_the_user_must_change(arguments, sentence, roth, evaluate):
+    roth('CUB_Mine', [.5])
+    code, out, error = evaluate('--published', 'roth2020', *arguments)
+    assert code == 2 and sentence in error and not out

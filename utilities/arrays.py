@@ -1,0 +1,79 @@
+"""Large arrays and tensors: rows of them, the places of what was chosen, and work on their parts in threads."""
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from utilities import stopping
+
+
+def take_rows(points, index):
+    """Some rows of a tensor on any device; without a copy if these are all rows."""
+    everything = np.array_equal(index, np.arange(len(points)))
+    return points if everything else points[torch.as_tensor(index, device=points.device)]
+
+
+def pick(scores, chosen):
+    """
+    Row, column and value of the `chosen` scores [n, m], faster than by indexing. chosen: a bool array, contiguous in
+    either order.
+    """
+    if not chosen.flags.c_contiguous:
+        column, row, score = pick(scores.T, chosen.T)
+        return row, column, score
+    places = true_places(chosen)
+    row = places // chosen.shape[1]
+    return row, places - row * chosen.shape[1], scores.ravel().take(places)
+
+
+def true_places(array):
+    """np.flatnonzero of a bool array, faster if few are True: looks only into groups of 8 that are not all False."""
+    if array.size % 8 or np.count_nonzero(array) > array.size / 10:
+        return np.flatnonzero(array)
+    words = array.ravel().view(np.uint64)
+    some = np.flatnonzero(words != 0)
+    within = np.flatnonzero(words.take(some).view(bool))
+    return (some.take(within >> 3) << 3) + (within & 7)
+
+
+def bisect(table, first, values):
+    """
+    Binary search: [n] the place in table.ravel() of the first number that is not below each value, in one row of the
+    table [m, k], whose rows ascend; the end of the row if there is none. first: [n] int64, where the row of each value
+    begins; values: [n].
+    """
+    flat, place, left = table.ravel(), first.copy(), table.shape[1]
+    while left > 1:
+        half = left // 2
+        place += (flat.take(place + (half - 1)) < values) * half
+        left -= half
+    return place + (flat.take(place) < values)
+
+
+def chunks(rows, width, n_values=1 << 24):
+    """Parts of an index array [n], each of one row or as many as have up to `n_values` values (64 MB), `width` each."""
+    size = max(1, n_values // max(1, width))
+    return [rows[start:start + size] for start in range(0, len(rows), size)]
+
+
+def in_threads(work, items, description=None, stopped=None):
+    """
+    Yields work(item) for each item, on as many threads as torch would use, each with a single-threaded BLAS. stopped:
+    an event that is set where the rest is not wanted, as after Ctrl-C; work that takes seconds ends when it is set.
+    """
+    from threadpoolctl import threadpool_limits
+    stopped = stopped or threading.Event()
+
+    def step(item):
+        return None if stopped.is_set() else work(item)
+
+    bar = tqdm(total=len(items), desc=description, leave=False, disable=None if description else True)
+    with threadpool_limits(1, 'blas'), bar, ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        try:
+            for result in stopping.checked(pool.map(step, items)):
+                bar.update()
+                yield result
+        finally:
+            stopped.set()                                  # after Ctrl-C the rest is skipped
