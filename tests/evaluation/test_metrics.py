@@ -304,6 +304,12 @@ def test_images_at_equal_distances_come_in_the_order_of_their_indices(backend):
     assert found['mAP'] == (1 / 2 + 1) / 2
 
 
+def test_an_average_precision_that_is_cut_is_over_the_positives_that_the_cut_can_hold():
+    """mAP_1000 and mAP_lim of a class of more images than the cut, and of one of fewer."""
+    found = retrieval.average_precision(np.array([[1., 2, 4], [2, 3, np.inf]]), np.array([3, 2]), 2)
+    assert found.tolist() == [(1 / 1 + 2 / 2) / 2, (1 / 2) / 2]
+
+
 def test_lone_queries_are_left_out_and_nothing_left_is_nan():
     points = torch.tensor([[0.], [1.], [2.]])
     assert evaluation.compute(['e_recall@1'], points, np.array([0, 0, 1]))['e_recall@1'] == 1
