@@ -8,7 +8,7 @@ from tests.helpers import assert_same_end, folder_of
 
 NOTE = 'are computed once and kept in memory'
 OF_TRAINING = f'{NOTE}, and so are the features of the training images'
-FROZEN = ['--freeze', 'backbone', '--n_epochs', '2', '--arch', 'conv4_frozen_normalize']
+FROZEN = ['--freeze', 'backbone', '--n_epochs', '2', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false']
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize('flags', [
     ['--augmentation', 'none'], ['--augmentation', 'none', '--embed_norm', 'batch', '--ema', '.9', '--micro_bs', '5'],
-    ['--augmentation', 'none', '--eval_size', '20', '--pool', 'avg', '--warmup', '1'],
+    ['--augmentation', 'none', '--eval_size', '20', '--pool', 'avg', '--no_train_metrics', '--warmup', '1'],
     ['--augmentation', 'none', '--arch', 'torchvision:mobilenet_v2_normalize', '--bs', '10',
      '--input_size', '48', '--evaluation_metrics', 'e_recall@1', 'map_at_r'],
     ['--augmentation', 'base', '--use_tv_split', '--bs', '8'], ['--augmentation', 'none', '--random_erasing', '.5'],

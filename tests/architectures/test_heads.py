@@ -309,7 +309,8 @@ def test_fits_that_cannot_be_are_refused(opt, data, run, quick, capsys):
 
 def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):
     """Without an epoch, the embeddings are those of LDA by hand; trained further, it resumes."""
-    flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1']
+    flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1',
+             '--no_train_metrics', 'false']
     assert run(*flags, '--n_epochs', '0') == 0
     folder = folder_of(tmp_path)
     assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz') == 0

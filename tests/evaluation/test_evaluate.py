@@ -38,7 +38,8 @@ def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_p
         assert low <= value <= high
     assert 'test_nmi_low' not in row and 'test_dists@intra_low' not in row
     assert not (folder_of(tmp_path) / 'plots').exists()                     # --pictures none
-    assert run(*quick, '--n_epochs', '0', '--pictures', 'metrics', '--group', 'all') == 0
+    assert run(*quick, '--n_epochs', '0', '--pictures', 'metrics', '--group', 'all',
+               '--evaluation_metrics', 'e_recall@1', 'dists@intra') == 0
     plots = folder_of(tmp_path, 'all_s1') / 'plots'
     assert {'curves.png', 'loss.png', 'e_recall.png', 'dists@intra.png'} <= {file.name for file in plots.iterdir()}
     assert after_training(plots.parent, 'pictures', tmp_path / 'drawn') == 2
@@ -331,7 +332,7 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
 
 
 def test_the_untrained_network_may_be_left_out_and_batches_of_evaluation_have_a_size_of_their_own(quick, run, tmp_path):
-    some = [*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    some = [*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--no_train_metrics', 'false']
     assert run(*some) == 0
     assert run(*some, '--check_untrained_accuracy', 'false', '--eval_bs', '5', '--group', 'other') == 0
     plain, other = (rows_of(folder_of(tmp_path, name)) for name in ('quick_s1', 'other_s1'))

@@ -74,7 +74,7 @@ def test_a_data_set_by_an_untrained_network(quick, planted, tmp_path, capsys):
     ('folder', ['--split_scheme', 'half', '--test_size', '0'], 'there is nothing to compare'),
     ('folder', ['--threshold', '1.5'], '--threshold: expected a number of at least 0 and at most 1')])
 def test_refusals(quick, place, flags, message, capsys):
-    more = quick[2:] if place == 'folder' else []
+    more = [*quick[2:], '--no_train_metrics', 'false'] if place == 'folder' else []
     assert after_training(place, 'overlap', *more, *flags) == 2 and message in capsys.readouterr().err
 
 
