@@ -25,7 +25,7 @@ FLAGS = {
 }
 
 
-def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0):
+def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0, reduction='mean'):
     """
     Args:
         batch:          [B, D] embeddings, normalised here.
@@ -33,6 +33,7 @@ def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0)
         weights:        [C, D], the class weights, normalised here.
         angular_margin: m, in radians, added to the angle θ between a sample and its own class.
         feature_scale:  s, factor of the cosines.
+        reduction:      mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy; where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
 
@@ -48,7 +49,8 @@ def arcface_loss(batch, labels, weights, angular_margin=0.5, feature_scale=16.0)
         within = own * math.cos(angular_margin) - sine * math.sin(angular_margin)
         beyond = own - angular_margin * math.sin(angular_margin)
         own = torch.where(own >= -math.cos(angular_margin), within, beyond)
-        return F.cross_entropy(feature_scale * cosines.scatter(1, labels[:, None], own), labels)
+        logits = feature_scale * cosines.scatter(1, labels[:, None], own)
+        return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 class Criterion(torch.nn.Module):
@@ -61,6 +63,6 @@ class Criterion(torch.nn.Module):
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return arcface_loss(batch, labels, self.weights, self.angular_margin, self.feature_scale)
+        return arcface_loss(batch, labels, self.weights, self.angular_margin, self.feature_scale, reduction)

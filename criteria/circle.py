@@ -21,7 +21,8 @@ def logsumexp(exponents):
     return largest + F.cross_entropy(exponents, index, reduction='none')
 
 
-def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, reference_labels=None, own=None):
+def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, reference_labels=None, own=None,
+                reduction='mean'):
     """
     Args:
         batch:  [B, D] embeddings, normalised here.
@@ -30,6 +31,7 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         gamma:  γ, factor of the weighted similarities.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
                 index [B] of each sample among them; by default the batch.
+        reduction: mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean of log(1 + Σ_n e^{γ α_n (s_n − m)} Σ_p e^{−γ α_p (s_p − 1 + m)}) over the anchors with
     positives and negatives, with α_n = [ s_n + m ]₊ and α_p = [ 1 + m − s_p ]₊ without gradient; a differentiable zero
@@ -55,7 +57,10 @@ def circle_loss(batch, labels, margin=0.4, gamma=80.0, references=None, referenc
         exponent = logsumexp(push.masked_fill(~negatives, least)) + logsumexp(pull.masked_fill(~positives, least))
         has_both = positives.any(dim=1) & negatives.any(dim=1)
         # above the default threshold, 20, softplus is the identity: an error that float64 and sums over pairs show
-        return F.softplus(exponent, threshold=40).where(has_both, 0).sum() / has_both.sum().clamp(min=1)
+        values = F.softplus(exponent, threshold=40)
+        if reduction == 'none':
+            return values, has_both
+        return values.where(has_both, 0).sum() / has_both.sum().clamp(min=1)
 
 
 class Criterion(torch.nn.Module):
@@ -65,6 +70,6 @@ class Criterion(torch.nn.Module):
         super().__init__()
         self.margin, self.gamma = opt.loss_circle_margin, opt.loss_circle_gamma
 
-    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see circle_loss."""
-        return circle_loss(batch, labels, self.margin, self.gamma, references, reference_labels, own)
+        return circle_loss(batch, labels, self.margin, self.gamma, references, reference_labels, own, reduction)

@@ -26,7 +26,7 @@ FLAGS = {
 }
 
 
-def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
+def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0, reduction='mean'):
     """
     Args:
         batch:   [B, D] embeddings, normalised here.
@@ -34,6 +34,7 @@ def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
         weights: [C, D], the class weights, normalised here.
         margin:  a cosine, subtracted from the cosine between a sample and its own class.
         scale:   factor of the cosines.
+        reduction: mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy.
 
@@ -45,7 +46,8 @@ def cosface_loss(batch, labels, weights, margin=0.35, scale=64.0):
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(batch, dim=1) @ F.normalize(weights.to(batch.dtype), dim=1).T
         margins = cosines.new_full((len(batch), 1), -margin)
-        return F.cross_entropy(scale * cosines.scatter_add(1, labels[:, None], margins), labels)
+        logits = scale * cosines.scatter_add(1, labels[:, None], margins)
+        return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 class Criterion(torch.nn.Module):
@@ -57,6 +59,6 @@ class Criterion(torch.nn.Module):
         limit = opt.embed_dim ** -0.5
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return cosface_loss(batch, labels, self.weights, self.margin, self.scale)
+        return cosface_loss(batch, labels, self.weights, self.margin, self.scale, reduction)

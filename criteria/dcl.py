@@ -16,7 +16,7 @@ REQUIRES_OPTIM = False
 FLAGS = {'temperature': {'above': 0}, 'weighted': {}, 'sigma': {'above': 0, 'effect': {'loss_dcl_weighted': True}}}
 
 
-def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5):
+def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5, reduction='mean'):
     """
     Args:
         batch:       [B, D] embeddings, normalised here.
@@ -24,6 +24,7 @@ def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5):
         temperature: temperature τ; the cosines are divided by it.
         weighted:    give positive pairs with small cosines larger weights (DCLW).
         sigma:       σ, temperature of the softmax over the cosines of all positive pairs that gives the weights.
+        reduction:   mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean over the anchors i with a positive of log Σ_n e^{s_in / τ} − mean_p w_ip s_ip / τ, where n
     are the negatives of i and p its positives. w is 1, or if weighted 2 − M softmax(s_ip / σ) over all M positive
@@ -48,6 +49,8 @@ def dcl_loss(batch, labels, temperature=0.1, weighted=False, sigma=0.5):
             pull = pull * (2 - positives.count_nonzero() * shares)
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = push - pull.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)
+        if reduction == 'none':
+            return terms, n_positives > 0
         return terms.where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)
 
 
@@ -59,6 +62,6 @@ class Criterion(torch.nn.Module):
         self.temperature, self.weighted, self.sigma = (
             opt.loss_dcl_temperature, opt.loss_dcl_weighted, opt.loss_dcl_sigma)
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return dcl_loss(batch, labels, self.temperature, self.weighted, self.sigma)
+        return dcl_loss(batch, labels, self.temperature, self.weighted, self.sigma, reduction)

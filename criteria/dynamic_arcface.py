@@ -33,7 +33,7 @@ def dynamic_margins(class_counts, low=0.05, high=0.5, power=0.25):
 
 
 def dynamic_arcface_loss(batch, labels, centers, class_counts, margin_low=0.05, margin_high=0.5, power=0.25,
-                         feature_scale=80.0):
+                         feature_scale=80.0, reduction='mean'):
     """
     Args:
         batch:         [B, D] embeddings, normalised here.
@@ -44,6 +44,7 @@ def dynamic_arcface_loss(batch, labels, centers, class_counts, margin_low=0.05, 
         margin_high:   margin of the smallest class, in radians, and of all classes if they have equal sizes.
         power:         p; margins are linear in n^−p.
         feature_scale: s, factor of the cosines.
+        reduction:     mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy; the margin m of the sample's class is added to the angle θ between the
     sample and its class. Where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
@@ -64,7 +65,8 @@ def dynamic_arcface_loss(batch, labels, centers, class_counts, margin_low=0.05, 
         within = own * margins.cos() - sine * margins.sin()
         beyond = own - margins * margins.sin()
         own = torch.where(own >= -margins.cos(), within, beyond)
-        return F.cross_entropy(feature_scale * cosines.scatter(1, labels[:, None], own), labels)
+        logits = feature_scale * cosines.scatter(1, labels[:, None], own)
+        return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 class Criterion(torch.nn.Module):
@@ -83,6 +85,6 @@ class Criterion(torch.nn.Module):
         self.centers = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
         self.register_buffer('class_counts', torch.tensor(opt.class_counts))
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return dynamic_arcface_loss(batch, labels, self.centers, self.class_counts, *self.arguments)
+        return dynamic_arcface_loss(batch, labels, self.centers, self.class_counts, *self.arguments, reduction)

@@ -14,12 +14,13 @@ REQUIRES_OPTIM = False
 FLAGS = {'nbins': {'argument': 'n_bins', 'at_least': 1}}
 
 
-def fastap_loss(batch, labels, n_bins=10):
+def fastap_loss(batch, labels, n_bins=10, reduction='mean'):
     """
     Args:
         batch:  [B, D] embeddings, normalised here.
         labels: [B] int64.
         n_bins: L, the number of histogram bins for squared distances from 0 to 4; the nodes are 0, 4/L, ..., 4.
+        reduction: mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean of 1 − (1/|P|) Σ_r h⁺_r H⁺_r / H_r over the anchors with a positive, where h⁺ is the
     histogram of the positives, and H⁺ and H are the cumulative histograms of the positives and of all other samples; a
@@ -49,6 +50,8 @@ def fastap_loss(batch, labels, n_bins=10):
         precision = positive.cumsum(dim=1) / retrieved.where(retrieved > 0, 1)
         n_positives = (same & others).sum(dim=1)
         average = (positive * precision).sum(dim=1) / n_positives.clamp(min=1)
+        if reduction == 'none':
+            return 1 - average, n_positives > 0
         return (1 - average).where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)
 
 
@@ -59,6 +62,6 @@ class Criterion(torch.nn.Module):
         super().__init__()
         self.n_bins = opt.loss_fastap_nbins
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
-        return fastap_loss(batch, labels, self.n_bins)
+        return fastap_loss(batch, labels, self.n_bins, reduction)

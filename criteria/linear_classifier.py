@@ -17,13 +17,14 @@ FLAGS = {
 }
 
 
-def linear_classifier_loss(batch, labels, weights, biases):
+def linear_classifier_loss(batch, labels, weights, biases, reduction='mean'):
     """
     Args:
         batch:   [B, D] embeddings, not normalised.
         labels:  [B] int64 below C.
         weights: [C, D], the class weights.
         biases:  [C].
+        reduction: mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy of the logits batch weights^T + biases.
 
@@ -33,7 +34,8 @@ def linear_classifier_loss(batch, labels, weights, biases):
     """
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
-        return F.cross_entropy(F.linear(batch, weights.to(batch.dtype), biases.to(batch.dtype)), labels)
+        logits = F.linear(batch, weights.to(batch.dtype), biases.to(batch.dtype))
+        return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 class Criterion(torch.nn.Module):
@@ -46,6 +48,6 @@ class Criterion(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.empty(opt.n_classes, opt.embed_dim).uniform_(-limit, limit))
         self.biases = torch.nn.Parameter(torch.empty(opt.n_classes).uniform_(-limit, limit))
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return linear_classifier_loss(batch, labels, self.weights, self.biases)
+        return linear_classifier_loss(batch, labels, self.weights, self.biases, reduction)

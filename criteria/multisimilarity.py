@@ -51,7 +51,7 @@ def log_one_plus_sum_exp(exponents, mask):
 
 
 def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=0.1, thresh=0.5, references=None,
-                         reference_labels=None, own=None, log=None):
+                         reference_labels=None, own=None, log=None, reduction='mean'):
     """
     Args:
         batch:      [B, D] embeddings, normalised here.
@@ -64,6 +64,7 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
                     index [B] of each sample among them; by default the batch.
         log:        a dict that receives `tuples`, the number of pairs that the mining keeps, and how many of them are
                     positive and negative, `violating_positives` and `violating_negatives`.
+        reduction:  mean, or none for the value of each sample.
 
     Returns: scalar, the mean over all B anchors of log(1 + Σ_p e^{−α (s_ip − λ)}) / α + log(1 + Σ_n e^{β (s_in − λ)}) /
     β; anchors without a positive or a negative add 0.
@@ -88,7 +89,7 @@ def multisimilarity_loss(batch, labels, pos_weight=2.0, neg_weight=40.0, margin=
                        violating_negatives=n_negatives)
         pull = log_one_plus_sum_exp(-pos_weight * (similarities - thresh), positives) / pos_weight
         push = log_one_plus_sum_exp(neg_weight * (similarities - thresh), negatives) / neg_weight
-        return (pull + push).mean()
+        return pull + push if reduction == 'none' else (pull + push).mean()
 
 
 class Criterion(torch.nn.Module):
@@ -99,7 +100,8 @@ class Criterion(torch.nn.Module):
         names = ('pos_weight', 'neg_weight', 'margin', 'thresh')
         self.arguments = [getattr(opt, f'loss_multisimilarity_{name}') for name in names]
 
-    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar. references: see multisimilarity_loss."""
         self.log = {}
-        return multisimilarity_loss(batch, labels, *self.arguments, references, reference_labels, own, log=self.log)
+        return multisimilarity_loss(batch, labels, *self.arguments, references, reference_labels, own, self.log,
+                                    reduction)

@@ -19,13 +19,14 @@ FLAGS = {
 }
 
 
-def proxynca_loss(batch, labels, proxies, scale=3.0):
+def proxynca_loss(batch, labels, proxies, scale=3.0, reduction='mean'):
     """
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
         scale:   k, the norm to which embeddings and proxies are scaled; the distances are δ = ‖k x − k w‖².
+        reduction: mean, or none for the value of each sample.
 
     Returns: scalar, the mean of δ_own + log Σ_other e^{−δ_other}, which can be negative; a differentiable zero for one
     class.
@@ -38,10 +39,11 @@ def proxynca_loss(batch, labels, proxies, scale=3.0):
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(batch, dim=1) @ F.normalize(proxies.to(batch.dtype), dim=1).T
         if len(proxies) == 1:
-            return cosines.sum() * 0
+            return cosines.sum(dim=1) * 0 if reduction == 'none' else cosines.sum() * 0
         similarities = 2 * scale ** 2 * (cosines - 1)              # −δ
         own = similarities.gather(1, labels[:, None])
-        return (similarities.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1) - own[:, 0]).mean()
+        values = similarities.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1) - own[:, 0]
+        return values if reduction == 'none' else values.mean()
 
 
 class Criterion(torch.nn.Module):
@@ -53,6 +55,6 @@ class Criterion(torch.nn.Module):
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.embed_dim) / 8)
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_proxynca_lrmulti}]
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return proxynca_loss(batch, labels, self.proxies, self.scale)
+        return proxynca_loss(batch, labels, self.proxies, self.scale, reduction)

@@ -21,13 +21,14 @@ FLAGS = {
 }
 
 
-def proxynca_pp_loss(batch, labels, proxies, scale=3.0):
+def proxynca_pp_loss(batch, labels, proxies, scale=3.0, reduction='mean'):
     """
     Args:
         batch:   [B, D] embeddings, normalised here.
         labels:  [B] int64 below C.
         proxies: [C, D], one per class, normalised here.
         scale:   k, the norm to which embeddings and proxies are scaled; the distances are δ = ‖k x − k w‖².
+        reduction: mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy of the logits −δ.
 
@@ -38,7 +39,7 @@ def proxynca_pp_loss(batch, labels, proxies, scale=3.0):
     batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
     with torch.autocast(batch.device.type, enabled=False):
         cosines = F.normalize(batch, dim=1) @ F.normalize(proxies.to(batch.dtype), dim=1).T
-        return F.cross_entropy(2 * scale ** 2 * cosines, labels)          # −δ = 2 k² (cos − 1)
+        return F.cross_entropy(2 * scale ** 2 * cosines, labels, reduction=reduction)    # −δ = 2 k² (cos − 1)
 
 
 class Criterion(torch.nn.Module):
@@ -50,6 +51,6 @@ class Criterion(torch.nn.Module):
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.embed_dim) / 8)
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_proxynca_pp_lrmulti}]
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return proxynca_pp_loss(batch, labels, self.proxies, self.scale)
+        return proxynca_pp_loss(batch, labels, self.proxies, self.scale, reduction)

@@ -26,7 +26,7 @@ FLAGS = {
 }
 
 
-def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_scale=64.0):
+def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_scale=64.0, reduction='mean'):
     """
     Args:
         batch:          [B, D] embeddings, normalised here.
@@ -34,6 +34,7 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
         centers:        [C, K, D], K per class, normalised here; only the nearest centre of a class counts.
         angular_margin: m, in radians, added to the angle θ between a sample and its own class.
         feature_scale:  s, factor of the cosines.
+        reduction:      mean, or none for the value of each sample.
 
     Returns: scalar, the mean cross entropy; where θ + m exceeds π, cos θ − m sin m replaces cos(θ + m).
 
@@ -52,7 +53,8 @@ def subcenter_arcface_loss(batch, labels, centers, angular_margin=0.5, feature_s
         within = own * math.cos(angular_margin) - sine * math.sin(angular_margin)
         beyond = own - angular_margin * math.sin(angular_margin)
         own = torch.where(own >= -math.cos(angular_margin), within, beyond)
-        return F.cross_entropy(feature_scale * cosines.scatter(1, labels[:, None], own), labels)
+        logits = feature_scale * cosines.scatter(1, labels[:, None], own)
+        return F.cross_entropy(logits, labels, reduction=reduction)
 
 
 class Criterion(torch.nn.Module):
@@ -66,6 +68,6 @@ class Criterion(torch.nn.Module):
         shape = opt.n_classes, opt.loss_subcenter_arcface_n_centers, opt.embed_dim
         self.centers = torch.nn.Parameter(torch.empty(shape).uniform_(-limit, limit))
 
-    def forward(self, batch, labels, **kwargs):
+    def forward(self, batch, labels, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64 below n_classes, on one device -> scalar."""
-        return subcenter_arcface_loss(batch, labels, self.centers, self.angular_margin, self.feature_scale)
+        return subcenter_arcface_loss(batch, labels, self.centers, self.angular_margin, self.feature_scale, reduction)

@@ -16,7 +16,7 @@ SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as refe
 FLAGS = {'temperature': {'above': 0}}
 
 
-def supcon_loss(batch, labels, temperature=0.1, references=None, reference_labels=None, own=None):
+def supcon_loss(batch, labels, temperature=0.1, references=None, reference_labels=None, own=None, reduction='mean'):
     """
     Args:
         batch:       [B, D] embeddings, normalised here.
@@ -24,6 +24,7 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         temperature: temperature; the cosines are divided by it.
         references, reference_labels, own: [R, D] embeddings to compare each sample with, their labels [R], and the
                      index [B] of each sample among them; by default the batch.
+        reduction:   mean, or none for the value of each sample, and whether it has one.
 
     Returns: scalar, the mean over anchors i with a positive of log Σ_k e^{s_ik} − mean_p s_ip, where k are all samples
     except i, and p are the positives of i; a differentiable zero without such an anchor.
@@ -45,6 +46,8 @@ def supcon_loss(batch, labels, temperature=0.1, references=None, reference_label
         others = similarities.scatter(1, own[:, None], torch.finfo(batch.dtype).min / 2).logsumexp(dim=1)
         n_positives = positives.sum(dim=1, dtype=torch.int32)
         terms = others - similarities.where(positives, 0).sum(dim=1) / n_positives.clamp(min=1)
+        if reduction == 'none':
+            return terms, n_positives > 0
         return terms.where(n_positives > 0, 0).sum() / (n_positives > 0).sum().clamp(min=1)
 
 
@@ -55,6 +58,6 @@ class Criterion(torch.nn.Module):
         super().__init__()
         self.temperature = opt.loss_supcon_temperature
 
-    def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
+    def forward(self, batch, labels, references=None, reference_labels=None, own=None, reduction='mean', **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar; references: see supcon_loss."""
-        return supcon_loss(batch, labels, self.temperature, references, reference_labels, own)
+        return supcon_loss(batch, labels, self.temperature, references, reference_labels, own, reduction)

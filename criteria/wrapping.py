@@ -15,6 +15,7 @@ from typing import NamedTuple
 import criteria
 from criteria import (
     cascade,
+    class_weights,
     cross_batch_memory,
     deep_adversarial,
     direction_regularisation,
@@ -60,6 +61,11 @@ def takes_embeddings_only(loss):
     return not (names & beyond or getattr(loss, 'REQUIRES_INPUTS', ()) or getattr(loss, 'REQUIRES_CRITERIA', ()))
 
 
+def gives_values_of_samples(loss):
+    """Whether a loss returns one value per sample, with reduction='none'."""
+    return bool(loss) and 'reduction' in public.forward_parameters(loss.Criterion)
+
+
 def every_loss(loss):
     return True
 
@@ -92,6 +98,7 @@ class Wrapper(NamedTuple):
 
 # From the inside to the outside
 AROUND_A_LOSS = [
+    Wrapper(('class_weights',), class_weights, gives_values_of_samples, everywhere=True),
     Wrapper(('xbm_size',), cross_batch_memory, takes_memory, nested=True),
     Wrapper(('dr_weight',), direction_regularisation, takes_triplets, nested=True),
     Wrapper(('cascade',), cascade, takes_triplets, takes_masks=lambda loss: getattr(loss, 'OF_PAIRS', False)),

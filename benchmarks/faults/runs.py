@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from tqdm import tqdm
 
 from records import checkpoint, lock, reading
 from utilities import stopping
@@ -112,6 +114,7 @@ def fork(work):
     if not pid:
         code = 1
         try:
+            tqdm.set_lock(threading.RLock())      # the parent's stays locked if a fork is killed
             os.dup2(writing, 1)
             os.dup2(writing, 2)
             stopping.install()

@@ -234,10 +234,10 @@ def test_interrupted_and_started_again(runs, evaluate, tmp_path, counted):
 
 
 def test_killed_while_writing_leaves_nothing(runs, evaluate, tmp_path, monkeypatch):
-    def interrupt(*arguments):
+    def interrupt(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('reports.ensemble_records.store', interrupt)
+    monkeypatch.setattr('pandas.DataFrame.to_sql', interrupt)
     assert evaluate(runs['A', 0, 0], runs['A', 1, 0])[0] == 130
     assert not list((tmp_path / 'E' / 'folder').iterdir())
 

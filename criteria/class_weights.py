@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""
+Class weights: the value of a sample is multiplied by the weight of its class. Balanced weights: Cui et al.,
+Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019, https://arxiv.org/abs/1901.05555, Eq. 2.
+"""
+import csv
+import math
+
+import torch
+
+IN_USE = {'effect': {'class_weights': True}}
+FLAGS = {
+    'class_weights': {'default': None, 'metavar': 'balanced|FILE', 'file': True,
+                      'help': 'weights of the classes in the loss: balanced, larger for smaller classes, or a CSV file '
+                              'of class,weight'},
+    'class_weights_beta': IN_USE | {'argument': 'beta', 'at_least': 0, 'at_most': 1},
+    'class_weights_divisor': IN_USE | {'argument': 'divisor', 'choices': {
+        'samples': 'the number of samples, as in pytorch-metric-learning',
+        'weights': 'the sum of their weights, as in torch.nn.CrossEntropyLoss'}},
+}
+
+
+def balanced_weights(class_counts, beta=0.9999):
+    """
+    Args:
+        class_counts: [C], the number of training images n_c of each class.
+        beta:         β of balanced class weights (1 − β) / (1 − β^n) for n images; 1 means 1 / n.
+
+    Returns: [C] float32, scaled to the mean 1.
+
+    >>> balanced_weights([16, 4, 1], beta=1.0)
+    tensor([0.1429, 0.5714, 2.2857])
+    """
+    counts = torch.as_tensor(class_counts, dtype=torch.float64)
+    weights = (1 - beta) / (1 - beta ** counts) if beta < 1 else 1 / counts
+    return (weights / weights.mean()).float()
+
+
+def weighted_mean(values, weights, counted=None, divisor='samples'):
+    """
+    Args:
+        values:  [B], the values of the samples.
+        weights: [B], the weights of their classes.
+        counted: [B] bool, whether a sample has a value; by default all do.
+        divisor: what the sum of the weighted values of a loss is divided by.
+
+    Returns: scalar, the sum of the values times the weights, divided by the number of samples, or by their weights.
+
+    >>> values, weights = torch.tensor([1., 2.]), torch.tensor([3., 1.])
+    >>> weighted_mean(values, weights), weighted_mean(values, weights, divisor='weights')
+    (tensor(2.5000), tensor(1.2500))
+    """
+    weights = weights.to(values.dtype)
+    counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
+    total = (weights * values).where(counted, 0).sum()
+    if divisor == 'samples':
+        return total / counted.sum().clamp(min=1)
+    weight = weights.where(counted, 0).sum()
+    return total / weight.where(weight > 0, 1)
+
+
+class ClassWeighted(torch.nn.Module):
+    """
+    The weighted_mean of the values of `criterion`, which it returns with reduction='none': [B], or ([B], whether each
+    counts [B]). weights: [C], of the classes.
+    """
+
+    def __init__(self, criterion, weights, divisor='samples'):
+        super().__init__()
+        self.criterion, self.divisor = criterion, divisor
+        self.register_buffer('class_weights', weights, persistent=False)        # of the flags and the training classes
+
+    def forward(self, batch, labels, **kwargs):
+        """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        values = self.criterion(batch=batch, labels=labels, reduction='none', **kwargs)
+        values, counted = values if isinstance(values, tuple) else (values, None)
+        return weighted_mean(values, self.class_weights[labels], counted, self.divisor)
+
+
+def read_weights(file, class_names):
+    """
+    The weights [C] of the classes in a CSV file with the columns class and weight. Raises ValueError for other content
+    and for classes that are missing, unknown or named twice; OSError if the file cannot be read.
+    """
+    with open(file, encoding='utf-8-sig', newline='') as lines:
+        head, *rows = [row for row in csv.reader(lines) if row] or [[]]
+    if head != ['class', 'weight']:
+        raise ValueError('the first line must be class,weight')
+    try:
+        found = {name: float(weight) for name, weight in rows}
+    except ValueError:
+        raise ValueError('each line must have a class and a number') from None
+    if len(found) < len(rows) or not all(0 <= weight < math.inf for weight in found.values()):
+        raise ValueError('each class must occur once, with a weight of at least 0')
+    if missing := [name for name in class_names if name not in found]:
+        raise ValueError(f'it has no weight for {len(missing)} of the training classes, such as {missing[0]}')
+    if unknown := found.keys() - {*class_names}:
+        raise ValueError(f'{len(unknown)} of its classes are no training classes, such as {min(unknown)}')
+    return torch.tensor([found[name] for name in class_names])
+
+
+def problem(opt):
+    """A sentence on a file that cannot be used; None if it can, or if the training classes are not known yet."""
+    if opt.class_weights == 'balanced' or not hasattr(opt, 'class_names'):
+        return None
+    try:
+        read_weights(opt.class_weights, opt.class_names)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, 'strerror', None) or error
+        return f'--class_weights {opt.class_weights}: {reason}; give balanced, or a CSV file (docs/training_methods.md)'
+    return None
+
+
+def around(opt, build, miner):
+    if opt.class_weights == 'balanced':
+        weights = balanced_weights(opt.class_counts, opt.class_weights_beta)
+    else:
+        weights = read_weights(opt.class_weights, opt.class_names)
+    return ClassWeighted(build(opt, miner), weights, opt.class_weights_divisor)
