@@ -138,8 +138,7 @@ class Counting:
         scores = np.stack([np.einsum('qd,qd->q', points, self.gallery[columns]) for columns in self.columns[indices.T]],
                           axis=1)
         scores[~exists] = np.inf
-        order = np.lexsort((-indices, scores))
-        scores, indices = (np.take_along_axis(values, order, axis=1) for values in (scores, indices))
+        scores, indices = farthest_first(scores, indices)
         margins = self.search.margins(queries, torch.from_numpy(scores)).numpy()
         lowest = scores - margins
         floor = np.maximum(lowest.min(axis=1),
@@ -171,6 +170,15 @@ class Counting:
         counts = count(strip, scores, indices)
         with self.lock:
             strip.above += counts
+
+
+def farthest_first(scores, indices):
+    """The scores and indices [q, R] of positives in ascending order of the scores, equal scores by descending index."""
+    order = scores.argsort(axis=1)                     # takes a fifth of the time of lexsort, but has no order for ties
+    ascending = np.take_along_axis(scores, order, axis=1)
+    tied = ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] < np.inf)).any(axis=1)
+    order[tied] = np.lexsort((-indices[tied], scores[tied]))
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
 def estimate(scores, n_gallery, depth):

@@ -6,7 +6,7 @@ from evaluation.ranking import precision
 from utilities.arrays import chunks, pick, take_rows
 
 BLOCK = 64                   # gallery images of which only the highest score is compared at first
-PAIRS = 1 << 16              # pairs whose distances are computed together: 64 MB with 128 dimensions
+PAIRS = 1 << 14              # pairs whose distances are computed together: 16 MB with 128 dimensions
 
 
 def first(search, rows, scores, k, images=None):
