@@ -7,12 +7,11 @@ from utilities.errors import UserError
 
 
 def build():
-    parser = command_line.Parser(prog='Launch_Runs.py',
-                                 usage='Launch_Runs.py SCRIPT [FLAG ...] [-- FLAG of main.py ...]',
-                               description='Runs the lines of a script in parallel. Finished runs are skipped, and '
-                                           'stopped ones are resumed: the same command continues after any '
-                                           'interruption. The flags after -- go to every run, and override those '
-                                           'of its line, as in -- --source_path DATA.')
+    parser = command_line.Parser(
+        prog='Launch_Runs.py', usage='Launch_Runs.py SCRIPT [FLAG ...] [-- FLAG of main.py ...]',
+        description='Runs the lines of a script in parallel. Finished runs are skipped, and stopped ones are resumed: '
+                    'the same command continues after any interruption. The flags after -- go to every run, and '
+                    'override those of its line, as in -- --source_path DATA.')
     add = parser.add_argument
     add('script', nargs='?', metavar='SCRIPT',
         help=f'Revisit_Runs.sh, or lines python main.py ...; executed only if its second line is "{script.MARKER}"')

@@ -17,6 +17,9 @@ from multiprocessing import reduction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# packages that most runs import, and those that a run imports only when it uses them
+PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
+            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
 class Run(multiprocessing.get_context('forkserver').Process):
@@ -76,7 +79,7 @@ def execute(command, environment):
     sys.argv, sys.path[0] = command, str(Path(command[0]).parent)
     try:
         runpy.run_path(sys.argv[0], run_name='__main__')
-    finally:                                                      # which multiprocessing leaves out
+    finally:                                                      # multiprocessing leaves these steps out
         threading._shutdown()
         atexit._run_exitfuncs()
 
@@ -90,7 +93,7 @@ def start(command, log, secrets):
     environment = dict(os.environ)
     run = Run(command, log, environment | secrets)
     try:
-        os.environ['PYTHONPATH'] = str(ROOT)                      # where the server finds launching.preload
+        os.environ['PYTHONPATH'] = str(ROOT)                      # the server finds launching.preload there
         run.start()
     except (OSError, EOFError):                                   # no server, or it has ended
         return None

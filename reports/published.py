@@ -52,33 +52,38 @@ def report(opt, groups, notes):
 
 
 def read(paper):
-    """The lines of a paper's file, with the column of log.csv of each; fractions are not in percent."""
-    lines = pandas.read_csv(FOLDER / f'{paper}.csv')
+    """
+    The lines of a paper's file, and for each line: the column of log.csv; published, its value, not in percent; the
+    standard error of the mean, and half the width of its 95 % interval, nan where no deviation is published.
+    """
+    lines = pandas.read_csv(FOLDER / f'{paper}.csv').rename(columns={'run': 'group', 'n': 'n_published'})
     lines['column'] = [Column(line.split, line.metric).name for line in lines.itertuples()]
     units = lines.column.map(titles.unit)
-    return lines.assign(paper=paper, published=lines.value / units, population_std=lines.population_std / units)
+    std = lines.population_std / units
+    error = std / np.sqrt(lines.n_published - 1)                       # population_std divides by n
+    return lines.assign(paper=paper, published=lines.value / units, published_std=std, error=error,
+                        published_half=stats.t.ppf(0.975, lines.n_published - 1) * error)
 
 
 def compare(paper, groups):
     """
-    A table with a row per line of a paper that has runs among the Groups: the columns of its file, and of our runs
-    method, ours (mean over seeds), std, n, difference (ours minus published), differs, or the reason why they are not
-    compared; interval, half and published_half: half the widths of the 95 % intervals of the difference and the means.
+    A table with a row per line of a paper that has runs among the Groups: what read() gives, and of our runs method,
+    ours (mean over seeds), std, n, difference (ours minus published), differs, or the reason why they are not compared;
+    interval and half: half the widths of the 95 % intervals of the difference and of our mean.
     """
     found, rows = runs_by_line(groups), []
     methods = naming.methods((dataset, group) for dataset, group, _ in found)
     for line in read(paper).itertuples():
-        key = line.data_set, line.run, line.split_scheme == 'mlrc'
+        key = line.data_set, line.group, line.split_scheme == 'mlrc'
         if key not in found:
             continue
         values, reason = values_by_rule(line, found[key])
         ours, half = significance.t_interval(values) if values else (math.nan, math.nan)
         difference, width = ours - line.published, interval(line, values)
         rows.append(line._asdict() | {
-            'group': line.run, 'method': methods[key[:2]], 'reason': reason, 'n_published': line.n,
-            'published_std': line.population_std, 'published_half': student(line.n) * standard_error(line),
-            'ours': ours, 'std': np.std(values, ddof=1) if len(values) > 1 else math.nan, 'n': len(values),
-            'half': half, 'difference': difference, 'interval': width, 'differs': abs(difference) > width})
+            'method': methods[key[:2]], 'reason': reason, 'ours': ours, 'half': half, 'n': len(values),
+            'std': np.std(values, ddof=1) if len(values) > 1 else math.nan,
+            'difference': difference, 'interval': width, 'differs': abs(difference) > width})
     return pandas.DataFrame(rows)
 
 
@@ -135,28 +140,18 @@ def missing_values(run, *names):
                  if not any(math.isfinite(row.get(name, math.nan)) for row in run.rows)), '')
 
 
-def standard_error(line):
-    """The standard error of a published mean, whose deviation divides by n; nan where there is no deviation."""
-    return line.population_std / math.sqrt(line.n - 1) if line.population_std >= 0 else math.nan
-
-
-def student(n):
-    """The factor of a standard error of n values that gives half the width of a 95 % interval; nan for n = 1."""
-    return float(stats.t.ppf(0.975, n - 1))
-
-
 def interval(line, values):
     """
     Half the width of the 95 % interval of our mean minus the published one, by Welch's t. A published value without a
     deviation counts as known. For a single value of ours, the deviation of the published seeds stands for both, and it
     is Student's t. nan without values, and if neither has a deviation.
     """
-    n, error = len(values), standard_error(line)
-    if not n or math.isnan(error):
+    n = len(values)
+    if not n or math.isnan(line.error):
         return significance.t_interval(values)[1] if n else math.nan
     if n == 1:
-        return student(line.n) * error * math.sqrt(line.n + 1)
-    return significance.welch_half_width([stats.sem(values), error], [n - 1, line.n - 1])
+        return line.published_half * math.sqrt(line.n_published + 1)
+    return significance.welch_half_width([stats.sem(values), line.error], [n - 1, line.n_published - 1])
 
 
 def side_by_side(rows, digits):
@@ -198,10 +193,10 @@ def caption(paper, rows, names):
         f'Mean ± standard deviation over seeds, n where ours are fewer{percent}',
         'Δ: ours minus published, ± half of its 95 % interval (Welch)',
         '≠: the interval is without 0; of 20 equal pairs, one is expected to have it']
-    if rows.population_std.notna().any():
+    if rows.error.notna().any():
         sentences += ['Published deviations divide by n, ours by n − 1',
                       'A single run of ours has the published deviation']
-    if (rows.reason.eq('') & rows.population_std.isna()).any():
+    if (rows.reason.eq('') & rows.error.isna()).any():
         sentences.append('A published value without a deviation counts as known')
     return '. '.join(sentences) + '.'
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
 PAGES = (RESULTS, 'docs/equality.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
-UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # of effects that are not in points
+UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # units of effects that are not in points
 
 
 def asked(question):

@@ -31,7 +31,7 @@ MINED = {name: (f'{name}_ours', f'{name}_mined_pml', what) for name, what in {
 # standard deviation of the class weights or proxies at the start, with 128 dimensions and 40 classes: ours, pml's
 STARTS = {'arcface': (0.051, 1.0), 'cosface': (0.051, 1.0), 'softmax': (0.051, 1.0), 'subcenter_arcface': (0.051, 1.0),
           'proxynca_pp': (0.125, 1.0), 'proxyanchor': (0.224, None), 'softtriplet': (0.065, None)}
-RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}          # by the end of the groups' names
+RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}        # keys: the ends of the groups' names
 LONG, LONGER = {f'_long_{rate}': rate for rate in (0.0001, 0.001, 0.01)}, ('arcface', 'softmax')
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 import numpy as np
+import pandas as pd
 
 import parameters
 from evaluation import titles
@@ -15,7 +16,6 @@ from records.columns import Column
 from reports import final_rows, groups, selection
 from studies.estimates import average
 from studies.pages import plus_minus
-from utilities.files import read_csv
 from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows'
@@ -133,13 +133,10 @@ def table(methods):
 
 def tuned_table(methods, file=ROWS / 'folds.csv'):
     """Returns the table of losses tuned on folds: the mean over their networks, and one of all of them."""
-    by_group = {}
-    for line in read_csv(file):
-        by_group.setdefault(line['group'], []).append(line)
     rows = []
-    for group, lines in by_group.items():
-        cells = [plus_minus(average({('', line['seed']): 100 * np.array([float(line[f'{form}_test_{metric}'])])
-                                     for line in lines})) for metric in SHOWN[:2] for form in FORMS]
+    for group, lines in pd.read_csv(file).groupby('group', sort=False):
+        cells = [plus_minus(average({('', seed): 100 * np.array([value]) for seed, value in zip(
+            lines.seed, lines[f'{form}_test_{metric}'], strict=True)})) for metric in SHOWN[:2] for form in FORMS]
         rows.append([group.partition('_')[2], len(lines), plus_minus(methods[group].estimate()), *cells])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
     return markdown(['loss', 'n', 'not tuned, R@1', *heads], rows)

@@ -16,11 +16,11 @@ PRINTED = {'cub200': (-.80, .79), 'cars196': (-.85, .65), 'online_products': (-.
 
 
 class Setting(NamedTuple):
-    """A loss on a data set. recall, std: mean and standard deviation (n) of R@1 over n seeds, in points."""
+    """A loss on a data set. recall, error: mean and standard error of R@1 over n seeds, in points."""
     name: str
     loss: str
     recall: float
-    std: float
+    error: float
     n: int
     decay: float
 
@@ -28,20 +28,16 @@ class Setting(NamedTuple):
     def is_regularised(self):
         return REGULARISED in self.name
 
-    @property
-    def error(self):
-        return self.std / math.sqrt(self.n - 1)
-
 
 def read():
     """Returns {data set: [Setting]} of the 23 settings."""
     lines = published.read('roth2020')
     found = {}
-    for (dataset, run), values in lines.groupby(['data_set', 'run'], sort=False):
+    for (dataset, group), values in lines.groupby(['data_set', 'group'], sort=False):
         by_column = {line.column: line for line in values.itertuples()}
         recall = by_column[RECALL]
         found.setdefault(dataset, []).append(Setting(
-            run, recall.loss, recall.value, 100 * recall.population_std, int(recall.n), by_column[DECAY].value))
+            group, recall.loss, recall.value, 100 * recall.error, int(recall.n_published), by_column[DECAY].value))
     return found
 
 

@@ -14,7 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
 from records import reading
 from utilities import errors
@@ -24,7 +24,7 @@ from utilities.files import read_csv, write_text
 FOLDER = Path(__file__).parent / 'settings'
 STUDY = re.compile(r'Claims_Omniglot_([AB])_(.+)')
 CANDIDATE = re.compile(r'Candidates_Omniglot_([AB])_(.+)_(\d)_fold\d')
-SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # in trials.csv, and in the records of a run
+SCORE, METRIC = 'map_at_r', 'val_map_at_r'                    # names in trials.csv, and in the records of a run
 N_CANDIDATES = 2
 NO_FLAGS = ('trial', 'state', SCORE, 'best_epochs', 'seconds', 'reason')
 
@@ -62,19 +62,17 @@ def candidate_lines(runs):
     file = FOLDER / 'candidates.txt'
     if not file.exists():
         raise UserError(f'{file}: missing; python -m studies.settings candidates writes it')
-    known, values = read(file), {}
-    for folder in filter(reading.is_run_folder, sorted(Path(runs).glob('Candidates_Omniglot_*'))):
-        run = reading.read(folder)
-        half, name, place = CANDIDATE.fullmatch(run.group).groups()
-        values.setdefault((half, name), {}).setdefault(place, []).append(run.rows[-1][METRIC])
-    lines = []
-    for (half, name), by_place in values.items():
-        if {*map(len, by_place.values())} != {2}:
-            raise UserError(f'{runs}: expected two folds of each candidate of {name}, half {half}')
-        best = max(by_place, key=lambda place: np.mean(by_place[place]))
-        lines.append([half, name, *known[half, f'{name}_{best}']])
-    if not lines:
+    folders = filter(reading.is_run_folder, sorted(Path(runs).glob('Candidates_Omniglot_*')))
+    folds = pd.DataFrame([(*CANDIDATE.fullmatch(run.group).groups(), run.rows[-1][METRIC])
+                          for run in map(reading.read, folders)], columns=['half', 'name', 'place', 'value'])
+    if folds.empty:
         raise UserError(f'{runs}: it has no runs of SECTIONS=candidates ./studies/Claims_Runs.sh')
+    known, lines = read(file), []
+    for (half, name), found in folds.groupby(['half', 'name'], sort=False):
+        by_place = found.groupby('place').value
+        if {*by_place.size()} != {2}:
+            raise UserError(f'{runs}: expected two folds of each candidate of {name}, half {half}')
+        lines.append([half, name, *known[half, f'{name}_{by_place.mean().idxmax()}']])
     return lines
 
 

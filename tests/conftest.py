@@ -84,7 +84,7 @@ def quick_flags(patterns, folder):
     return ['--dataset', 'folder', '--source_path', str(patterns), '--arch', 'conv4_normalize', '--not_pretrained',
             '--input_size', '16', '--bs', '12', '--samples_per_class', '2', '--lr', '0.001', '--n_epochs', '2',
             '--iterations_per_epoch', '3', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
-            '--save_path', str(folder / 'runs'), '--group', 'quick', '--pictures', 'none']
+            '--save_path', str(folder / 'runs'), '--group', 'quick', '--pictures', 'none', '--no_train_metrics']
 
 
 @pytest.fixture

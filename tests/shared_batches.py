@@ -25,7 +25,7 @@ from utilities.loading import TrainingLoader
 from utilities.randomness import seed_everything
 
 COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 4 '
-          '--n_epochs 3 --data_batchmatch_bigbs 20 --decay 0.001')
+          '--n_epochs 2 --data_batchmatch_bigbs 20 --decay 0.001')
 MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
 
 
@@ -78,7 +78,7 @@ TRAINED = LOSSES | {
     'guided by language': '--loss margin --batch_mining distance --language_distill_w 3 --language_vectors given '
                           '--language_delay 3',
     'images and an optimizer of its own': '--loss asks_for_all --batch_mining none --scheduler step --tau 1',
-    'warm-up': '--warmup 2 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
+    'warm-up': '--warmup 1 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
 }
 ONE_STEP = ' --optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
 IN_FLOAT32 = ('triplet', 'proxyanchor', 'smoothap', 'hier', 'nir', 's2sd')
@@ -87,12 +87,14 @@ IN_FLOAT32 = ('triplet', 'proxyanchor', 'smoothap', 'hier', 'nir', 's2sd')
 def cases_of(way):
     """
     The names in TRAINED that a way trains. Three processes, whose parts are uneven, train all. Miners and samplers do
-    not see the pieces of one process; and of two processes, a few cases tell what three do not.
+    not see the pieces of one process, and losses see the same as with three; of two processes, a few cases tell what
+    three do not.
     """
     if way == '2 processes':
         return [*IN_FLOAT32, 'sum', 'memory', 'cascade', 'PADS', 'of one image', 'momentum',
                 'images and an optimizer of its own', 'distilled from the average']
-    return [name for name in TRAINED if way != 'in pieces' or not name.startswith(('mined by', 'sampled by'))]
+    return [name for name in TRAINED if way != 'in pieces' or name in IN_FLOAT32
+            or name not in LOSSES and not name.startswith(('mined by', 'sampled by'))]
 
 
 class FeaturesAndLayer(torch.nn.Module):

@@ -14,7 +14,7 @@ import main
 from records import reading, run_folder
 from tests.helpers import ROOT, assert_same_end, folder_of, started, wait_for
 
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--auto_resume']
+FEW = ['--evaluation_metrics', 'e_recall@1', '--auto_resume']
 
 
 def content_of(folder):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import Row, __main__, codes, equality, figures, gpu, million
+from benchmarks import Row, __main__, equality, figures, gpu, million
 from evaluation.ranking import counting
 from tests import host_waits
 from utilities import errors, stopping
@@ -135,16 +135,6 @@ def test_a_million_in_small(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert re.match(r'2,000 images of 8 dimensions, 500 queries, 1 threads: .* GB at the peak', out)
     assert .3 < float(re.search(r'e_recall@1 ([\d.]+)', out)[1]) < .8
-
-
-@pytest.mark.skipif(not Path('/proc/self/clear_refs').exists(), reason='reads the memory of its process from /proc')
-def test_codes_in_small(capsys):
-    codes.main(['--images', '600', '--dim', '8', '--codes', '8', '4', 'binary'])
-    timed, quality = capsys.readouterr().out.split('re-scored ms\n')
-    assert [line.split(' | ')[0] for line in timed.splitlines()[2:6]] == ['| 8', '| 4', '| pca4', '| binary']
-    rows = {line.split()[0]: [float(text) for text in line.split()[2:]] for line in quality.splitlines()}
-    assert 30 < rows['8'][0] < 80 and rows['8'][:2] == pytest.approx(rows['8'][3:5], abs=.3)
-    assert rows['binary'][0] < rows['binary'][3] < rows['8'][0] + 1
 
 
 def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():

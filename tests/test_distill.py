@@ -96,7 +96,7 @@ def teacher(quick, run, tmp_path, kept):
     """The folder of a run with another network, dimension and input format: trained for the first test, then copied."""
     folder = folder_of(tmp_path, 'teacher_s5')
     if not kept.exists():
-        assert run(*quick, '--no_train_metrics', '--n_epochs', '1', *TEACHER) == 0
+        assert run(*quick, '--n_epochs', '1', *TEACHER) == 0
         shutil.copytree(folder, kept)
     return shutil.copytree(kept, folder, dirs_exist_ok=True)
 
@@ -107,7 +107,7 @@ def teacher(quick, run, tmp_path, kept):
     '--distill ema --ema 0.7', '--distill ema --ema 0.7 --micro_bs 5 --views 2 --unsupervised --samples_per_class 1',
 ], ids=['folder', 'checkpoint', 'memory', 'average', 'average of views'])
 def test_resumed_runs_end_with_the_same_bits(flags, teacher, quick, run, tmp_path):
-    arguments = [*quick, '--no_train_metrics', *shlex.split(flags.format(teacher=teacher))]
+    arguments = [*quick, *shlex.split(flags.format(teacher=teacher))]
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -118,7 +118,7 @@ def test_resumed_runs_end_with_the_same_bits(flags, teacher, quick, run, tmp_pat
 
 def test_weight_0_is_no_teacher_to_the_bit_and_no_forward_pass(teacher, quick, run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parts, 'load_teacher', None)
-    arguments = [*quick, '--no_train_metrics', '--ema', '0.9']
+    arguments = [*quick, '--ema', '0.9']
     assert run(*arguments) == 0
     for name in (teacher, 'ema'):
         assert run(*arguments, '--distill', name, '--distill_w', '0', '--group', 'zero') == 0
@@ -172,7 +172,7 @@ def test_a_student_learns_its_teachers_similarities(teacher, quick):
 
 
 def test_a_resumed_run_refuses_another_teacher(teacher, quick, run, tmp_path, capsys):
-    assert run(*quick, '--no_train_metrics', '--distill', teacher, '--n_epochs', '1') == 0
+    assert run(*quick, '--distill', teacher, '--n_epochs', '1') == 0
     states = checkpoint.load(folder_of(tmp_path) / checkpoint.LAST)
     recorded = checkpoint.checksum(checkpoint.load(teacher / checkpoint.LAST)['model'])
     assert states['teacher_checksum'] == {'checksum': recorded} and len(recorded) == 64

@@ -49,7 +49,7 @@ def test_a_research_edit(title, diff, command, quick, tmp_path):
     copy = tmp_path / 'code'
     subprocess.run(f'mkdir "{copy}" && git archive HEAD | tar -x -C "{copy}"', shell=True, cwd=ROOT, check=True)
     subprocess.run(['git', 'apply', '-'], input=diff, text=True, cwd=copy, check=True)
-    arguments = [*quick, '--iterations_per_epoch', '2', '--arch', 'conv4_frozen_normalize', '--no_train_metrics',
+    arguments = [*quick, '--iterations_per_epoch', '2', '--arch', 'conv4_frozen_normalize',
                  '--evaluation_metrics', 'e_recall@1']
     code, out, errors = executed(tmp_path, RUNS, copy, json.dumps(arguments), json.dumps(command.split()))
     assert code == 0, errors

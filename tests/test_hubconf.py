@@ -265,7 +265,7 @@ def first_step(quick, run, tmp_path, monkeypatch):
             return call(self, images, labels, *more)
         monkeypatch.setattr(TrainingStep, '__call__', step)
         assert run(*quick, '--loss', loss, '--loss_margin_beta', '.6', '--n_epochs', '1', '--iterations_per_epoch', '1',
-                   '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--split_scheme', 'half',
+                   '--evaluation_metrics', 'e_recall@1', '--split_scheme', 'half',
                    '--group', loss) == 0
         kept.loss = float(rows_of(folder_of(tmp_path, f'{loss}_s1'))[1]['train_loss'])
         settings = TRAINED[loss] | {'n_classes': len(kept.criterion[[*kept.criterion][0]])}

@@ -8,7 +8,7 @@ from tests.helpers import assert_same_end, folder_of
 
 NOTE = 'are computed once and kept in memory'
 OF_TRAINING = f'{NOTE}, and so are the features of the training images'
-FROZEN = ['--freeze', 'backbone', '--n_epochs', '2', '--arch', 'conv4_frozen_normalize']
+FROZEN = ['--freeze', 'backbone', '--n_epochs', '2', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false']
 
 
 @pytest.fixture

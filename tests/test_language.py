@@ -107,7 +107,7 @@ def test_it_is_added_to_any_loss_with_its_weight_from_the_delay_on(loss, more, o
 
 def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, quick, run, tmp_path, capsys):
     """The guidance begins in the second epoch; its vectors may move, but not change."""
-    arguments = [*quick, '--no_train_metrics', '--micro_bs', '5', '--loss', 'hyperbolic', '--batch_mining', 'none',
+    arguments = [*quick, '--micro_bs', '5', '--loss', 'hyperbolic', '--batch_mining', 'none',
                  '--evaluation_metrics', 'e_recall@1', *guided(file, '--language_delay', '5')]
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0

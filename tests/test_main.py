@@ -21,7 +21,8 @@ from utilities import plotting
 
 
 def test_the_run_folder(quick, run, tmp_path, capsys, all_plots):
-    assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8', '--pictures', 'retrieval') == 0
+    assert run(*quick, '--use_tv_split', '--tv_split_perc', '0.7', '--bs', '8', '--pictures', 'retrieval',
+               '--no_train_metrics', 'false') == 0
     folder = folder_of(tmp_path)
     names = {path.name for path in folder.iterdir()} - {'tensorboard'}
     assert names == {'config.yaml', 'splits.yaml', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'plots',
@@ -74,14 +75,14 @@ def test_the_same_seed_gives_the_same_run(loss, quick, run, tmp_path):
     more += ['--loss_nir_lrmulti', '1'] if loss == 'nir' else []               # 50, the default, is for an --lr of 1e-5
     more += ['--loss_hier_n_proxies', '8', '--loss_hier_k', '3'] if loss == 'hier' else []       # 512 take seconds
     for _ in range(2):
-        assert run(*quick, *more, '--loss', loss, '--batch_mining', miner, '--no_train_metrics', '--n_epochs', '1') == 0
+        assert run(*quick, *more, '--loss', loss, '--batch_mining', miner, '--n_epochs', '1') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
 def test_samplers_and_optimizers(quick, run, tmp_path):
     for sampler, optim, scheduler in (('full_random', 'adamw', 'none'), ('image_random', 'sgd', 'step'),
                                       ('balanced', 'rmsprop', 'cosine')):
-        assert run(*quick, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler, '--no_train_metrics',
+        assert run(*quick, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler,
                    '--tau', '1', '--gamma', '0.5', '--group', optim) == 0
     rates = {optim: [float(row['lr']) for row in rows_of(folder_of(tmp_path, f'{optim}_s1'))[1:]]
              for optim in ('adamw', 'sgd', 'rmsprop')}
@@ -157,6 +158,7 @@ def test_a_broken_image_stops_the_run_and_leaves_no_folder(quick, run, tmp_path,
     import shutil
     shutil.copytree(patterns / 'images', tmp_path / 'data' / 'images')
     (tmp_path / 'data' / 'images' / 'class_00' / '0.png').write_bytes(b'broken')
+    quick = [*quick, '--no_train_metrics', 'false']
     for kernels in (0, 2):
         assert run(*quick, '--source_path', tmp_path / 'data', '--kernels', kernels) == 2
         error = capsys.readouterr().err
@@ -191,7 +193,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_finite_checkpoint(quick, run, 
 
 def test_patience_stops_on_a_validation_metric_and_stays_stopped(quick, run, tmp_path):
     flags = [*quick, '--use_tv_split', '--bs', '8', '--lr', '0', '--n_epochs', '9', '--patience', '2',
-             '--no_train_metrics', '--arch', 'conv4_frozen_normalize']
+             '--arch', 'conv4_frozen_normalize']
     assert run(*flags) == 0                                                # nothing improves: stops after epoch 3
     assert [row['epoch'] for row in rows_of(folder_of(tmp_path))] == ['0', '1', '2', '3']
     assert run('--resume', folder_of(tmp_path)) == 0
@@ -403,7 +405,7 @@ def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, r
 # Flags and data that do not go together
 
 def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_on(quick, run, tmp_path, capsys):
-    quick = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    quick = [*quick, '--n_epochs', '0']
     assert run(*quick, '--loss', 'softmax', '--loss_triplet_margin', '0.3', '--gamma', '0.1', '--scheduler',
                'none') == 0
     captured = capsys.readouterr()
@@ -414,7 +416,7 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
 
 def test_a_run_that_is_too_short_for_a_warm_up_or_a_decay_says_so(quick, run, tmp_path, capsys):
     def notes(*flags):
-        assert run(*quick, '--no_train_metrics', '--iterations_per_epoch', '1', *flags) == 0
+        assert run(*quick, '--iterations_per_epoch', '1', *flags) == 0
         return [line.removeprefix('Note: --n_epochs ') for line in capsys.readouterr().err.splitlines()]
 
     assert notes('--n_epochs', '1', '--warmup', '5', '--tau', '1', '10') == [
@@ -435,7 +437,7 @@ def batch_of(folder):
 
 
 def test_a_batch_that_fits_a_small_set_is_chosen_told_and_recorded(quick, run, tmp_path, capsys):
-    small = [*without(quick, '--bs', '--samples_per_class'), '--no_train_metrics']
+    small = [*without(quick, '--bs', '--samples_per_class')]
     assert run(*small) == 0
     assert '(36 of 6 classes)' in capsys.readouterr().out
     assert batch_of(folder_of(tmp_path)) == (36, 6)
@@ -463,7 +465,7 @@ def test_a_single_training_class_is_named_not_the_batch(quick, run, tmp_path, ca
 
 
 def test_without_training_the_batch_size_does_not_matter(quick, run, tmp_path):
-    quick = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    quick = [*quick, '--n_epochs', '0']
     for sampler in ('class_random', 'image_random', 'fid_batchmatch'):
         assert run(*quick, '--bs', '112', '--data_sampler', sampler, '--group', sampler) == 0
         assert batch_of(folder_of(tmp_path, f'{sampler}_s1')) == (112, 2)
@@ -471,7 +473,8 @@ def test_without_training_the_batch_size_does_not_matter(quick, run, tmp_path):
 
 
 def test_all_classes_train(quick, run, tmp_path, capsys):
-    everything = [*quick, '--split_scheme', 'half', '--test_size', '0', '--pictures', 'retrieval']
+    everything = [*quick, '--split_scheme', 'half', '--test_size', '0', '--pictures', 'retrieval',
+                  '--no_train_metrics', 'false']
     assert run(*everything) == 0
     folder = folder_of(tmp_path)
     assert list(yaml.safe_load((folder / 'splits.yaml').read_text())['splits']) == ['train']
@@ -510,11 +513,11 @@ def lone(tmp_path):
 
 
 def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
-    assert run(*quick, '--source_path', lone) == 2
+    assert run(*quick, '--source_path', lone, '--no_train_metrics', 'false') == 2
     assert 'no evaluated image (train, test) has a positive' in capsys.readouterr().err
     assert run(*quick, '--bs', '6', '--samples_per_class', '1', '--loss', 'triplet') == 2
     assert '--samples_per_class 1: ' in capsys.readouterr().err and not (tmp_path / 'runs').exists()
-    quick = [*quick, '--bs', '6', '--samples_per_class', '1', '--n_epochs', '1', '--no_train_metrics']
+    quick = [*quick, '--bs', '6', '--samples_per_class', '1', '--n_epochs', '1']
     assert run(*quick, '--loss', 'softmax') == 0
     assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
 
@@ -525,7 +528,7 @@ def test_a_query_without_a_positive_is_counted_in_a_sentence(quick, run, tmp_pat
                          (10, '2 queries have no image of their class in the gallery and are left out of')):
         for i in (1, 2):
             (source / f'class_{number}' / f'{i}.png').unlink()
-        assert run(*quick, '--source_path', source.parent, '--n_epochs', '0', '--no_train_metrics') == 0
+        assert run(*quick, '--source_path', source.parent, '--n_epochs', '0') == 0
         assert f'({text} the retrieval metrics)' in capsys.readouterr().out
 
 

@@ -250,7 +250,7 @@ def test_the_average_is_that_of_a_loop(decay):
 
 def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsys):
     for group, flags in (('plain', []), ('zero', ['--ema', '0']), ('most', ['--ema', '0.7']), ('one', ['--ema', '1'])):
-        assert run(*quick, '--no_train_metrics', '--group', group, *flags) == 0
+        assert run(*quick, '--group', group, *flags) == 0
     plain, *others = (folder_of(tmp_path, f'{name}_s1') for name in ('plain', 'zero', 'most', 'one'))
     states = [checkpoint.load(folder / 'checkpoint_last.pt') for folder in (plain, *others)]
     for folder, state in zip(others, states[1:], strict=True):
@@ -284,7 +284,7 @@ def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsy
     '--ema 0.5 --lr_warmup 1 --warmup 1 --freeze stem --pool avg_max --embed_norm layer',
 ])
 def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, monkeypatch):
-    arguments = [*quick, '--no_train_metrics', '--n_epochs', '3', *flags.split()]
+    arguments = [*quick, '--n_epochs', '3', *flags.split()]
     assert run(*arguments, '--group', 'whole') == 0
     record = main.record
 
@@ -301,6 +301,6 @@ def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, mon
 
 
 def test_the_average_cannot_change_within_a_run(quick, run, tmp_path, capsys):
-    assert run(*quick, '--no_train_metrics', '--ema', '0.5', '--n_epochs', '1') == 0
+    assert run(*quick, '--ema', '0.5', '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--ema', '0.6', '--n_epochs', '2') == 2
     assert 'cannot change within a run: --ema 0.6 (was 0.5)' in capsys.readouterr().err

@@ -240,7 +240,7 @@ def test_a_public_sampler_with_an_array_as_memory_bank_needs_a_state_dict(opt, m
 def test_a_run_with_a_public_network_and_sampler_resumes_with_the_same_bits(quick, run, monkeypatch, tmp_path):
     monkeypatch.setitem(architectures.ARCHITECTURES, 'own', module_of(NETWORK.replace('{returned}', RETURNED['dict'])))
     monkeypatch.setitem(datasampler.SAMPLERS, 'own', module_of(SAMPLER))
-    flags = [*quick, '--arch', 'own_frozen_normalize', '--data_sampler', 'own', '--no_train_metrics',
+    flags = [*quick, '--arch', 'own_frozen_normalize', '--data_sampler', 'own',
              '--evaluation_metrics', 'e_recall@1', '--warmup', '1', '--ema', '0.9']
     assert run(*flags) == 0
     assert run(*flags, '--group', 'half', '--n_epochs', '1') == 0

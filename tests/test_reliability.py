@@ -29,7 +29,7 @@ from tests.records.test_backends import assert_holds, wandb_of
 from utilities import errors, files, stopping
 from utilities.errors import UserError
 
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
+FEW = ['--evaluation_metrics', 'e_recall@1', 'rho_spectrum@0']
 
 
 @pytest.fixture(scope='module')

@@ -55,7 +55,7 @@ def attempts(folder, plan):
 
 
 def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_path):
-    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--no_train_metrics', '--evaluation_metrics',
+    arguments = [*quick, '--batch_mining', 'random', '--kernels', '2', '--evaluation_metrics',
                  'e_recall@1', 'map_at_r', 'rho_spectrum@0']
     codes, (n_writes,) = attempts(tmp_path, [[arguments, 0, False]])
     whole = folder_of(tmp_path)
@@ -81,7 +81,7 @@ def test_killed_at_any_write_and_resumed_it_ends_as_if_never_stopped(quick, tmp_
 
 def test_killed_again_and_again_at_random_moments(quick, tmp_path):
     """The children get random times, at first too short for anything; at last the run is through."""
-    arguments = [*quick, '--n_epochs', '6', '--kernels', '2', '--no_train_metrics']
+    arguments = [*quick, '--n_epochs', '6', '--kernels', '2']
     start = functools.partial(started, tmp_path / 'printed', MAIN)
     assert start(*arguments).wait() == 0
     folder = folder_of(tmp_path, 'killed_s1')
@@ -134,7 +134,7 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
 def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     if 'pml' in flags:
         pytest.importorskip('pytorch_metric_learning')
-    arguments = [*quick, '--no_train_metrics', *shlex.split(flags)]
+    arguments = [*quick, *shlex.split(flags)]
     assert run(*arguments, '--n_epochs', '2', '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -148,7 +148,7 @@ def test_parts_of_all_kinds_are_continued(flags, quick, run, tmp_path):
     ('', ('optim', 'adam', 'sgd')), ('', ('seed', 1, 2)), ('', ('loss_margin_beta', 1.2, 1.3)),
 ], ids=['memory', 'support', 'optimizer', 'seed', 'loss'])
 def test_a_resume_names_the_flags_that_cannot_change(flags, change, quick, run, tmp_path, capsys):
-    assert run(*quick, *flags.split(), '--n_epochs', '1', '--no_train_metrics') == 0
+    assert run(*quick, *flags.split(), '--n_epochs', '1') == 0
     flag, before, after = change
     config = (folder_of(tmp_path) / 'config.yaml').read_bytes()
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', f'--{flag}', after) == 2
@@ -175,7 +175,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_pat
 
     train_epoch = main.train_epoch
     monkeypatch.setattr(main, 'train_epoch', trained)
-    arguments = [*quick, '--no_train_metrics']
+    arguments = [*quick, '--eval_every', '9']
     assert run(*arguments, '--scheduler', 'cosine', '--n_epochs', '2') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '5', *flags.split()) == 0
     assert run(*arguments, '--n_epochs', '5', *flags.split(), '--group', 'fresh') == 0
@@ -189,7 +189,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, quick, run, tmp_pat
 
 def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tmp_path, monkeypatch, capsys):
     """Also where it is stopped before its first epoch ends, and continued without the flags."""
-    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    arguments = [*quick, '--evaluation_metrics', 'e_recall@1']
     assert run(*arguments, '--n_epochs', '1') == 0
     folder, whole = folder_of(tmp_path), folder_of(tmp_path, 'whole')
     shutil.copytree(folder, whole)
@@ -218,7 +218,7 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tm
 
 
 def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--data_sampler', 'd2_coreset',
+    arguments = [*quick, '--evaluation_metrics', 'e_recall@1', '--data_sampler', 'd2_coreset',
                  '--data_batchmatch_bigbs', '20']
     assert run(*arguments, '--n_epochs', '1') == 0
     changed = ['--optim', 'adamw', '--loss', 'contrastive', '--batch_mining', 'all', '--xbm_size', '20', '--xbm_start',
@@ -237,7 +237,7 @@ def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, 
 
 
 def test_a_run_starts_from_a_trained_network(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'nmi']
+    arguments = [*quick, '--evaluation_metrics', 'e_recall@1', 'nmi']
     assert run(*arguments, '--lr', '.01') == 0
     trained, folder = folder_of(tmp_path), folder_of(tmp_path, 'on_s1')
     start = [*arguments, '--start_from', trained, '--group', 'on', '--n_epochs', '1', '--loss', 'contrastive']
@@ -256,7 +256,7 @@ def test_a_run_starts_from_a_trained_network(quick, run, tmp_path, capsys):
 
 
 def test_a_resume_never_loses_records(quick, run, tmp_path, capsys):
-    assert run(*quick, '--no_train_metrics') == 0
+    assert run(*quick) == 0
     folder = folder_of(tmp_path)
     names = ('log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json')
     before = {name: (folder / name).read_bytes() for name in names}

@@ -88,8 +88,16 @@ def test_a_run_needs_none_of_the_optional_packages(quick):
     assert done.returncode == 0, done.stderr
 
 
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r'^#+ (.*)$', page.read_text(), re.MULTILINE)
+    return {re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
+    for target, anchor in re.findall(r'\]\(([\w./]*)#([^)]+)\)', page.read_text()):
+        assert anchor in anchors(page.parent / target if target else page), f'{target}#{anchor}'
     for target in re.findall(r'\]\(([^)#]+)[^)]*\)', page.read_text()):
         assert target.startswith('http') or (page.parent / target).exists(), target
         inside = page.parent == ROOT or (page.parent / target).resolve().is_relative_to(page.parent)
@@ -186,7 +194,7 @@ def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry
         (folder / package / 'own_part.py').write_text(text)
         register(folder, package, registry, 'own_part')
     flags = [word for flag in ('loss', 'batch_mining', 'data_sampler', 'arch') for word in (f'--{flag}', 'own_part')]
-    run_in(folder, *quick, '--n_epochs', '1', '--no_train_metrics', *flags)
+    run_in(folder, *quick, '--n_epochs', '1', *flags)
     assert rows_of(folder_of(tmp_path))[-1]['epoch'] == '1'
 
 

@@ -65,9 +65,9 @@ def assert_near(one, other, tolerance):
 
 
 @pytest.mark.parametrize('case, way', [(case, way) for way in WAYS for case in cases_of(way)])
-def test_after_twelve_steps_in_float64_all_is_equal(case, way, trained):
+def test_after_eight_steps_in_float64_all_is_equal(case, way, trained):
     plain, shared = trained['alone'][0][case], trained[way][0][case]
-    assert len(plain['losses']['losses']) == 12 and not torch.equal(*plain['losses']['losses'][[0, -1]])
+    assert len(plain['losses']['losses']) == 8 and not torch.equal(*plain['losses']['losses'][[0, -1]])
     for part in ('network', 'losses', 'criterion') if plain['criterion'] else ('network', 'losses'):
         assert_near(plain[part], shared[part], 1e-6)
 
@@ -386,7 +386,7 @@ def one_block(opt):
 def plain(patterns, tmp_path_factory):
     """The checkpoint of the run `quick`."""
     place = tmp_path_factory.mktemp('plain')
-    assert main.main([*quick_flags(patterns, place), '--no_train_metrics']) == 0
+    assert main.main([*quick_flags(patterns, place)]) == 0
     return checkpoint.load(folder_of(place) / 'checkpoint_last.pt')
 
 
@@ -399,7 +399,7 @@ def test_resumed_runs_end_with_the_same_bits(flags, plain, quick, run, tmp_path,
     graphs = request.getfixturevalue('graphs') if 'compile' in flags else []
     if 'compile' in flags:                                              # conv4 takes three times as long
         monkeypatch.setitem(architectures.ARCHITECTURES, 'conv4', argparse.Namespace(backbone=one_block))
-    arguments = [*quick, '--no_train_metrics', *shlex.split(flags)]
+    arguments = [*quick, *shlex.split(flags)]
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     torch.compiler.reset()                                              # as in another process
@@ -413,7 +413,7 @@ def test_resumed_runs_end_with_the_same_bits(flags, plain, quick, run, tmp_path,
 
 
 def test_a_run_may_be_continued_in_other_pieces_but_not_in_other_precision(quick, run, tmp_path, capsys):
-    assert run(*quick, '--n_epochs', '1', '--no_train_metrics') == 0
+    assert run(*quick, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--micro_bs', '4', '--clip_grad', '1') == 0
     assert 'BatchNorm uses the statistics of at most 4 images at a time' in capsys.readouterr().out
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--amp', 'bfloat16') == 2
@@ -499,7 +499,7 @@ def test_at_most_eight_frames_lie_between_main_and_a_formula(loss, formula, quic
         return function(*arguments, **named)
     monkeypatch.setattr(module, formula, recorded)
     miner = 'distance' if module.REQUIRES_BATCHMINER else 'none'
-    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--loss', loss, '--batch_mining', miner) == 0
+    assert run(*quick, '--n_epochs', '1', '--loss', loss, '--batch_mining', miner) == 0
     assert len(seen) == 3 and seen[0][:3] == ['work', 'run', 'train_epoch'] and seen[0][-1] == 'forward'
     assert len(seen[0]) <= 8, seen[0]
 
@@ -555,7 +555,7 @@ def test_in_float16_all_optimizers_skip_a_step_or_none(where, asks_for_all):
 
 
 def test_with_images_no_features_of_training_images_are_kept(asks_for_all, quick, run, monkeypatch, capsys):
-    flags = [*quick, '--no_train_metrics', '--n_epochs', '1', '--iterations_per_epoch', '4', '--freeze', 'backbone',
+    flags = [*quick, '--n_epochs', '1', '--iterations_per_epoch', '4', '--freeze', 'backbone',
              '--augmentation', 'none', '--arch', 'conv4_frozen_normalize', '--loss', 'asks_for_all',
              '--batch_mining', 'none']
     assert run(*flags) == 0
@@ -593,7 +593,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs an N
                                    '--clip_grad 1 --amp float16'])
 @pytest.mark.parametrize('pieces', ['', '--micro_bs 5'])
 def test_runs_on_a_gpu(flags, pieces, quick, run, tmp_path):
-    arguments = [*quick, '--device', 'cuda', '--no_train_metrics', *flags.split(), *pieces.split()]
+    arguments = [*quick, '--device', 'cuda', *flags.split(), *pieces.split()]
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '3', '--device', 'cpu') == 0

@@ -49,7 +49,7 @@ def test_margin_violations_are_those_of_the_library(opt):
 
 def test_statistics_are_recorded_and_change_nothing(quick, run, tmp_path):
     pytest.importorskip('pytorch_metric_learning')
-    quick += ['--no_train_metrics', '--loss', 'contrastive', '--batch_mining', 'pml:MultiSimilarityMiner', '--n_epochs',
+    quick += ['--loss', 'contrastive', '--batch_mining', 'pml:MultiSimilarityMiner', '--n_epochs',
               '1', '--evaluation_metrics', 'e_recall@1']
     assert run(*quick) == 0 and run(*quick, '--tuple_statistics', '--group', 'counted') == 0
     (_, plain), (counted, row) = rows_of(folder_of(tmp_path)), rows_of(folder_of(tmp_path, 'counted_s1'))

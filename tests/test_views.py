@@ -140,7 +140,7 @@ def test_on_two_views_the_contrastive_losses_are_those_of_their_papers(loss, fla
     'fid_batchmatch --data_batchmatch_bigbs 20 --data_mb_mom 0.5',
 ], ids=['labels', 'memory bank of a sampler', 'memory bank of a loss', 'proxies', 'batchmatch'])
 def test_resumed_runs_end_with_the_same_bits_for_any_number_of_workers(flags, quick, run, tmp_path):
-    arguments = [*quick, '--no_train_metrics', *shlex.split(flags)]
+    arguments = [*quick, *shlex.split(flags)]
     assert run(*arguments, '--group', 'whole', '--kernels', '2') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0

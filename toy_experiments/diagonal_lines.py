@@ -159,8 +159,7 @@ def plot(found, file):
 
 
 def main(arguments):
-    parser = command_line.Parser(prog='toy_experiments.diagonal_lines',
-                               description=__doc__.splitlines()[1])
+    parser = command_line.Parser(prog='toy_experiments.diagonal_lines', description=__doc__.splitlines()[1])
     parser.add_argument('--seeds', type=command_line.number(int, 2), default=10, help='number of seeds, from 0')
     parser.add_argument('--cp', type=command_line.FRACTION, default=0.2, help='probability p of the switch')
     parser.add_argument('--steps', type=command_line.POSITIVE_INT, default=500, help='number of training steps')

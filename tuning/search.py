@@ -125,7 +125,7 @@ def parse_main(arguments):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
     main = parameters.parse(arguments, DEFAULTS)
-    os.environ.update(parameters.secret_variables(main))                # for the runs; never written into a command
+    os.environ.update(parameters.secret_variables(main))       # secrets of the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')

@@ -22,7 +22,7 @@ from utilities.errors import UserError
 TORCHRUN = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2']
 TWO = ['--gpu', '0', '1']
 CALLS = 'run_on_rank_zero/calls of 0'          # key in the store of two processes: the number of results of process 0
-PLACES = ('result', 'number of pieces', 'exit code')                       # of foreign values in the store
+PLACES = ('result', 'number of pieces', 'exit code')                       # places of foreign values in the store
 N_RESULTS = 12                                 # number of results of process 0 in a run of two processes
 
 

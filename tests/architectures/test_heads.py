@@ -171,7 +171,7 @@ def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, 
     ('conv4', 'batch', 'not of the whole batch of 12; --arch conv4_frozen keeps them fixed'),
     ('conv4_frozen', 'layer', None)])
 def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence, quick, run, capsys):
-    assert run(*quick, '--no_train_metrics', '--n_epochs', '1', '--arch', *arch.split(), '--embed_norm', norm,
+    assert run(*quick, '--n_epochs', '1', '--arch', *arch.split(), '--embed_norm', norm,
                '--micro_bs', '6') == 0
     out = capsys.readouterr().out
     assert (sentence in out) if sentence else 'BatchNorm uses the statistics' not in out
@@ -182,7 +182,7 @@ def test_a_batch_norm_whose_batch_comes_in_pieces_is_noted(arch, norm, sentence,
     ('--embed_norm batch --micro_bs 2 --n_epochs 0', False)])
 def test_a_batch_norm_over_a_single_image_is_refused_at_the_start(flags, refused, quick, run, capsys, tmp_path):
     """--micro_bs 2 makes nine pieces of 17 images, one of them of a single image, whose maps have several values."""
-    code = run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
+    code = run(*quick, '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1',
                '--iterations_per_epoch', '1', '--data_sampler', 'full_random', '--bs', '17', '--loss', 'proxyanchor',
                '--batch_mining', 'none', *flags.split())
     error = capsys.readouterr().err
@@ -309,7 +309,8 @@ def test_fits_that_cannot_be_are_refused(opt, data, run, quick, capsys):
 
 def test_the_baseline_of_linear_adaptation(quick, run, tmp_path):
     """Without an epoch, the embeddings are those of LDA by hand; trained further, it resumes."""
-    flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1']
+    flags = [*quick, '--arch', 'conv4', '--embed_init', 'lda', '--embed_lda_shrinkage', '0.1',
+             '--no_train_metrics', 'false']
     assert run(*flags, '--n_epochs', '0') == 0
     folder = folder_of(tmp_path)
     assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz') == 0

@@ -117,7 +117,7 @@ def test_other_networks_are_refused(arch, flags, sentence, opt):
 
 
 def test_a_run_with_prompts_resumes_exactly_and_in_pieces(quick, run, tmp_path):
-    arguments = [*quick, '--no_train_metrics', '--arch', 'timm:test_vit3_normalize', '--input_size', '32',
+    arguments = [*quick, '--arch', 'timm:test_vit3_normalize', '--input_size', '32',
                  '--visual_prompts', '4', '--micro_bs', '5', '--amp', 'bfloat16', '--ema', '0.9',
                  '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
     assert run(*arguments, '--group', 'whole') == 0

@@ -157,7 +157,7 @@ def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_p
     opt = parameters.parse([*map(str, config)])
     assert not parameters.without_effect(opt) and opt.input_size % (14 * 16) == 0
     arguments = [*quick[:quick.index('--arch')], *quick[quick.index('--bs'):], *config, '--input_size', '32',
-                 '--iterations_per_epoch', '1', '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+                 '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1']
     assert run(*arguments, '--n_epochs', '1') == 0
     if file.stem == 'linear':
         (copy / 'model.safetensors').unlink()

@@ -150,7 +150,7 @@ def test_adapters_need_attention(opt):
 
 @pytest.mark.parametrize('flags', ['--freeze 1', '--freeze stem --warmup 1', '--freeze backbone --optim adamw'])
 def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
-    arguments = [*quick, '--no_train_metrics', *flags.split()]
+    arguments = [*quick, *flags.split()]
     assert run(*arguments, '--group', 'whole') == 0
     assert run(*arguments, '--n_epochs', '1') == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
@@ -158,7 +158,7 @@ def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
 
 
 def test_a_run_with_adapters_resumes_exactly_and_is_evaluated_from_its_checkpoint(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--no_train_metrics', '--arch', f'{VIT}_normalize', '--input_size', '32']
+    arguments = [*quick, '--arch', f'{VIT}_normalize', '--input_size', '32']
     lora = ['--lora_rank', '2', '--layer_decay', '0.8']
     assert run(*arguments, *lora, '--group', 'whole') == 0
     assert run(*arguments, *lora, '--n_epochs', '1') == 0

@@ -17,7 +17,7 @@ from tests.helpers import assert_same_end, folder_of
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
-         '--tv_split_perc', '0.5', '--no_train_metrics')
+         '--tv_split_perc', '0.5')
 
 
 def metrics(recall=.5, nmi=.6, progress=.1):

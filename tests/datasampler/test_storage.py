@@ -132,7 +132,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize('name', SETTINGS)
 def test_a_resumed_run_ends_with_the_same_storage_whatever_the_workers(name, quick, run, tmp_path):
-    arguments = [*quick, '--data_sampler', name, *SETTINGS[name], '--data_batchmatch_bigbs', '24', '--no_train_metrics',
+    arguments = [*quick, '--data_sampler', name, *SETTINGS[name], '--data_batchmatch_bigbs', '24',
                  '--batch_mining', 'random', '--evaluation_metrics', 'e_recall@1']
     assert run(*arguments, '--n_epochs', '3', '--kernels', '2') == 0
     n_epochs = 0 if name == 'd2_coreset' else 1                          # before it is filled, and after
@@ -147,7 +147,7 @@ def test_a_resumed_run_ends_with_the_same_storage_whatever_the_workers(name, qui
 
 def test_the_storage_holds_the_training_images_and_then_the_batches(quick, run, tmp_path):
     arguments = [*quick, '--data_sampler', 'greedy_coreset', '--n_epochs', '1', '--iterations_per_epoch', '1',
-                 '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+                 '--evaluation_metrics', 'e_recall@1']
     for group, more in (('kept', ['--data_storage_no_update']), ('updated', [])):
         assert run(*arguments, *more, '--group', group) == 0
     kept, updated = (checkpoint.load(folder_of(tmp_path, f'{group}_s1') / 'checkpoint_last.pt')['storage']['embeddings']
@@ -157,7 +157,7 @@ def test_the_storage_holds_the_training_images_and_then_the_batches(quick, run, 
 
 
 def test_a_storage_of_another_size_is_refused(quick, run, tmp_path, capsys):
-    quick = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+    quick = [*quick, '--evaluation_metrics', 'e_recall@1']
     arguments = [*quick, '--data_sampler', 'd2_coreset', '--n_epochs', '1']
     assert run(*arguments) == 0
     assert run('--resume', folder_of(tmp_path), '--n_epochs', '2', '--data_sampler_lowproj_dim', '4') == 2

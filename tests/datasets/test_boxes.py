@@ -116,7 +116,7 @@ def test_a_cache_tells_boxes_of_one_file_apart(scenes, opt):
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
     """Training, resumption, embeddings, wrong labels, overlap and suspects, of several boxes in each file."""
     flags = [*quick, '--source_path', scenes, '--csv', scenes / 'list.csv', '--bs', '4', '--n_epochs', '1',
-             '--evaluation_metrics', 'e_recall@1', '--label_noise', '.5']
+             '--evaluation_metrics', 'e_recall@1', '--label_noise', '.5', '--no_train_metrics', 'false']
     assert run(*flags) == 0 and run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
     names = {f'{scenes / row[0]}[{",".join(row[2:])}]'
              for row in csv.reader((scenes / 'list.csv').read_text().splitlines()[1:])}

@@ -88,7 +88,7 @@ def test_files_that_are_not_json_are_refused_and_pickles_never_loaded(content, o
 
 def test_a_run_records_its_file_and_resumes_with_no_other(quick, run, tmp_path, capsys):
     file, folder = file_of(tmp_path, STEPS), folder_of(tmp_path)
-    some = [*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', '--bs', '6', '--splits', file,
+    some = [*quick, '--evaluation_metrics', 'e_recall@1', '--bs', '6', '--splits', file,
             '--splits_step', '2']
     assert run(*some, '--n_epochs', '1') == 0
     config, splits = (yaml.safe_load((folder / name).read_text()) for name in ('config.yaml', 'splits.yaml'))

@@ -173,7 +173,7 @@ def test_a_run_with_cameras(quick, patterns, run, tmp_path, capsys):
         rows.append([file, 'none' if c == 11 else file.parent.name, part, i // 2 if c < 10 else 0])
     with open(tmp_path / 'list.csv', 'w', newline='') as file:
         csv.writer(file).writerows([['path', 'label', 'split', 'group'], *rows])
-    flags = [*quick, '--csv', tmp_path / 'list.csv', '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'nmi',
+    flags = [*quick, '--csv', tmp_path / 'list.csv', '--evaluation_metrics', 'e_recall@1', 'nmi',
              *NAMES[1:], '--n_epochs', '1']
     assert run(*flags, '--eval_level', 'class', 'across', '--storage_metrics', 'across_mAP') == 0
     assert 'Note: 3 of 15 queries of the test split have no image of their class from' in capsys.readouterr().err

@@ -23,7 +23,7 @@ from utilities import plotting
 
 
 def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
-    assert run(*quick, '--n_epochs', '3', '--cluster_every', '2', '--no_train_metrics', '--evaluation_metrics',
+    assert run(*quick, '--n_epochs', '3', '--cluster_every', '2', '--evaluation_metrics',
                'e_recall@1', 'nmi') == 0
     rows = rows_of(folder_of(tmp_path))
     assert [row['test_nmi'] != '' for row in rows] == [True, False, True, True]
@@ -31,14 +31,15 @@ def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
 
 
 def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_plots):
-    assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--no_train_metrics') == 0
+    assert run(*quick, '--n_epochs', '0', '--bootstrap', '40') == 0
     row, = rows_of(folder_of(tmp_path))
     for name in ('e_recall@1', 'map_at_r', 'mAP_1000'):
         low, value, high = (float(row[f'test_{name}{end}']) for end in ('_low', '', '_high'))
         assert low <= value <= high
     assert 'test_nmi_low' not in row and 'test_dists@intra_low' not in row
     assert not (folder_of(tmp_path) / 'plots').exists()                     # --pictures none
-    assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--pictures', 'metrics', '--group', 'all') == 0
+    assert run(*quick, '--n_epochs', '0', '--pictures', 'metrics', '--group', 'all',
+               '--evaluation_metrics', 'e_recall@1', 'dists@intra') == 0
     plots = folder_of(tmp_path, 'all_s1') / 'plots'
     assert {'curves.png', 'loss.png', 'e_recall.png', 'dists@intra.png'} <= {file.name for file in plots.iterdir()}
     assert after_training(plots.parent, 'pictures', tmp_path / 'drawn') == 2
@@ -64,7 +65,7 @@ def test_the_figure_of_the_curves_has_each_metric_and_each_split_once(monkeypatc
 
 def test_more_images_to_search_in_make_retrieval_harder(quick, run, tmp_path, capsys):
     for reference in ('self', 'all'):
-        assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--eval_reference', reference, '--group', reference,
+        assert run(*quick, '--n_epochs', '0', '--eval_reference', reference, '--group', reference,
                    '--evaluation_metrics', 'e_recall@1', 'mAP', 'nmi') == 0
     alone, = rows_of(folder_of(tmp_path, 'self_s1'))
     beside, = rows_of(folder_of(tmp_path, 'all_s1'))
@@ -98,7 +99,7 @@ def products(tmp_path):
 
 def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     assert run(*quick, '--dataset', 'online_products', '--source_path', products, '--n_epochs', '0',
-               '--no_train_metrics', '--eval_level', 'class', 'parent', 'within',
+               '--eval_level', 'class', 'parent', 'within',
                '--evaluation_metrics', 'e_recall@1', 'nmi', 'dists@intra', 'mAP') == 0
     with open(tmp_path / 'runs' / 'online_products' / 'quick_s1' / 'log.csv') as file:
         row, = csv.DictReader(file)
@@ -114,7 +115,7 @@ def test_levels_of_a_hierarchy(quick, products, run, tmp_path, capsys):
     assert run(*quick, '--eval_level', 'class', 'parent') == 2
     assert '--eval_level class parent: --dataset folder has no super-classes' in capsys.readouterr().err
     folder = tmp_path / 'runs' / 'online_products' / 'quick_s1'
-    alone = [*quick, '--dataset', 'online_products', '--source_path', products, '--no_train_metrics', '--eval_level',
+    alone = [*quick, '--dataset', 'online_products', '--source_path', products, '--eval_level',
              'within', '--evaluation_metrics', 'e_recall@1', 'mAP', '--train_level', '1', '--bs', '4',
              '--group', 'alone']
     assert run(*alone, '--n_epochs', '1') == 0
@@ -134,7 +135,7 @@ def test_what_is_evaluated_instead_of_the_embeddings(quick, run, tmp_path, capsy
     flags = {'plain': [], 'features': ['--eval_features'], 'pca': ['--pca', '3'],
              'mixed': ['--eval_autocast', 'bfloat16'], 'unit': ['--eval_normalize', '--arch', 'conv4']}
     for group, more in flags.items():
-        assert run(*quick, *more, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--evaluation_metrics',
+        assert run(*quick, *more, '--n_epochs', '0', '--group', group, '--evaluation_metrics',
                    'e_recall@1', 'c_map_at_r', 'map_at_r', 'rho_spectrum@0') == 0
     rows = {group: rows_of(folder_of(tmp_path, f'{group}_s1'))[0] for group in flags}
     assert len({row['test_map_at_r'] for row in rows.values()}) >= 4
@@ -162,7 +163,7 @@ class Backwards(torch.nn.Module):
 def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(quick, run, tmp_path, capsys, monkeypatch):
     module = type('backwards', (), {'Criterion': Backwards, 'REQUIRES_BATCHMINER': False})
     monkeypatch.setitem(criteria.CRITERIA, 'backwards', module)
-    assert run(*quick, '--loss', 'backwards', '--n_epochs', '1', '--lr', '0', '--no_train_metrics',
+    assert run(*quick, '--loss', 'backwards', '--n_epochs', '1', '--lr', '0',
                '--evaluation_metrics', 'mAP', 'c_mAP', 'e_recall@1') == 0
     row = rows_of(folder_of(tmp_path))[-1]
     assert float(row['test_mAP']) < float(row['test_c_mAP']) - .1
@@ -173,8 +174,7 @@ def test_a_criterions_own_distance_ranks_in_training_and_in_evaluation_alone(qui
 
 def test_without_its_library_a_network_is_evaluated_all_the_same(quick, run, tmp_path, capsys, monkeypatch):
     pytest.importorskip('pytorch_metric_learning')
-    assert run(*quick, '--loss', 'pml:ContrastiveLoss', '--batch_mining', 'none', '--n_epochs', '0',
-               '--no_train_metrics') == 0
+    assert run(*quick, '--loss', 'pml:ContrastiveLoss', '--batch_mining', 'none', '--n_epochs', '0') == 0
     monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
     assert run('--evaluate', folder_of(tmp_path)) == 0
     row = rows_of(folder_of(tmp_path))[0]
@@ -186,7 +186,7 @@ def test_every_picture_as_png_and_svg_and_the_same_file_again(quick, run, tmp_pa
     monkeypatch.setitem(PICTURES, 'retrieval', RETRIEVAL)
     pictures = [name for name in PICTURES if name != 'umap']
     few = draw_classes(tmp_path / 'few' / 'images', 6, 4).parent                    # each image takes time to draw
-    assert run(*quick, '--source_path', few, '--n_epochs', '0', '--no_train_metrics', '--pictures', *pictures) == 0
+    assert run(*quick, '--source_path', few, '--n_epochs', '0', '--pictures', *pictures) == 0
     run_folder, plots = folder_of(tmp_path), folder_of(tmp_path) / 'plots'
     capsys.readouterr()
     assert not [*run_folder.rglob('*.svg')]
@@ -223,7 +223,7 @@ def test_legends_cover_no_curve(all_plots):
 
 def test_what_is_retrieved_is_drawn_once_unless_no_picture_is(quick, run, tmp_path):
     for group, pictures in (('none', ['none']), ('others', ['spectrum']), ('panel', ['retrieval'])):
-        assert run(*quick, '--n_epochs', '0', '--no_train_metrics', '--group', group, '--pictures', *pictures) == 0
+        assert run(*quick, '--n_epochs', '0', '--group', group, '--pictures', *pictures) == 0
         folder = folder_of(tmp_path, f'{group}_s1')
         assert [path.relative_to(folder) for path in folder.rglob('retrieval*.png')] == [
             Path('retrieval_test.png')] * (group != 'none')
@@ -305,7 +305,7 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
             for file in sorted(patterns.rglob('*.png'))]
     (tmp_path / 'list.csv').write_text('\n'.join(['path,label,superclass,superclass_2', *rows]))
     metrics = ['h_ap', 'asi', 'ndcg', 'c_r_auroc', 'tpr@0.01', 'opis', 'threshold_spread@0.01']
-    assert run(*quick, '--csv', tmp_path / 'list.csv', '--n_epochs', '1', '--no_train_metrics', '--evaluation_metrics',
+    assert run(*quick, '--csv', tmp_path / 'list.csv', '--n_epochs', '1', '--evaluation_metrics',
                'e_recall@1', *metrics) == 0
     row = rows_of(folder_of(tmp_path))[-1]
     assert after_training(folder_of(tmp_path), 'embeddings', tmp_path / 'out.npz', '--splits_to_eval', 'test') == 0
@@ -332,7 +332,7 @@ def test_levels_of_a_csv_and_norms_before_normalisation(quick, patterns, run, tm
 
 
 def test_the_untrained_network_may_be_left_out_and_batches_of_evaluation_have_a_size_of_their_own(quick, run, tmp_path):
-    some = [*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    some = [*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', '--no_train_metrics', 'false']
     assert run(*some) == 0
     assert run(*some, '--check_untrained_accuracy', 'false', '--eval_bs', '5', '--group', 'other') == 0
     plain, other = (rows_of(folder_of(tmp_path, name)) for name in ('quick_s1', 'other_s1'))

@@ -296,6 +296,20 @@ def test_perfect_retrieval_scores_1_and_duplicates_of_the_query_are_neighbours()
     assert values == pytest.approx(brute_force(['e_recall@1'], points.numpy(), [0, 1, 2, 1, 2], None))
 
 
+@pytest.mark.parametrize('backend', ranks.BACKENDS)
+def test_images_at_equal_distances_come_in_the_order_of_their_indices(backend):
+    """The query lies at the mean, where float32 computes all four distances exactly; the second of them is right."""
+    points = torch.tensor([[0., 0], [-3, 0], [3, 0], [0, 3], [0, -3]])
+    found = evaluation.compute(['mAP'], points, np.array([0, 1, 0, 2, 3]), backend=backend)
+    assert found['mAP'] == (1 / 2 + 1) / 2
+
+
+def test_an_average_precision_that_is_cut_is_over_the_positives_that_the_cut_can_hold():
+    """mAP_1000 and mAP_lim of a class of more images than the cut, and of one of fewer."""
+    found = retrieval.average_precision(np.array([[1., 2, 4], [2, 3, np.inf]]), np.array([3, 2]), 2)
+    assert found.tolist() == [(1 / 1 + 2 / 2) / 2, (1 / 2) / 2]
+
+
 def test_lone_queries_are_left_out_and_nothing_left_is_nan():
     points = torch.tensor([[0.], [1.], [2.]])
     assert evaluation.compute(['e_recall@1'], points, np.array([0, 0, 1]))['e_recall@1'] == 1

@@ -41,7 +41,7 @@ def launcher(folder, *arguments):
 
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
-    more = ['--n_epochs', '6', '--iterations_per_epoch', '20', '--no_train_metrics']
+    more = ['--n_epochs', '6', '--iterations_per_epoch', '20']
     runs = script(more, [])
     first, _, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'

@@ -37,9 +37,9 @@ def test_of_two_lines_with_a_run_folder_the_first_one_stays(script, capsys):
 
 def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_path):
     small = quick[:quick.index('--bs')] + quick[quick.index('--lr'):]
-    assert run(*small, '--n_epochs', '0', '--no_train_metrics') == 0
+    assert run(*small, '--n_epochs', '0') == 0
     flags = run_folder.read(folder_of(tmp_path))['flags']
-    line = [*small, '--n_epochs', '0', '--no_train_metrics']
+    line = [*small, '--n_epochs', '0']
     assert flags['bs'] == 36 and reading.are_same(plan.planned_run(line).settings, {'flags': flags})
     assert not reading.are_same(plan.planned_run([*line, '--bs', '12']).settings, {'flags': flags})
     for given in ([], ['--bs', '36', '--samples_per_class', '6']):
@@ -47,7 +47,7 @@ def test_a_run_that_chose_its_batch_is_still_that_of_its_line(run, quick, tmp_pa
 
 
 def test_a_run_with_a_given_batch_is_not_that_of_a_line_without(run, quick, tmp_path):
-    line = [*quick, '--n_epochs', '0', '--no_train_metrics']
+    line = [*quick, '--n_epochs', '0']
     assert run(*line) == 0 and plan.planned_run(line).folder() == folder_of(tmp_path)
     at = quick.index('--bs')
     other = line[:at] + line[at + 4:]

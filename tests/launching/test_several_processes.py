@@ -22,7 +22,7 @@ forks.install_torchrun()
 stopping.install()
 sys.exit(Launch_Runs.main(sys.argv[1:]))
 '''
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+FEW = ['--evaluation_metrics', 'e_recall@1']
 
 
 def test_slots_of_several_gpus():

@@ -127,7 +127,7 @@ def test_results_from_wandbs_offline_folders_are_those_of_log_csv_and_of_a_cut_o
         quick, run, tmp_path, capsys):
     pytest.importorskip('wandb')
     for seed in (0, 1):
-        assert run(*quick, '--log_online', '--seed', seed, '--n_epochs', '3') == 0
+        assert run(*quick, '--log_online', '--seed', seed, '--n_epochs', '3', '--no_train_metrics', 'false') == 0
         folder = folder_of(tmp_path, f'quick_s{seed}')
         (tmp_path / 'copied' / str(seed)).mkdir(parents=True)
         (folder / 'wandb').rename(tmp_path / 'copied' / str(seed) / 'wandb')
@@ -162,7 +162,7 @@ def test_comet_holds_log_csv_also_after_resume(quick, run, tmp_path, monkeypatch
 
 def test_tensorboard_holds_log_csv_also_after_resume(quick, run, tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    assert run(*quick, '--pictures', 'retrieval') == 0
+    assert run(*quick, '--pictures', 'retrieval', '--no_train_metrics', 'false') == 0
     folder = folder_of(tmp_path)
     assert run('--resume', folder, '--n_epochs', '4') == 0
     events = accumulator.EventAccumulator(str(folder / 'tensorboard'), size_guidance={'scalars': 0, 'histograms': 0})

@@ -11,7 +11,7 @@ from retrieval import actions
 from tests.helpers import ROOT, after_training, folder_of, rows_of
 from utilities.errors import UserError
 
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1']
+FEW = ['--evaluation_metrics', 'e_recall@1']
 
 
 def test_metrics_are_those_of_main(quick, run, tmp_path, capsys):

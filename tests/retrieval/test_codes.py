@@ -191,7 +191,7 @@ def test_codes_that_embeddings_cannot_have_are_refused(names, sentence):
 
 
 def test_the_table_of_a_run(quick, run, tmp_path, capsys, monkeypatch):
-    assert run(*quick, '--n_epochs', '1', '--no_train_metrics', '--matryoshka', '4', '16', '--evaluation_metrics',
+    assert run(*quick, '--n_epochs', '1', '--matryoshka', '4', '16', '--evaluation_metrics',
                *METRICS) == 0
     folder, drawn, write = folder_of(tmp_path), [], plotting.save
     monkeypatch.setattr(plotting, 'save', lambda figure, file: drawn.append(figure) or write(figure, file))

@@ -219,7 +219,7 @@ def test_the_threshold_rises_with_the_gallery_and_holds_in_a_larger_one():
     assert np.mean(large.unknown >= small.row(500, .1)['threshold']) > .4
 
 
-SHORTER = ['--evaluation_metrics', 'e_recall@1', '--no_train_metrics', '--n_epochs', '1']
+SHORTER = ['--evaluation_metrics', 'e_recall@1', '--n_epochs', '1']
 
 
 def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, monkeypatch):

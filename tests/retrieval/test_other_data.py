@@ -56,7 +56,7 @@ def test_in_the_union_images_of_all_data_sets_are_searched_and_none_of_another_i
 
 def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
     other = draw_classes(tmp_path / 'other' / 'images', 4, 5, seed=3).parent
-    assert run(*quick, '--n_epochs', '1', '--no_train_metrics', '--test_size', '0.25') == 0
+    assert run(*quick, '--n_epochs', '1', '--test_size', '0.25') == 0
     capsys.readouterr()
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', 'map_at_r') == 0
     own = {line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if '_' in line
@@ -88,7 +88,7 @@ def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
 
 
 def test_the_frozen_trunk_has_the_weights_from_before_the_training(quick, run, tmp_path):
-    assert run(*quick, '--n_epochs', '1', '--no_train_metrics') == 0
+    assert run(*quick, '--n_epochs', '1') == 0
     opt = parameters.parse(['--evaluate', str(folder_of(tmp_path))])
     opt.device = torch.device('cpu')
     first, again = other_data.untrained_network(opt), other_data.untrained_network(opt)

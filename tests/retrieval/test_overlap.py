@@ -31,7 +31,7 @@ def planted(patterns, tmp_path):
 
 
 def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tmp_path, capsys):
-    quick = [*quick, '--source_path', planted, '--no_train_metrics', '--n_epochs', '1']
+    quick = [*quick, '--source_path', planted, '--n_epochs', '1']
     assert run(*quick) == 0 and run(*quick, '--group', 'other') == 0
     folder = folder_of(tmp_path)
     before = yaml.safe_load((folder / 'splits.yaml').read_text())
@@ -74,12 +74,12 @@ def test_a_data_set_by_an_untrained_network(quick, planted, tmp_path, capsys):
     ('folder', ['--split_scheme', 'half', '--test_size', '0'], 'there is nothing to compare'),
     ('folder', ['--threshold', '1.5'], '--threshold: expected a number of at least 0 and at most 1')])
 def test_refusals(quick, place, flags, message, capsys):
-    more = quick[2:] if place == 'folder' else []
+    more = [*quick[2:], '--no_train_metrics', 'false'] if place == 'folder' else []
     assert after_training(place, 'overlap', *more, *flags) == 2 and message in capsys.readouterr().err
 
 
 def test_other_data_than_those_of_the_run(quick, run, planted, tmp_path, capsys):
-    assert run(*quick, '--n_epochs', '0', '--no_train_metrics') == 0
+    assert run(*quick, '--n_epochs', '0') == 0
     assert after_training(folder_of(tmp_path), 'overlap', '--source_path', planted) == 2
     assert 'the data have other classes or numbers of images' in capsys.readouterr().err
 

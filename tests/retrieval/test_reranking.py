@@ -231,7 +231,7 @@ def test_auto_takes_the_size_of_the_training_classes_and_at_most_the_papers_numb
 
 
 def test_the_table_of_a_run(quick, run, tmp_path, capsys):
-    assert run(*quick, '--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi') == 0
+    assert run(*quick, '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi') == 0
     folder, lines = folder_of(tmp_path), {}
     plain = printed_metrics_of(folder, capsys)
     assert after_training(folder, 'rerank') == 0

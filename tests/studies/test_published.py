@@ -9,8 +9,8 @@ from studies import published
 
 def test_the_spread_counts_the_pairs_that_welch_tells_apart():
     losses = published.plain(published.read()['online_products'])
-    sample = {one.name: one.std * math.sqrt(5 / 4) for one in losses}                # the published ones divide by n
-    n_pairs = sum(stats.ttest_ind_from_stats(one.recall, sample[one.name], 5, other.recall, sample[other.name], 5,
+    std = {one.name: one.error * math.sqrt(5) for one in losses}
+    n_pairs = sum(stats.ttest_ind_from_stats(one.recall, std[one.name], 5, other.recall, std[other.name], 5,
                                              equal_var=False).pvalue < .05
                   for index, one in enumerate(losses) for other in losses[index + 1:])
     cells = published.spread_table(published.read()).splitlines()[-1].strip('| ').split(' | ')

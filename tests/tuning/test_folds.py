@@ -107,7 +107,7 @@ def test_the_metrics_of_the_untrained_network_are_taken_from_another_run(quick, 
 
 def test_a_run_that_judges_no_test_classes_shows_none(quick, run, tmp_path):
     assert run(*quick, '--use_tv_split', '--bs', '6', '--splits_to_eval', 'val', '--n_epochs', '1',
-               '--pictures', 'spectrum') == 0
+               '--pictures', 'spectrum', '--no_train_metrics', 'false') == 0
     folder = tmp_path / 'runs' / 'folder' / 'quick_s1'
     assert (folder / 'retrieval_val.png').exists() and not (folder / 'retrieval_test.png').exists()
     assert (folder / 'plots' / 'spectrum_val.png').exists()

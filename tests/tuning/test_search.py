@@ -25,7 +25,7 @@ from utilities.errors import UserError
     (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int]'),
     (['--tune', 'lr'], 'LOW HIGH [log] [int]'),
     (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
-    (['--tune', 'optim', 'adam,adamm'], 'invalid choice'),
+    (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'n_epochs', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
