@@ -505,7 +505,8 @@ def test_other_versions_of_the_library_are_refused(version, works, monkeypatch):
     pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
     if works:
-        return pml.require_library('--loss pml:TripletMarginLoss')
+        assert pml.require_library('--loss pml:TripletMarginLoss') == version
+        return
     with pytest.raises(UserError, match=f'from 2.8 to below 3, and {version} is installed: pip install'):
         pml.require_library('--loss pml:TripletMarginLoss')
 
