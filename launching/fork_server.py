@@ -17,6 +17,9 @@ from multiprocessing import reduction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# packages that most runs import, and those that a run imports only when it uses them
+PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
+            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 
 
 class Run(multiprocessing.get_context('forkserver').Process):

@@ -5,9 +5,7 @@ import importlib
 import os
 import sys
 
-# packages that most runs import, and those that a run imports only when it uses them
-PACKAGES = ('main', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss', 'threadpoolctl',
-            'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
+from launching.fork_server import PACKAGES
 
 os.setsid()                                                       # Ctrl-C on the launcher's terminal is not for it
 for stream in range(3):                                           # runs that are left may keep it alive: it holds no

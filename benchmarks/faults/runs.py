@@ -21,14 +21,12 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from launching.fork_server import PACKAGES
 from records import checkpoint, lock, reading
 from utilities import stopping
 from utilities.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-# packages that a run imports
-PACKAGES = ('parts', 'evaluation', 'torchvision.models', 'torchvision.transforms.v2', 'torch._dynamo', 'faiss',
-            'threadpoolctl', 'matplotlib.figure', 'matplotlib.backends.backend_agg', 'torch.utils.tensorboard')
 LIMIT = 120                                    # seconds after which a process counts as hanging
 FLAGS = ('--dataset folder --arch conv4_normalize --not_pretrained --input_size 16 --bs 12 --samples_per_class 2 '
          '--lr 0.001 --n_epochs 3 --iterations_per_epoch 3 --embed_dim 16 --kernels 0 --device cpu --pictures none '
