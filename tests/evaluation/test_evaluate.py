@@ -287,7 +287,7 @@ def test_short_names():
 @pytest.mark.parametrize('flags, sentence', [
     (['--storage_metrics', 'opis', '--evaluation_metrics', 'opis'], 'its value does not say which network is better'),
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
-    (['--splits_to_eval', 'train', '--eval_reference', 'train'],
+    (['--splits_to_eval', 'train', '--eval_reference', 'train', '--no_train_metrics', 'false'],
      '--eval_reference train sets the gallery of test and validation queries'),
     (['--evaluate_on_gpu', '--ranking_backend', 'count'], '--ranking_backend count runs on the CPU'),
     (['--pictures', 'umap'], '--pictures umap needs umap-learn'),
