@@ -53,14 +53,8 @@ main.py --help all            every flag
 
 docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'miner_parametric_policy_size': [128, 128],
-           'miner_parametric_history': 20, 'miner_parametric_reward': 'recall_nmi',
-           'miner_parametric_learning': 'ppo', 'miner_parametric_ppo_clip': 0.2, 'miner_parametric_old_update': 5,
-           'miner_parametric_baseline_rate': 0.05, 'miner_parametric_no_self_reg': False,
-           'loss_nir_nf_cond_mode': 'dense', 'loss_nir_nf_fc_init': 'none'}
-# flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha',
-                  'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc')                # flags of earlier versions that changed no result
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them

@@ -26,6 +26,23 @@ FLAGS = {
     'actions': ADAPT | {'default': [0.8, 1.0, 1.25], 'above': 0,
                         'help': "PADS: factors of a bin's weight that the policy chooses from"},
     'policy_lr': ADAPT | {'default': 0.01, 'at_least': 0, 'help': 'PADS: learning rate of the policy'},
+    'policy_size': ADAPT | {'default': [128, 128], 'at_least': 1,
+                            'help': 'PADS: widths of the hidden layers of the policy'},
+    'history': ADAPT | {'default': 20, 'at_least': 1,
+                        'help': "PADS: number of past validations in the policy's input"},
+    'reward': ADAPT | {'default': 'recall_nmi',
+                       'choices': {'recall_nmi': 'mean of recall@1 and NMI', 'recall': 'recall@1'},
+                       'help': 'PADS: metric whose change since the last update gives the reward, by its sign'},
+    'learning': ADAPT | {'default': 'ppo', 'help': 'PADS: how the policy learns', 'choices': {
+        'ppo': 'PPO with a value head', 'reinforce': 'REINFORCE with the mean reward as baseline'}},
+    'ppo_clip': ADAPT | {'default': 0.2, 'at_least': 0, 'at_most': 1,
+                         'help': 'PADS: clipping range of the probability ratio in PPO'},
+    'old_update': ADAPT | {'default': 5, 'at_least': 1,
+                           'help': 'PADS: number of policy updates between two updates of the old policy in PPO'},
+    'baseline_rate': ADAPT | {'default': 0.05, 'at_least': 0, 'at_most': 1,
+                              'help': 'PADS: rate of the moving average of the rewards in REINFORCE'},
+    'no_self_reg': ADAPT | {'default': False, 'help': 'PADS: sample negatives from other classes only, and never the '
+                                                      'anchor as its own positive'},
 }
 
 # The smallest and largest centre of the bins with weight 1. The other bins have weight 1e-15, so that there is always a
@@ -125,11 +142,10 @@ class Policy(torch.nn.Module):
     """
     State [S] -> log-probabilities [A, K] of each bin's actions, and the value of the state, a scalar.
     """
-    HIDDEN = (128, 128)                                   # widths of the hidden layers
 
-    def __init__(self, n_state, n_actions, n_bins):
+    def __init__(self, n_state, n_actions, n_bins, hidden):
         super().__init__()
-        sizes = [n_state, *self.HIDDEN]
+        sizes = [n_state, *hidden]
         layers = [layer for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True)
                   for layer in (torch.nn.Linear(n_in, n_out), torch.nn.ReLU())]
         self.body = torch.nn.Sequential(*layers)
@@ -145,28 +161,28 @@ class Policy(torch.nn.Module):
 class PADS:
     """
     Learns by which factors to multiply the bins' weights, so that the network improves on validation data: an update
-    takes the change of the metrics as the reward of the last actions, and chooses new ones. The policy learns by PPO
-    with a value head. It runs on the CPU.
+    takes the change of the metrics as the reward of the last actions, and chooses new ones. It runs on the CPU.
 
-    opt: miner_parametric_n_support, _actions, _policy_lr.
+    opt: miner_parametric_n_support, _actions, _policy_lr, _policy_size, _history, _reward, _learning, _ppo_clip,
+    _old_update, _baseline_rate.
     """
     METRICS = ('e_recall@1', 'e_recall@2', 'e_recall@4', 'e_recall@8', 'nmi', 'dists@intra', 'dists@inter')
-    HISTORY = 20                                          # the state has the metrics of so many updates,
-    AVERAGED = (2, 8, 16, 32)                             # and their means over so many
+    AVERAGED = (2, 8, 16, 32)                             # the state has the means of the metrics over so many updates
     DISCOUNT = 0.99
-    CLIP = 0.2                                            # largest change of a probability's ratio that is rewarded
-    OLD_UPDATE = 5                                        # updates of the policy from one to the next of the old policy
 
     def __init__(self, opt):
         self.factors = torch.tensor(opt.miner_parametric_actions)
+        self.n_history, self.reward_of = opt.miner_parametric_history, opt.miner_parametric_reward
+        self.ppo, self.clip = opt.miner_parametric_learning == 'ppo', opt.miner_parametric_ppo_clip
+        self.old_update, self.baseline_rate = opt.miner_parametric_old_update, opt.miner_parametric_baseline_rate
         n_bins = opt.miner_parametric_n_support - 1
-        n_state = len(self.METRICS) * (self.HISTORY + len(self.AVERAGED)) + n_bins + 1
-        shape = n_state, len(self.factors), n_bins
+        n_state = len(self.METRICS) * (self.n_history + len(self.AVERAGED)) + n_bins + 1
+        shape = n_state, len(self.factors), n_bins, opt.miner_parametric_policy_size
         self.policy, self.old = Policy(*shape), Policy(*shape)
         self.old.load_state_dict(self.policy.state_dict())
         self.policy_lr = opt.miner_parametric_policy_lr
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.policy_lr)
-        self.seen, self.n_learned = [], 0                              # metrics, oldest first; updates
+        self.seen, self.n_learned, self.baseline = [], 0, 0.0        # metrics, oldest first; updates; mean reward
         self.state = self.actions = None                               # from the last update
 
     @torch.enable_grad()
@@ -179,7 +195,7 @@ class PADS:
         Returns: [K], the new weights, between 1e-25 and 1e25.
         """
         newest = torch.tensor([metrics[name] for name in self.METRICS])
-        self.seen = [*self.seen, newest][-max(self.HISTORY, *self.AVERAGED):]
+        self.seen = [*self.seen, newest][-max(self.n_history, *self.AVERAGED):]
         state = self.describe(weights, metrics['progress'])
         if self.state is not None:
             self.learn(state)
@@ -190,36 +206,41 @@ class PADS:
 
     def describe(self, weights, progress):
         """The state [S]: the last metrics, their running means, the bins' probabilities, the progress."""
-        missing = [self.seen[0]] * (self.HISTORY - len(self.seen))              # at the start, copies of the first
+        missing = [self.seen[0]] * (self.n_history - len(self.seen))              # at the start, copies of the first
         means = [torch.stack(self.seen[-n:]).mean(dim=0) for n in self.AVERAGED]
-        return torch.cat([*missing, *self.seen[-self.HISTORY:], *means, weights / weights.sum(),
+        return torch.cat([*missing, *self.seen[-self.n_history:], *means, weights / weights.sum(),
                           torch.tensor([float(progress)])])
 
     def score(self, seen):
-        """The mean of recall@1 and NMI, whose change gives the reward by its sign."""
-        return (seen[self.METRICS.index('e_recall@1')] + seen[self.METRICS.index('nmi')]) / 2
+        recall, nmi = seen[self.METRICS.index('e_recall@1')], seen[self.METRICS.index('nmi')]
+        return recall if self.reward_of == 'recall' else (recall + nmi) / 2
 
     def learn(self, state):
         """One update of the policy with the reward of the last actions, which led from self.state to `state`."""
         reward = (self.score(self.seen[-1]) - self.score(self.seen[-2])).sign()
         log_probabilities, value = self.policy(self.state)
         taken = log_probabilities.gather(0, self.actions[None])
-        with torch.no_grad():
-            advantage = reward + self.DISCOUNT * self.policy(state)[1] - value
-            before = self.old(self.state)[0].gather(0, self.actions[None])
-        ratio = (taken - before).exp()
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.CLIP, 1 + self.CLIP) * advantage).mean()
-        # as published, the target of the value is the metric itself and not the return
-        loss = (value - self.score(self.seen[-1])).square() / 2 - gain
+        if self.ppo:
+            with torch.no_grad():
+                advantage = reward + self.DISCOUNT * self.policy(state)[1] - value
+                before = self.old(self.state)[0].gather(0, self.actions[None])
+            ratio = (taken - before).exp()
+            gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage).mean()
+            # as published, the target of the value is the metric itself and not the return
+            loss = (value - self.score(self.seen[-1])).square() / 2 - gain
+        else:
+            loss = -((reward - self.baseline) * taken).mean()
+            rate = self.baseline_rate if self.n_learned else 1
+            self.baseline += rate * (float(reward) - self.baseline)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.n_learned += 1
-        if self.n_learned % self.OLD_UPDATE == 0:
+        if self.n_learned % self.old_update == 0:
             self.old.load_state_dict(self.policy.state_dict())
 
     PARTS = ('policy', 'old', 'optimizer')
-    VALUES = ('seen', 'n_learned', 'state', 'actions')
+    VALUES = ('seen', 'n_learned', 'baseline', 'state', 'actions')
 
     def state_dict(self):
         return ({name: getattr(self, name).state_dict() for name in self.PARTS}
@@ -229,15 +250,14 @@ class PADS:
         for name in self.PARTS:
             getattr(self, name).load_state_dict(states[name])
         for group in self.optimizer.param_groups:
-            group['lr'] = self.policy_lr                               # the flag decides, not the state
+            group['lr'] = self.policy_lr                               # of the flag, not of the state
         for name in self.VALUES:
             setattr(self, name, states[name])
 
 
 class BatchMiner:
     """
-    opt: miner_parametric_mode, _n_support, _support_lim, _adapt, _init, _update_every, and PADS's flags. With PADS, the
-    positive may be the anchor itself and the negative any sample, which regularises, as in the authors' code.
+    opt: miner_parametric_mode, _n_support, _support_lim, _adapt, _init, _update_every, _no_self_reg, and PADS's flags.
 
     update_every: training steps between two calls of update(); 0: it does not learn.
     validation_metrics: names of the metrics that update() takes.
@@ -248,13 +268,14 @@ class BatchMiner:
         self.support_lim = opt.miner_parametric_support_lim
         self.pads = PADS(opt) if opt.miner_parametric_adapt else None
         self.update_every = opt.miner_parametric_update_every if self.pads else 0
+        self.among_all = bool(self.pads) and not opt.miner_parametric_no_self_reg
         distances = INITIAL[opt.miner_parametric_init] if self.pads else FIXED[opt.miner_parametric_mode]
         self.weights = bin_weights(distances, opt.miner_parametric_n_support, self.support_lim)
 
     def __call__(self, batch, labels):
         """batch [B, D], labels [B], on one device -> triplets [T, 3]."""
         self.weights = self.weights.to(batch.device)                   # copied once after each update
-        return parametric_triplets(batch, labels, self.weights, self.support_lim, among_all=self.pads is not None)
+        return parametric_triplets(batch, labels, self.weights, self.support_lim, self.among_all)
 
     def update(self, validation_metrics):
         """validation_metrics: {name: float}, with `progress`, the fraction of the training that is completed."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
+MARGIN_UNIT = 'cosine'          # unit of --loss_nir_margin, which has no effect
 FLAGS = {
     'w_align': {'at_least': 0},
     'proxy_lrmulti': {'default': 4000.0, 'at_least': 0, 'resumable': True,
@@ -25,10 +26,24 @@ FLAGS = {
     'lrmulti': {'default': 50.0, 'at_least': 0, 'resumable': True,
                 'help': 'learning rate of the normalising flow, as a multiple of --lr'},
     'noise': {'at_least': 0},
+    'nf_cond_mode': {'argument': 'cond_mode', 'choices': {
+        'dense': 'all', 'dense_embed': 'all, after one MLP', 'dense_embed_multi': 'all, each after its own MLP',
+        'dense_embed_multi_stacked': 'all, each after the MLPs of all blocks up to it', 'start': 'the first',
+        'mid': 'the middle', 'end': 'the last'}},
     'nf_fc_depth': {'argument': 'depth', 'at_least': 2},
     'nf_fc_width': {'argument': 'width', 'at_least': 1},
     'nf_cblocks': {'argument': 'n_blocks', 'at_least': 1},
     'nf_clamp_alpha': {'argument': 'clamp', 'above': 0},
+    'nf_fc_init': {'argument': 'init', 'choices': {
+        'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}},
+    # of the public code
+    'logmatch': {'default': 1.0, 'obsolete': True},
+    'pos_alpha': {'default': 1.0, 'obsolete': True},
+    'neg_alpha': {'default': 1.0, 'obsolete': True},
+    'margin': {'default': 0.1, 'obsolete': True},
+    'delta': {'default': 0.2, 'obsolete': True},
+    'pair_perc': {'default': 1.0, 'obsolete': True},
+    'nf_fc_dropout': {'default': 0.0, 'obsolete': True},
 }
 USES = ['loss_oproxy_pos_alpha', 'loss_oproxy_neg_alpha', 'loss_oproxy_pos_delta', 'loss_oproxy_neg_delta']
 
@@ -65,7 +80,7 @@ class Flow(torch.nn.Module):
     """
     An invertible map of points [B, D], given conditions [B, D]. Returns the latent points [B, D] and the
     log-determinants of the Jacobian, [B]. Each block permutes the coordinates, splits them into two halves, and scales
-    and shifts each half by functions of the other half and of the condition.
+    and shifts each half by functions of the other half and of the block's condition.
 
     Args:
         dim:       D.
@@ -73,24 +88,50 @@ class Flow(torch.nn.Module):
         width:     width of the MLPs of the flow.
         depth:     number of linear layers in an MLP of the flow.
         clamp:     limit of the absolute logarithm of the scales in the flow.
+        cond_mode: blocks of the flow that get the proxy as a condition.
+        init:      initial weights of the MLPs; with xavier, their biases are 0.
     """
 
-    def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0):
+    def __init__(self, dim, n_blocks=5, width=128, depth=8, clamp=2.0, cond_mode='dense', init='none'):
         super().__init__()
-        self.clamp, self.n_first = clamp, round(dim / 2)
+        self.clamp, self.cond_mode, self.n_first = clamp, cond_mode, round(dim / 2)
+        one = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(cond_mode)
+        self.is_conditional = [one in (None, block) for block in range(n_blocks)]
         orders = [torch.randperm(dim, generator=torch.Generator().manual_seed(block)) for block in range(n_blocks)]
         self.register_buffer('orders', torch.stack(orders))
         sizes = (dim - self.n_first, self.n_first), (self.n_first, dim - self.n_first)
         self.nets = torch.nn.ModuleList([
-            torch.nn.ModuleList([mlp(n_in + dim, 2 * n_out, width, depth) for n_in, n_out in sizes])
-            for _ in range(n_blocks)])
+            torch.nn.ModuleList([mlp(n_in + dim * conditional, 2 * n_out, width, depth) for n_in, n_out in sizes])
+            for conditional in self.is_conditional])
+        if init == 'xavier':
+            for net in (net for nets in self.nets for net in nets):
+                for layer in list(net)[2::2]:
+                    torch.nn.init.xavier_uniform_(layer.weight)
+                    torch.nn.init.zeros_(layer.bias)
+        n_embedders = {'dense_embed': 1}.get(cond_mode, n_blocks if cond_mode.startswith('dense_embed') else 0)
+        self.embedders = torch.nn.ModuleList([mlp(dim, dim, dim, 2) for _ in range(n_embedders)])
+
+    def conditions(self, condition):
+        """The condition of each block, including blocks that do not use one."""
+        if len(self.embedders) < len(self.nets):                                # no embedder, or one for all blocks
+            for embedder in self.embedders:
+                condition = embedder(condition)
+            return [condition] * len(self.nets)
+        if self.cond_mode != 'dense_embed_multi_stacked':
+            return [embedder(condition) for embedder in self.embedders]
+        found = [condition]
+        for embedder in self.embedders:
+            found.append(embedder(found[-1]))
+        return found[1:]
 
     def forward(self, points, condition):
         log_determinant = 0
-        for order, nets in zip(self.orders, self.nets, strict=True):
+        for order, nets, conditional, given in zip(self.orders, self.nets, self.is_conditional,
+                                                   self.conditions(condition), strict=True):
+            given = [given] if conditional else []
             halves = list(points[:, order].split([self.n_first, len(order) - self.n_first], dim=1))
             for changed, net in zip((0, 1), nets, strict=True):
-                scale, shift = net(torch.cat([halves[1 - changed], condition], dim=1)).chunk(2, dim=1)
+                scale, shift = net(torch.cat([halves[1 - changed], *given], dim=1)).chunk(2, dim=1)
                 scale = 0.636 * self.clamp * scale.atan()
                 halves[changed] = scale.exp() * halves[changed] + shift
                 log_determinant = log_determinant + scale.sum(dim=1)
@@ -135,7 +176,7 @@ def nir_loss(batch, labels, proxies, flow, w_align=0.01, noise=0.0, pos_alpha=32
 class Criterion(torch.nn.Module):
     """
     opt: loss_nir_w_align, _noise, _proxy_lrmulti, _lrmulti, _nf_cblocks, _nf_fc_width, _nf_fc_depth, _nf_clamp_alpha,
-    loss_oproxy_pos_alpha, _neg_alpha, _pos_delta, _neg_delta, lr, n_classes, embed_dim.
+    _nf_cond_mode, _nf_fc_init, loss_oproxy_pos_alpha, _neg_alpha, _pos_delta, _neg_delta, lr, n_classes, embed_dim.
     """
 
     def __init__(self, opt):
@@ -144,7 +185,7 @@ class Criterion(torch.nn.Module):
         self.arguments = [opt.loss_nir_w_align, opt.loss_nir_noise]
         self.arguments += [getattr(opt, f'loss_oproxy_{name}') for name in names]
         self.proxies = torch.nn.Parameter(torch.randn(opt.n_classes, opt.embed_dim) / 8)
-        names = ('nf_cblocks', 'nf_fc_width', 'nf_fc_depth', 'nf_clamp_alpha')
+        names = ('nf_cblocks', 'nf_fc_width', 'nf_fc_depth', 'nf_clamp_alpha', 'nf_cond_mode', 'nf_fc_init')
         self.flow = Flow(opt.embed_dim, *(getattr(opt, f'loss_nir_{name}') for name in names))
         self.optim_dict_list = [{'params': [self.proxies], 'lr': opt.lr * opt.loss_nir_proxy_lrmulti},
                                 {'params': list(self.flow.parameters()), 'lr': opt.lr * opt.loss_nir_lrmulti}]

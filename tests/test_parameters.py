@@ -130,8 +130,8 @@ def test_flags_for_old_scripts_are_noted_and_shown_by_help_all_only():
         help_on('language_model')
     assert all(f'--{flag} ' in everything and f'--{flag}' not in some for flag in obsolete)
     assert idle('--miner_distance_upper_cutoff 2') == ['--miner_distance_upper_cutoff 2.0']
-    with pytest.raises(UserError, match='--loss_nir_margin is gone, since it changed no result: leave it out'):
-        parse('--loss_nir_margin 2')
+    with pytest.raises(UserError, match='--knn_approx is gone, since it changed no result: leave it out'):
+        parse('--knn_approx')
 
 
 def parsers():

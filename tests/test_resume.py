@@ -292,7 +292,7 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(quick, run, tmp_path, cap
 def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(quick, run, tmp_path, capsys):
     assert run(*quick, '--n_epochs', '1') == 0
     folder = folder_of(tmp_path)
-    for changed, code in (({'augment_on_gpu': False, 'class_sample_rate': 1.0, 'loss_nir_margin': 2.0}, 0),
+    for changed, code in (({'augment_on_gpu': False, 'class_sample_rate': 1.0, 'knn_approx': True}, 0),
                           ({'class_sample_rate': 0.5}, 2),
                           ({'class_sample_rate': 1.0, 'augment_on_gpu': True}, 2)):
         config = run_folder.read(folder)

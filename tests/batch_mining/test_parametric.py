@@ -103,11 +103,12 @@ def test_updates_multiply_the_weights_by_the_actions_within_limits(adaptive):
         assert len(miner(torch.nn.functional.normalize(torch.randn(8, 4)), labels)) == 8
 
 
-@pytest.mark.parametrize(('change', 'sign'), [
-    ({'recall': .6, 'nmi': .4}, -1), ({'recall': .4, 'nmi': .8}, 1), ({}, 0)])
-def test_ppos_step_is_the_papers(adaptive, change, sign):
+@pytest.mark.parametrize(('reward', 'change', 'sign'), [
+    ('recall', {'recall': .6, 'nmi': .1}, 1), ('recall', {'recall': .4, 'nmi': .9}, -1), ('recall', {'nmi': .9}, 0),
+    ('recall_nmi', {'recall': .6, 'nmi': .4}, -1), ('recall_nmi', {'recall': .4, 'nmi': .8}, 1)])
+def test_ppos_step_is_the_papers(adaptive, reward, change, sign):
     """Against a copy of the policy, one bin at a time, with a policy that has moved away from the old one."""
-    miner = adaptive(policy_lr=.1)
+    miner = adaptive(reward=reward, policy_lr=.1)
     pads = miner.pads
     miner.update(metrics())
     with torch.no_grad():
@@ -124,16 +125,35 @@ def test_ppos_step_is_the_papers(adaptive, change, sign):
         ratio = torch.exp(chances[action, k] - pads.old(state)[0][action, k].detach())
         gains.append(min(ratio * advantage, ratio.clamp(.8, 1.2) * advantage, key=lambda gain: gain.item()))
     changed = {'recall': .5, 'nmi': .6} | change
-    score = (changed['recall'] + changed['nmi']) / 2
+    score = changed['recall'] if reward == 'recall' else (changed['recall'] + changed['nmi']) / 2
     (.5 * (value - score) ** 2 - sum(gains) / 29).backward()
     optimizer.step()
     for mine, expected in zip(pads.policy.parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(mine, expected)
 
 
-def test_the_old_policy_follows_every_few_updates(adaptive, monkeypatch):
-    monkeypatch.setattr(parametric.PADS, 'OLD_UPDATE', 3)
-    miner = adaptive()
+def test_reinforces_step_has_the_moving_average_of_earlier_rewards_as_baseline(adaptive):
+    miner = adaptive(learning='reinforce', reward='recall', policy_lr=.1)
+    pads, baseline = miner.pads, 0.
+    policy, recalls = copy.deepcopy(pads.policy), [.5, .6, .7, .6, .6, .8]
+    optimizer = torch.optim.Adam(policy.parameters(), lr=.1)
+    miner.update(metrics(recall=recalls[0]))
+    for k in range(1, len(recalls)):
+        state, actions = pads.state, pads.actions
+        miner.update(metrics(recall=recalls[k]))
+        reward = float(np.sign(recalls[k] - recalls[k - 1]))
+        taken = policy(state)[0][actions, torch.arange(29)]
+        optimizer.zero_grad()
+        (-(reward - baseline) * taken.mean()).backward()
+        optimizer.step()
+        baseline = reward if k == 1 else .95 * baseline + .05 * reward
+        assert pads.baseline == pytest.approx(baseline)
+        for mine, expected in zip(pads.policy.parameters(), policy.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
+def test_the_old_policy_follows_every_few_updates(adaptive):
+    miner = adaptive(old_update=3)
 
     def follows():
         return all(old.equal(new) for old, new in zip(miner.pads.old.parameters(), miner.pads.policy.parameters(),
@@ -145,43 +165,45 @@ def test_the_old_policy_follows_every_few_updates(adaptive, monkeypatch):
     assert found == [True, False, False, True, False, False, True, False]      # the first one has nothing to learn from
 
 
-def test_the_policy_finds_actions_that_are_rewarded(adaptive):
-    """Recall and NMI rise where most bins grow, and fall where most shrink."""
-    miner = adaptive(policy_lr=.001, n_support=5)
-    torch.manual_seed(2)
+@pytest.mark.parametrize('learning', ['ppo', 'reinforce'])
+def test_the_policy_finds_actions_that_are_rewarded(adaptive, learning):
+    """The recall rises where most bins grow, and falls where most shrink."""
+    miner = adaptive(learning=learning, reward='recall', policy_lr=.003)
     recall = .5
     for k in range(250):
-        miner.update(metrics(recall=recall, nmi=recall, progress=k / 250))
+        miner.update(metrics(recall=recall, progress=k / 250))
         recall += .001 * float((miner.pads.actions - 1).float().mean().sign())
     with torch.no_grad():
         chances = miner.pads.policy(miner.pads.state)[0].exp().mean(dim=1)
     assert chances[2] > .6 > chances[0]
 
 
-def test_only_the_policy_is_regularised_by_samples_of_the_anchors_class(adaptive, opt):
+def test_without_self_regularisation_only_negatives_are_drawn(adaptive):
     labels, batch = torch.arange(3).repeat_interleave(4), torch.nn.functional.normalize(torch.randn(12, 4))
-    for miner, is_regularised in ((adaptive(), True), (batch_mining.select(opt(batch_mining='parametric')), False)):
+    for switch in (False, True):
+        miner = adaptive(no_self_reg=switch)
         triplets = torch.cat([miner(batch, labels) for _ in range(50)])
         own = labels[triplets[:, 0]] == labels[triplets[:, 2]]
         itself = triplets[:, 0] == triplets[:, 1]
-        assert own.any() == itself.any() == is_regularised
+        assert own.any() == itself.any() == (not switch)
         assert (labels[triplets[:, 0]] == labels[triplets[:, 1]]).all()
 
 
 def test_a_restored_miner_goes_on_in_the_same_way(adaptive, tmp_path):
-    first = adaptive()
-    for k in range(7):
-        first.update(metrics(recall=k % 3 / 10))
-    torch.save(first.state_dict(), tmp_path / 'state.pt')
-    second = adaptive()
-    second.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
-    ends = []
-    for miner in (first, second):
-        torch.manual_seed(3)
+    for learning in ('ppo', 'reinforce'):
+        first = adaptive(learning=learning)
         for k in range(7):
-            miner.update(metrics(recall=k % 2 / 10))
-        ends.append(miner.state_dict())
-    assert str(ends[0]) == str(ends[1]) and ends[0]['weights'].equal(ends[1]['weights'])
+            first.update(metrics(recall=k % 3 / 10))
+        torch.save(first.state_dict(), tmp_path / 'state.pt')
+        second = adaptive(learning=learning)
+        second.load_state_dict(torch.load(tmp_path / 'state.pt', weights_only=True))
+        ends = []
+        for miner in (first, second):
+            torch.manual_seed(3)
+            for k in range(7):
+                miner.update(metrics(recall=k % 2 / 10))
+            ends.append(miner.state_dict())
+        assert str(ends[0]) == str(ends[1]) and ends[0]['weights'].equal(ends[1]['weights'])
 
 
 @pytest.mark.parametrize('loss', ['margin', 'triplet+margin'])

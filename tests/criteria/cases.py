@@ -47,7 +47,9 @@ VARIANTS = {
     'mfcont': [{'neg_margin': 1., 'reg_weight': 1.}],
     'mfcwms': [{'alpha': 2., 'beta': 40., 'margin': .5, 'reg_weight': 1.}],
     'multisimilarity': [{'margin': 2.}, {'pos_weight': 5., 'neg_weight': 10., 'thresh': .8, 'margin': .3}],
-    'nir': [{'noise': .5, 'w_align': 1., 'nf_cblocks': 3}],
+    'nir': [{'noise': .5, 'w_align': 1., 'nf_cblocks': 3}, *(
+        {'nf_cond_mode': mode} for mode in ('dense_embed', 'dense_embed_multi', 'dense_embed_multi_stacked', 'start',
+                                            'mid', 'end'))],
     'npair': [{'negatives': 'pairs'}, {'l2': 0.}],
     'ntxent': [{'temperature': .5}],
     'oproxy': [{'mode': 'nca'}, {'pos_alpha': 4., 'neg_alpha': 8., 'pos_delta': .3, 'neg_delta': .2}],

@@ -517,21 +517,32 @@ def oproxy(x, y, opt, w):
 
 def nir(x, y, opt, drawn, w, *layers):
     """drawn: the permutations of the blocks, and the noise. layers: the weights and biases of the flow's MLPs."""
-    depth, n_blocks = opt.loss_nir_nf_fc_depth, opt.loss_nir_nf_cblocks
+    mode, depth, n_blocks = opt.loss_nir_nf_cond_mode, opt.loss_nir_nf_fc_depth, opt.loss_nir_nf_cblocks
     layers, (orders, noise) = iter(layers), drawn
 
     nets = [(mlp_of(layers, depth), mlp_of(layers, depth)) for _ in range(n_blocks)]
+    n_embedders = {'dense': 0, 'dense_embed': 1}.get(mode, n_blocks * ('dense' in mode))
+    embedders = [mlp_of(layers, 2) for _ in range(n_embedders)]
+    only = {'start': 0, 'mid': n_blocks // 2, 'end': n_blocks - 1}.get(mode)
     terms = []
     for i, row in enumerate(x):
-        proxy, total = unit(w)[y[i]], zero(x)
+        proxy, total, stacked = unit(w)[y[i]], zero(x), unit(w)[y[i]]
         if opt.loss_nir_noise:
             row = unit([row + opt.loss_nir_noise * noise[i]])[0]
         for k, (second, first) in enumerate(nets):
+            given = proxy
+            if mode == 'dense_embed':
+                given = embedders[0](proxy)
+            elif mode == 'dense_embed_multi':
+                given = embedders[k](proxy)
+            elif mode == 'dense_embed_multi_stacked':
+                given = stacked = embedders[k](stacked)
+            condition = [given] if only in (None, k) else []
             row = torch.stack([row[place] for place in orders[k]])
             half = round(len(row) / 2)
             a, b = row[:half], row[half:]
             for net in (second, first):                              # the second time with the halves swapped
-                out = net(torch.cat([b, proxy]))
+                out = net(torch.cat([b, *condition]))
                 s = .636 * opt.loss_nir_nf_clamp_alpha * torch.atan(out[:len(a)])
                 a, b, total = b, EXP(s) * a + out[len(a):], total + s.sum()
             row = torch.cat([a, b])
