@@ -23,9 +23,9 @@ def why_unfit(kind):
 
 
 # {name in lower case: class}
-OF_TORCH = {name.lower(): kind for name, kind in sorted(vars(torch.optim).items(), key=lambda item: item[0].lower())
-            if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer}
-OPTIMIZERS = {name: kind for name, kind in OF_TORCH.items() if not why_unfit(kind)}
+TORCH_OPTIMIZERS = {name.lower(): kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)
+                    and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer}
+OPTIMIZERS = {name: kind for name, kind in sorted(TORCH_OPTIMIZERS.items()) if not why_unfit(kind)}
 
 
 def optimizer_name(text):
@@ -33,8 +33,9 @@ def optimizer_name(text):
     name = text.lower()
     if name in OPTIMIZERS:
         return name
-    if name in OF_TORCH:
-        raise argparse.ArgumentTypeError(f'{text} of torch.optim does not work here: {why_unfit(OF_TORCH[name])}')
+    if name in TORCH_OPTIMIZERS:
+        reason = why_unfit(TORCH_OPTIMIZERS[name])
+        raise argparse.ArgumentTypeError(f'{text} of torch.optim does not work here: {reason}')
     raise argparse.ArgumentTypeError(f'{text} is unknown; choose from {", ".join(OPTIMIZERS)}'
                                      f'{nearest(name, OPTIMIZERS)}')
 
@@ -169,7 +170,7 @@ def as_built(optimizer, state):
 
 def fits(value, parameter):
     """Whether a part of an optimizer's state belongs to a parameter; Adafactor's have one row or one column of it."""
-    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape == parameter.shape:
+    if not isinstance(value, torch.Tensor) or not value.dim():
         return True
     return value.dim() == parameter.dim() and all(
         size in (1, own) for size, own in zip(value.shape, parameter.shape, strict=True))

@@ -123,6 +123,6 @@ def save(opt, network, folder):
         'input_size': (3, size, size), 'interpolation': opt.interpolation,
         'mean': tuple(network.mean.flatten().tolist()), 'std': tuple(network.std.flatten().tolist())})
     config = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
-    for name in ('tag', 'license'):                           # those of timm's weights, which these are no more
+    for name in ('tag', 'license'):    # facts about timm's weights, not about these
         config['pretrained_cfg'].pop(name, None)
     (folder / 'config.json').write_text(json.dumps(config), encoding='utf-8')

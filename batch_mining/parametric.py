@@ -250,7 +250,7 @@ class PADS:
         for name in self.PARTS:
             getattr(self, name).load_state_dict(states[name])
         for group in self.optimizer.param_groups:
-            group['lr'] = self.policy_lr                               # of the flag, not of the state
+            group['lr'] = self.policy_lr    # the flag decides, not the state
         for name in self.VALUES:
             setattr(self, name, states[name])
 

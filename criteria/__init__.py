@@ -57,7 +57,7 @@ from criteria.wrapping import (  # noqa: F401
     with_used_miners,
 )
 from utilities.errors import undeclared_flags
-from utilities.loss_sums import optimizers, parameter_groups  # noqa: F401
+from utilities.parameter_groups import optimizers, parameter_groups  # noqa: F401
 
 CRITERIA = {
     # Roth et al., ICML 2020

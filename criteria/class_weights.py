@@ -68,7 +68,7 @@ class ClassWeighted(torch.nn.Module):
     def __init__(self, criterion, weights, divisor='samples'):
         super().__init__()
         self.criterion, self.divisor = criterion, divisor
-        self.register_buffer('class_weights', weights, persistent=False)        # of the flags and the training classes
+        self.register_buffer('class_weights', weights, persistent=False)    # flags and data give them
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""

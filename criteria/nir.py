@@ -36,7 +36,7 @@ FLAGS = {
     'nf_clamp_alpha': {'argument': 'clamp', 'above': 0},
     'nf_fc_init': {'argument': 'init', 'choices': {
         'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}},
-    # of the public code
+    # flags of the public code
     'logmatch': {'default': 1.0, 'obsolete': True},
     'pos_alpha': {'default': 1.0, 'obsolete': True},
     'neg_alpha': {'default': 1.0, 'obsolete': True},

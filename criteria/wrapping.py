@@ -27,7 +27,8 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, own_groups, parts
+from utilities.loss_sums import Miner, finished, parts
+from utilities.parameter_groups import own_groups
 
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
 

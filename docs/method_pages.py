@@ -27,7 +27,7 @@ KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
 RATES = {'nir': 1e-5}       # in place of SIZES['lr']: its proxies learn 4000 times as fast; with 1e-3 it diverges
-# what a run takes from its data, with an entry for each class
+# values that a run takes from its data, with an entry for each class
 OF_CLASSES = {'superclasses': '[[label // 2] for label in range(n_classes)]', 'class_counts': '[8] * n_classes'}
 MINER = """\
 def miner(batch, labels):                 # every {what} of the batch; the files of batch_mining/ select some

@@ -1,7 +1,4 @@
-"""
-Sums of losses, how a loss is called, by its keywords and with the tuples of its miner, triplets or masks, and what is
-trained of it: its optimizer groups, and the optimizers that it owns.
-"""
+"""Sums of losses, and how a loss is called: by its keywords, and with the triplets or masks of its miner."""
 import argparse
 import functools
 import types
@@ -9,6 +6,7 @@ import types
 import torch
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .parameter_groups import own_groups
 from .public import forward_parameters, mine_on_the_cpu
 
 
@@ -42,35 +40,6 @@ def finished(criterion):
 
 def keep_keywords(names, criterion, arguments, given):
     return arguments, {name: value for name, value in given.items() if name in names}
-
-
-def parameter_groups(criterion):
-    """The optimizer groups of a criterion and the criteria inside it."""
-    return criterion.parameter_groups() if hasattr(criterion, 'parameter_groups') else own_groups(criterion)
-
-
-def own_groups(criterion, besides=None):
-    """
-    A criterion's `optim_dict_list`, or one group of its parameters with its learning rate `lr`, without the parameters
-    of the criterion `besides` inside it, and without those that it trains by its own optimizers.
-    """
-    elsewhere = {parameter for optimizer in optimizers(criterion) for group in optimizer.param_groups
-                 for parameter in group['params']}
-    if hasattr(criterion, 'optim_dict_list'):
-        return criterion.optim_dict_list
-    elsewhere |= {*besides.parameters()} if besides else set()
-    own = [parameter for parameter in criterion.parameters() if parameter not in elsewhere]
-    trained = any(parameter.requires_grad for parameter in own)
-    if trained and not hasattr(criterion, 'lr'):
-        raise UserError(f'{type(criterion).__module__}.{type(criterion).__name__} has parameters, but neither a rate '
-                        'self.lr nor optimizer groups self.optim_dict_list')
-    return [{'params': own, 'lr': criterion.lr}] if trained else []
-
-
-def optimizers(criterion):
-    """The optimizers that a criterion and the criteria inside it own; each returns them in a method optimizers()."""
-    return [optimizer for module in criterion.modules() if hasattr(module, 'optimizers')
-            for optimizer in module.optimizers()]
 
 
 def triplets_from_masks(positives, negatives):

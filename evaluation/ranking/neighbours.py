@@ -3,7 +3,6 @@ Queries, their gallery and the scores of their pairs. A query is left out of its
 `cameras` the images of its class and camera are left out, too.
 """
 import functools
-import hashlib
 
 import numpy as np
 import torch
@@ -177,10 +176,17 @@ class Search:
     @functools.cached_property
     def originals(self):
         """[G] for each gallery image, the index of the first one with the same embedding, bit by bit."""
-        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
-        digests = np.array([hashlib.blake2b(row, digest_size=16).digest() for row in rows], 'S16')
-        _, first, place = np.unique(digests, return_index=True, return_inverse=True)
-        return first[place]
+        rows, originals = np.ascontiguousarray(self.gallery.cpu().numpy()), np.arange(len(self.gallery))
+        words = rows.view(np.uint32)
+        odd = np.random.default_rng(0).integers(0, 2 ** 63, words.shape[1], dtype=np.uint64) * 2 + 1
+        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64, as a hash
+        _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
+        alike = np.flatnonzero(counts[place] > 1)
+        if len(alike):
+            _, first, place = np.unique(rows[alike].view(f'V{rows.strides[0]}')[:, 0], return_index=True,
+                                        return_inverse=True)
+            originals[alike] = alike[first[place]]
+        return originals
 
     @functools.cached_property
     def copies(self):
