@@ -61,7 +61,7 @@ def test_each_flag_stands_on_the_page_of_its_method_with_its_default_its_range_a
 
 def test_the_index_pages_link_to_every_method():
     for kind, (folder, registry, _) in method_pages.KINDS.items():
-        text = method_pages.on_page_markdown((method_pages.ROOT / 'docs' / f'{kind}.md').read_text(), None)
+        text = method_pages.on_page_markdown((method_pages.ROOT / 'docs' / method_pages.INDEX[kind]).read_text(), None)
         linked = {*re.findall(rf'\]\(methods/{kind}/(\w+)\.md\)', text)}
         assert linked <= {*registry} and len(linked) >= 9 and f'../{folder}/' not in text
         assert {name for name, module in registry.items()
