@@ -111,7 +111,7 @@ def reader(tmp_path_factory):
         (folder / name).symlink_to(ROOT / name)
     draw_photos(folder / 'photos' / 'images', ['lemon', *(f'n{number}' for number in range(18)), 'plum'])
     draw_photos(folder / 'Datasets' / 'cub200' / 'images', [f'{number:03d}.Bird' for number in range(1, 9)])
-    (folder / 'Datasets' / 'cub200' / 'CUB_200_2011.tgz.unpacked').touch()                # so that nothing is downloaded
+    (folder / 'Datasets' / 'cub200' / 'CUB_200_2011.tgz.unpacked').touch()               # so that nothing is downloaded
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr('sys.argv', ['main.py'])
