@@ -1,6 +1,6 @@
 """
-Writes the tables of the studies into their places in docs/results.md, docs/equality.md, studies/tables.md and
-README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
+Writes the tables of the studies into their places in docs/results.md, docs/comparison.md, studies/tables.md
+and README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
 
 python -m studies
 """
@@ -17,7 +17,7 @@ from utilities.text_tables import markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
-PAGES = (RESULTS, 'docs/equality.md', 'studies/tables.md', 'README.md')
+PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
 UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # units of effects that are not in points
 
