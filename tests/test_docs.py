@@ -103,15 +103,20 @@ def draw_photos(folder, names):
         drawn.rename(folder / name)
 
 
-@pytest.fixture(scope='module')
-def reader(tmp_path_factory):
-    """A checkout with photos, a data set in the layout of CUB200, and the first run of docs/start.md."""
-    folder = tmp_path_factory.mktemp('reader')
-    for name in ('configs', 'Revisit_Runs.sh'):
+def prepare(folder):
+    """Makes what a reader has before the first command: parts of a checkout, photos, and data in the layout of CUB200."""
+    for name in ('configs', 'run_scripts', 'Revisit_Runs.sh'):
         (folder / name).symlink_to(ROOT / name)
     draw_photos(folder / 'photos' / 'images', ['lemon', *(f'n{number}' for number in range(18)), 'plum'])
     draw_photos(folder / 'Datasets' / 'cub200' / 'images', [f'{number:03d}.Bird' for number in range(1, 9)])
     (folder / 'Datasets' / 'cub200' / 'CUB_200_2011.tgz.unpacked').touch()               # so that nothing is downloaded
+
+
+@pytest.fixture(scope='module')
+def reader(tmp_path_factory):
+    """The folder of a reader after the first run of docs/start.md."""
+    folder = tmp_path_factory.mktemp('reader')
+    prepare(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr('sys.argv', ['main.py'])
@@ -160,10 +165,13 @@ def test_the_comparison_of_the_start_page(there, capsys):
     assert re.search(r'frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out) and any((there / 'figures').iterdir())
 
 
-def test_the_runs_of_the_readme(there, capsys):
+def test_the_runs_of_the_readme(tmp_path, monkeypatch):
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('sys.argv', ['main.py'])
     done = follow('README.md', 'A run', '--dry_run')
     assert done == ['main.py', 'main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
-    assert 'Margin' in (there / 'table.tex').read_text()
+    assert 'Margin' in (tmp_path / 'table.tex').read_text()
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
