@@ -104,7 +104,7 @@ def draw_photos(folder, names):
 
 
 def prepare(folder):
-    """Makes what a reader has before the first command: parts of a checkout, photos, and data in the layout of CUB200."""
+    """Makes what a reader has before the first command: parts of a checkout, photos, data in the layout of CUB200."""
     for name in ('configs', 'run_scripts', 'Revisit_Runs.sh'):
         (folder / name).symlink_to(ROOT / name)
     draw_photos(folder / 'photos' / 'images', ['lemon', *(f'n{number}' for number in range(18)), 'plum'])
