@@ -51,12 +51,10 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
             assert found.flags.c_contiguous
 
 
-@pytest.mark.parametrize('flags', [{}, {'augmentation': 'mlrc'}, {'augmentation': 'adv'}],
-                         ids=['base', 'mlrc', 'adv'])
-@pytest.mark.parametrize('cache', [False, True])
-def test_items_are_those_of_images_that_were_cropped_before(flags, cache, scenes, opt):
-    """In training and evaluation, with and without a cache, by item and by loader."""
-    flags = {'dataset': 'folder', 'source_path': str(scenes)} | flags
+@pytest.mark.parametrize('augmentation, cache', [('base', True), ('mlrc', True), ('adv', False), ('mlrc', False)])
+def test_items_are_those_of_images_that_were_cropped_before(augmentation, cache, scenes, opt):
+    """In training and evaluation, with and without a cache."""
+    flags = {'dataset': 'folder', 'source_path': str(scenes), 'augmentation': augmentation}
     if cache:
         flags |= {'image_cache': str(scenes / 'cache')}
     whole = datasets.select(opt(**flags), 16)
@@ -136,9 +134,8 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
 
 @pytest.mark.parametrize('box, sentence', [
     (('5', '5', '5', '9'), 'line 2: x1,y1,x2,y2 must be pixels with 0 <= x1 < x2 and 0 <= y1 < y2, not 5,5,5,9'),
-    (('-1', '5', '8', '9'), 'line 2: x1,y1,x2,y2 must be pixels with 0 <= x1'),
-    (('', '5', '8', '9'), 'not nothing,5,8,9'), (('1', 'y', '8', '9'), 'not 1,y,8,9'),
-    (('nan', '5', '8', '9'), 'not nan,5,8,9'), (('1', '5', 'inf', '9'), 'not 1,5,inf,9'),
+    (('-1', '5', '8', '9'), 'line 2: x1,y1,x2,y2 must be pixels with 0 <= x1'), (('', '5', '8', '9'), 'not nothing,5'),
+    (('1', 'y', '8', '9'), 'not 1,y,8,9'), (('nan', '5', '8', '9'), 'not nan,5,8,9'),
     (('5', '5', '81', '9'), r'0.png: the box x1,y1,x2,y2 = 5,5,81,9 of line 2 of the CSV file is not inside the image, '
                             'which has 80 x 60 pixels; correct the line'),
     (('5', '5', '9', '60.6'), '= 5,5,9,61 of line 2 of the CSV file is not inside'),
