@@ -1,6 +1,5 @@
 """Boxes of a CSV file are cropped wherever their images are read."""
 import csv
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of, manual_seed
 from utilities.errors import UserError
-from utilities.loading import Loader
 
 
 def write_list(file, rows):
@@ -64,16 +62,6 @@ def test_items_are_those_of_images_that_were_cropped_before(augmentation, cache,
         for one, other in ((whole.train, found.train), (whole.evaluation['test'], found.evaluation['test'])):
             assert len(one) == len(other) == 8 and one.labels.tolist() == other.labels.tolist()
             assert all(torch.equal(one[index, 5][0], other[index, 5][0]) for index in range(8))
-
-
-def test_loaders_in_other_processes_read_boxes(scenes, opt):
-    data = datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
-    test = data.evaluation['test']
-    loader = Loader(test, batch_size=8, num_workers=1, multiprocessing_context=multiprocessing.get_context('fork'),
-                    generator=torch.Generator())
-    (batch, _, _), = loader
-    expected = torch.stack([test[index][0] for index in range(8)])
-    assert torch.allclose(batch.float() / 255, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('decode', ['fast', 'auto'])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
 
 import datasets
 import parameters
@@ -82,15 +81,6 @@ def test_images_of_every_kind_are_the_same_bit_by_bit(augmentation, select, tmp_
         for path in read.rows:
             assert np.array_equal(np.asarray(read(path)), np.asarray(decoding.open_photo(path))), path
         assert {np.asarray(read(path)).shape[2] for path in read.rows} == {1, 3}           # grey images stay grey
-
-
-def test_what_was_resized_once_passes_again_unchanged():
-    random = np.random.default_rng(0)
-    for _ in range(200):
-        size, (height, width) = int(random.integers(5, 80)), random.integers(1, 150, 2).tolist()
-        image = Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        once = v2.Resize(size)(image)
-        assert np.array_equal(np.asarray(v2.Resize(size)(once)), np.asarray(once)), (size, height, width)
 
 
 def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):

@@ -293,14 +293,9 @@ def pairs(groups):
     return {(i, j) for i in range(len(groups)) for j in range(i) if groups[i] == groups[j]}
 
 
-def entropy(counts):
-    shares = np.array(counts) / sum(counts)
-    return -sum(p * math.log(p) for p in shares if p > 0)
-
-
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(2, 30), seed=st.integers(0, 10 ** 6))
-def test_f1_and_nmi_equal_their_definitions(n, seed):
+def test_f1_equals_its_definition(n, seed):
     random = np.random.default_rng(seed)
     labels, clusters = random.integers(0, 5, n), random.integers(0, 4, n)
     table = clustering.Contingency(labels, clusters)
@@ -312,11 +307,6 @@ def test_f1_and_nmi_equal_their_definitions(n, seed):
         assert clustering.f1(table) == pytest.approx(expected)
     else:
         assert math.isnan(clustering.f1(table))
-    joint = [np.sum((labels == a) & (clusters == b)) for a in range(5) for b in range(4)]
-    parts = [entropy([np.sum(labels == a) for a in range(5)]), entropy([np.sum(clusters == b) for b in range(4)])]
-    if sum(parts):
-        expected = (sum(parts) - entropy(joint)) / (sum(parts) / 2)
-        assert clustering.nmi(table) == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=60, deadline=None)

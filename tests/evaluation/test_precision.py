@@ -146,17 +146,6 @@ def test_the_nearest_images_of_collapsed_clusters():
         assert found.tolist() == distances.argsort(kind='stable')[:12].tolist()
 
 
-def test_scores_are_those_of_embeddings_around_their_mean():
-    grid = torch.from_numpy(np.random.default_rng(0).integers(-4, 5, (99, 3)).astype(np.float32))
-    assert precision.around_their_mean(grid / 2.5)(grid / 2.5) is not grid
-    unit = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    assert precision.around_their_mean(unit)(unit) is unit                                  # no copy of ordinary ones
-    moved = precision.around_their_mean(grid + 1000, grid[:5] + 1000)(grid + 1000)
-    assert moved.mean(dim=0).abs().max() < 1.5 and (moved * 64 == (moved * 64).round()).all()           # no rounding
-    same = torch.full((7, 3), .1)
-    assert not precision.around_their_mean(same)(same).any()
-
-
 @pytest.mark.parametrize('offset, scale, with_faiss', [
     (0, 1e-30, True), (0, 1e-30, False), (0, 1e15, True), (0, 1e15, False), (4096, 1, True), (4096, 1, False)])
 def test_clusters_depend_on_neither_offset_nor_unit(offset, scale, with_faiss, monkeypatch):
