@@ -40,7 +40,7 @@ def test_the_embedding_has_that_of_each_depth_in_a_row(normalize, opt):
 
 @pytest.mark.parametrize('arch, size, block, module, width', [              # maps, tokens, maps with channels last
     ('googlenet', 64, 8, 'inception4d', 528), ('timm:vit_tiny_patch16_224', 32, 4, 'blocks.3', 192),
-    ('torchvision:swin_t', 64, 4, 'features.3.1', 192)])
+    ('torchvision:swin_t', 64, 4, 'features.3.0', 192)])
 def test_the_mean_over_the_positions_of_a_block(arch, size, block, module, width, opt):
     if arch.startswith('timm'):
         pytest.importorskip('timm')
