@@ -1,7 +1,11 @@
 """How images are loaded: exactly as Pillow and torchvision's transforms would, or fast; in uint8, until the device."""
 import functools
+import multiprocessing
+import os
 import random
+import socket
 import time
+from multiprocessing.reduction import DupFd
 
 import numpy as np
 import pytest
@@ -13,7 +17,13 @@ import datasets
 from datasets import base, decoding, pipeline, transforms
 from tests.helpers import manual_seed
 from utilities.errors import UserError
-from utilities.loading import TrainingLoader, evaluation_batches, evaluation_loader, network_input
+from utilities.loading import (
+    TrainingLoader,
+    evaluation_batches,
+    evaluation_loader,
+    ignore_lost_connections,
+    network_input,
+)
 
 KINDS = {'444': {'subsampling': '4:4:4'}, '422': {'subsampling': '4:2:2'}, '420': {'subsampling': '4:2:0'},
          'progressive': {'progressive': True}, 'optimised': {'optimize': True, 'quality': 95}}
@@ -305,6 +315,25 @@ def test_without_data_workers_none_was_killed(patterns, opt):
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))
+
+
+def test_a_worker_prints_nothing_if_the_main_process_breaks_off_a_connection(capfd):
+    ours, theirs = multiprocessing.Pipe()
+
+    def work():
+        ignore_lost_connections(0)
+        theirs.send(DupFd(0))                                          # as it hands over the memory of a batch
+        theirs.recv()
+
+    worker = multiprocessing.get_context('fork').Process(target=work)
+    worker.start()
+    handed_over = ours.recv()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(handed_over._id[0])                         # and ends before it is answered
+    os.close(handed_over.detach())
+    ours.send('end')
+    worker.join()
+    assert worker.exitcode == 0 and not capfd.readouterr().err
 
 
 def test_a_long_first_epoch_says_how_long_it_waited_for_images(opt, patterns, monkeypatch, capsys):

@@ -132,6 +132,8 @@ def test_the_command_writes_a_list_and_a_contact_sheet(tmp_path, capsys):
 
 def test_the_images_of_a_run_and_photos_that_its_network_embeds(trained, tmp_path, capsys):
     out = ['--out', str(tmp_path / 'found.csv')]
+    assert Retrieve_Images.main(['suspects', str(trained), *out]) == 0
+    assert '24 images of 6 classes' in capsys.readouterr().out
     assert Retrieve_Images.main(['suspects', str(trained / 'checkpoint_last.pt'), *out, '--no_train_metrics']) == 0
     assert '12 images of 3 classes' in capsys.readouterr().out
     data = trained.parents[2] / 'data'
