@@ -119,21 +119,20 @@ def metric_title(metric):
 
 def table(methods):
     """
-    Returns the tables of all Methods, one for each data set, the highest R@1 first. A method is named by the flags that
-    the methods of its data set do not share.
+    Returns the tables of all Methods, one for each data set and number of seeds, the highest R@1 first. A method is
+    named by the flags that the methods of its data set do not share.
     """
     tables = []
     for title in dict.fromkeys(method.title for method in methods.values()):
         chosen = [method for method in methods.values() if method.title == title]
         shared = [flag for flag in chosen[0].flags if all(flag in method.flags for method in chosen)]
-        numbers = {len(method.runs) for method in chosen}
-        n = f', n = {max(numbers)}' if len(numbers) == 1 else ''
-        rows = [['`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`',
-                 *([] if n else [len(method.runs)]),
-                 *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN)]
-                for method in sorted(chosen, key=lambda method: -method.estimate().mean)]
-        tables += [f'**{title}**{n}: `python main.py {" ".join(shared)}` and the flags of the table.',
-                   markdown(['flags', *([] if n else ['n']), *map(metric_title, SHOWN)], rows)]
+        tables.append(f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.')
+        chosen.sort(key=lambda method: -method.estimate().mean)
+        for n in sorted({len(method.runs) for method in chosen}, reverse=True):
+            rows = [['`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`',
+                     *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN)]
+                    for method in chosen if len(method.runs) == n]
+            tables.append(markdown([f'flags, n = {n}', *map(metric_title, SHOWN)], rows))
     return '\n\n'.join(tables)
 
 
