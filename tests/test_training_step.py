@@ -2,7 +2,6 @@
 import argparse
 import functools
 import math
-import shlex
 import time
 import traceback
 
@@ -13,13 +12,14 @@ from torch._inductor import config as inductor
 
 import architectures
 import criteria
+import main
 import optimization
 import parameters
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
 from records import checkpoint
-from tests.helpers import assert_same_end, executing, folder_of, with_blocks
+from tests.helpers import assert_resumes_exactly, executing, folder_of, with_blocks
 from tests.shared_batches import (
     IN_FLOAT32,
     LOSSES,
@@ -320,6 +320,13 @@ def graphs(monkeypatch):
     return sizes
 
 
+def reset_before(begin):
+    def beginning(*arguments):
+        torch.compiler.reset()                                          # as in another process
+        return begin(*arguments)
+    return beginning
+
+
 def one_block(opt):
     return Backbone(torch.nn.Sequential(conv4.block(3), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()), 16)
 
@@ -332,12 +339,8 @@ def test_resumed_runs_end_with_the_same_bits(flags, quick, run, tmp_path, monkey
     graphs = request.getfixturevalue('graphs') if 'compile' in flags else []
     if 'compile' in flags:                                              # conv4 takes three times as long
         monkeypatch.setitem(architectures.ARCHITECTURES, 'conv4', argparse.Namespace(backbone=one_block))
-    arguments = [*quick, *shlex.split(flags), '--evaluation_metrics', 'e_recall@1']
-    assert run(*arguments, '--group', 'whole') == 0
-    assert run(*arguments, '--n_epochs', '1') == 0
-    torch.compiler.reset()                                              # as in another process
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+        monkeypatch.setattr(main, 'begin', reset_before(main.begin))
+    assert_resumes_exactly(run, tmp_path, [*quick, *flags.split(), '--evaluation_metrics', 'e_recall@1'])
     state = checkpoint.load(folder_of(tmp_path) / 'checkpoint_last.pt')
     assert ('scaler' in state) == ('float16' in flags.split())
     assert 'compile' not in flags or len({*graphs}) == 2, 'pieces of two sizes have graphs of their own'
