@@ -21,11 +21,13 @@ from utilities.errors import RunFailed
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
 # of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
 FORKER = """
-import json, os, signal, sys
+import functools, json, os, signal, sys
 import torch, torch.distributed as dist
 import main
 from utilities import processes, stopping
 
+main.parameters.build = functools.cache(main.parameters.build)
+main.parameters.build()
 for n, arguments, before in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
     host = os.fork()
@@ -81,7 +83,7 @@ WITHOUT_LAUNCHER = """
 del os.environ['TORCHELASTIC_USE_AGENT_STORE'], os.environ['LOCAL_WORLD_SIZE']
 os.environ['MASTER_PORT'] = str(30000 + os.getppid() % 20000)
 """
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
+FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 
 
 def runs(folder, *plan, seconds=1200):
@@ -95,11 +97,11 @@ def runs(folder, *plan, seconds=1200):
 
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
-    """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
+    """Of 36 images per split: --bs 5 makes eight batches, the last one smaller; --bs 30, fewer than processes."""
     flags, after = [*quick, *FEW, '--n_epochs', '0'], 'from retrieval import actions; main.work = actions.work'
-    variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
-                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
-                ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
+    variants = [['--bs', '30', '--eval_reference', 'all', '--pca', '4', '--eval_autocast', 'bfloat16',
+                 '--no_train_metrics', 'false'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
     plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
@@ -110,10 +112,10 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     assert codes == [[0] * n for n, *_ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
-    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 8]]
+    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 4]]
     assert all(lines[0].endswith(', epoch 0') and len(lines) >= 5 for lines in printed)
-    assert all(printed[i] == printed[i + 1] for i in range(0, 8, 2))
-    assert len(set(map(str, printed))) == len(variants)
+    assert all(printed[i] == printed[i + 1] for i in (0, 2))
+    assert printed[0] != printed[2]
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
     assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
     names = [sorted(path.name for path in (tmp_path / f'drawn{n}').iterdir()) for n in (1, 3)]
@@ -170,10 +172,10 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
             (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2,
              'disturb(0, lambda: os.kill(os.getpid(), 15))'),
             *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
-              for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
+              for n, name in ((3, 'bug2'), (3, 'killed'), (1, 'term0'))]]
     codes, out, error = runs(tmp_path, *plan)
     assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
-    assert codes[5:9] == [[130, 130, 130]] * 2 + [[130, 130]] * 2 and codes[9:] == [[0] * 3] * 4 + [[0]], error
+    assert codes[5:9] == [[130, 130, 130]] * 2 + [[130, 130]] * 2 and codes[9:] == [[0] * 3] * 2 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
@@ -181,7 +183,7 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     assert not (folder_of(tmp_path, 'once_s1') / lock.NAME).exists()
     for name in ('term1', 'term0', 'once'):
         assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
-    for name in ('bug0', 'bug2', 'killed', 'term1'):
+    for name in ('bug2', 'killed'):
         assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
     assert len(rows_of(folder_of(tmp_path, 'term0_s1'))) == 3
 
