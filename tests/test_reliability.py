@@ -357,7 +357,7 @@ def test_random_signals_kills_and_faults(tmp_path):
               'parameters.build, tempfile.tempdir = functools.cache(parameters.build), sys.argv[1]\n'
               'processes.CONFIGURATIONS = ["workers"]\n'
               'sys.exit(faults.main(sys.argv[2:]))')
-    code, out, error = executed(tmp_path, faults, tmp_path, '--n', '2', '--only', *kinds)
+    code, out, error = executed(tmp_path, faults, tmp_path, '--n', '1', '--only', *kinds)
     assert code == 0, out + error
     assert all(f'{kind} ' in out for kind in kinds)
 
