@@ -29,7 +29,7 @@ def calls(monkeypatch):
     ['--augmentation', 'none', '--embed_norm', 'batch', '--ema', '.9', '--micro_bs', '5'],
     ['--augmentation', 'none', '--eval_size', '20', '--pool', 'avg', '--no_train_metrics', '--warmup', '1'],
     ['--augmentation', 'none', '--arch', 'torchvision:mobilenet_v2_normalize', '--bs', '10', '--input_size', '48',
-     '--iterations_per_epoch', '1'],
+     '--n_epochs', '1'],
     ['--augmentation', 'base', '--use_tv_split', '--bs', '8'],
     ['--augmentation', 'none', '--data_sampler', 'd2_coreset', '--data_batchmatch_bigbs', '24'],
 ], ids=' '.join)
