@@ -245,8 +245,8 @@ def recipes(kind, name):
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in used
             if flag in settings or name != actions()[flag].default]
     by_default = len(used) - len(rows)
-    lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.'
-             ] if by_default else []
+    lines = [f'It is the default, with which {by_default} of {len(papers())} '
+             '[recipes](../../run_scripts.md#recipes) train.'] if by_default else []
     if rows:
         lines += ['', text_tables.markdown(['paper and data', 'command'], rows)]
     return lines or ['No file of `configs/papers/` sets it; [run scripts](../../run_scripts.md) may.']

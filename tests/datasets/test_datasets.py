@@ -1,6 +1,7 @@
 """Every layout a user may have, splits, images of all kinds, and data that are missing or bad."""
 import io
 import os
+import runpy
 import shutil
 
 import numpy as np
@@ -542,6 +543,13 @@ def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, cap
     images = select(opt, tmp_path / 'data', 'folder', max_megapixels=1).train
     with pytest.raises(UserError, match='bomb.png: .* more than 1 megapixels'):
         images[[path.name for path in images.paths].index('bomb.png')]
+
+
+def test_a_large_image_below_the_limit_gives_no_warning(monkeypatch, bomb, recwarn):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 40_000_000)                 # above which Pillow warns
+    fresh = runpy.run_path(decoding.__file__)                                  # pytest has reset the filters
+    with fresh['opened'](io.BytesIO(bomb)) as image:
+        assert image.size == (8000, 8000) and not recwarn.list
 
 
 def test_broken_images_are_left_out_on_request(opt, tmp_path, capsys):

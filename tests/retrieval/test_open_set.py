@@ -24,7 +24,7 @@ def answers_of(similarity, is_known, is_right, labels):
 
 
 def brute_force(found, threshold):
-    """The definitions of docs/metrics.md in loops; thresholds are tried one by one."""
+    """The definitions of docs/protocols.md in loops; thresholds are tried one by one."""
     queries = list(zip(found.similarity.tolist(), found.is_known, found.is_right, found.labels, strict=True))
     known, unknown = ([query for query in queries if query[1] == side] for side in (True, False))
 
