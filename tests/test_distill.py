@@ -1,5 +1,4 @@
 """--distill: the similarities of a teacher as a term beside any loss; its value, its runs and what it refuses."""
-import math
 import shlex
 import shutil
 
@@ -48,18 +47,6 @@ def test_value_and_gradient_are_those_of_loops_and_the_teacher_gets_none(tempera
     gradient, nothing = torch.autograd.grad(found, [batch, teacher_batch], allow_unused=True)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, batch)[0], rtol=1e-9, atol=1e-9)
     assert nothing is None
-
-
-def test_the_gradient_moves_the_similarities_towards_those_of_the_teacher():
-    """With respect to the similarities, it is T / B times the difference of the two distributions."""
-    cosines, targets = random(5, 5).requires_grad_(), random(5, 5, seed=1)
-    value = criteria.distillation.distillation(cosines, targets, .5)
-    gradient, = torch.autograd.grad(value, cosines)
-    wanted = .5 / 5 * ((cosines / .5).softmax(dim=1) - (targets / .5).softmax(dim=1))
-    torch.testing.assert_close(gradient, wanted)
-    batch = random(6, 4).requires_grad_()
-    same = distillation_loss(batch, 3 * batch.detach() @ torch.linalg.qr(random(4, 4, seed=2))[0])      # a rotation
-    assert abs(same.item()) < 1e-12 and torch.autograd.grad(same, batch)[0].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize('loss, more', [
@@ -140,30 +127,6 @@ def test_the_teacher_sees_the_same_images_and_stays_as_it_is(teacher, quick):
     torch.testing.assert_close(taught, expected, rtol=1e-5, atol=1e-5)
     assert taught.shape == (5, 7) and built.teacher.bgr and not built.model.bgr
     assert built.teacher.mean.flatten().tolist() != built.model.mean.flatten().tolist()
-
-
-def test_the_average_is_that_of_the_steps_before(quick):
-    """The mean teacher of a step: the average after the last one, in evaluation mode."""
-    opt = parameters.parse([*quick, '--distill', 'ema', '--ema', '0.5', '--iterations_per_epoch', '1'])
-    built = parts.build(opt)
-    loader, losses = TrainingLoader(opt, built.data.train, built.sampler), []
-    for epoch in (1, 2, 3):
-        main.train_epoch(opt, built, loader, epoch)
-        losses.append(float(built.criterion.log['distillation']))
-    assert built.step.teacher is built.ema.average is built.teacher and not built.teacher.training
-    assert 'teacher' not in built.with_state() and 'teacher_checksum' not in built.with_state()
-    assert all(math.isfinite(loss) and loss > 0 for loss in losses)
-
-
-def test_a_student_learns_its_teachers_similarities(teacher, quick):
-    """With the distillation as good as alone, and at a temperature at which its similarities differ."""
-    opt = parameters.parse([*quick, '--distill', str(teacher), '--distill_w', '1e6', '--distill_T', '0.01', '--lr',
-                            '0.003', '--iterations_per_epoch', '25', '--augmentation', 'none'])
-    built = parts.build(opt)
-    loader, losses = TrainingLoader(opt, built.data.train, built.sampler), []
-    for epoch in (1, 2):
-        losses.append(main.train_epoch(opt, built, loader, epoch)['train_distillation'])
-    assert losses[1] < losses[0] / 2
 
 
 def test_a_resumed_run_refuses_another_teacher(teacher, quick, run, tmp_path, capsys):

@@ -121,14 +121,6 @@ def test_on_two_views_the_contrastive_losses_are_those_of_their_papers(loss, fla
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     one, other = (torch.autograd.grad(value, batch)[0] for value in (found, expected))
     torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    if loss == 'ntxent':
-        unit = F.normalize(batch.detach(), dim=1)
-        weights = (unit @ unit.T / 0.4).fill_diagonal_(-torch.inf).softmax(dim=1)                       # [B, B]
-        partner = torch.arange(8) ^ 1
-        pulled = (weights - torch.eye(8, dtype=torch.float64)[partner]) @ unit / 0.4 / 8                # Table 2
-        pulled += (weights - torch.eye(8, dtype=torch.float64)[partner]).T @ unit / 0.4 / 8             # as a key
-        tangent = pulled - (pulled * unit).sum(dim=1, keepdim=True) * unit
-        torch.testing.assert_close(one * batch.detach().norm(dim=1, keepdim=True), tangent, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize('flags', [
@@ -165,7 +157,6 @@ def test_views_come_from_the_cache_as_well(quick, tmp_path):
 
 @pytest.mark.parametrize('flags, sentence', [
     ('--bs 10 --views 3', '--bs 10 is not divisible by --views 3, the number of times that each image is in its batch'),
-    ('--views 0', '--views: expected a whole number of at least 1, not 0'),
     ('--unsupervised --samples_per_class 2', '--samples_per_class 2: with --unsupervised, a class has one image'),
     ('--unsupervised --embed_init lda', '--embed_init lda uses the labels of the training images'),
 ])
@@ -177,13 +168,10 @@ def test_flags_that_cannot_be_are_refused(flags, sentence):
 @pytest.mark.parametrize('flags, sentence', [
     ('--views 2 --bs 12 --samples_per_class 4', '--views 2: of --bs 12, the sampler chooses 6 images, which are its '
      '--bs: --bs 6 is not divisible by --samples_per_class 4'),
-    ('--views 2 --bs 40', '--views 2: of --bs 40, the sampler chooses 20 images, .* needs 10 classes'),
     ('--unsupervised --samples_per_class 1 --loss supcon --batch_mining none',
      '--unsupervised: an image is alone in its class, and --loss supcon needs pairs of a class; give --views 2'),
     ('--unsupervised --samples_per_class 1 --views 2 --data_sampler hierarchical',
      '--unsupervised: --data_sampler hierarchical needs super-classes'),
-    ('--unsupervised --samples_per_class 1 --views 2 --loss happier --batch_mining none',
-     '--unsupervised: --loss happier needs super-classes'),
     ('--samples_per_class 1 --loss supcon --batch_mining none', '--samples_per_class 1: --data_sampler class_random'),
 ])
 def test_runs_that_cannot_be_are_refused(flags, sentence, quick):
