@@ -144,7 +144,8 @@ def tuned_table(methods, file=ROWS / 'folds.csv'):
             average({('', seed): 100 * np.array([value])
                      for seed, value in zip(lines.seed, lines[f'{form}_test_{metric}'], strict=True)})
             for metric in SHOWN[:2] for form in FORMS)]
-        rows.append([group.partition('_')[2], *(plus_minus(estimate, tight=True) for estimate in estimates)])
+        loss, = (flag.removeprefix('--loss ') for flag in methods[group].flags if flag.startswith('--loss '))
+        rows.append([loss, *(plus_minus(estimate, tight=True) for estimate in estimates)])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
     return markdown(['loss', 'not tuned, R@1', *heads], rows)
 

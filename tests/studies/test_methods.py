@@ -75,7 +75,7 @@ def test_the_losses_that_were_tuned_on_folds():
         values = [100 * float(row['concatenated_test_map_at_r']) for row in csv.DictReader(file)
                   if row['group'] == 'Omniglot_NTXent']
     half = stats.t.ppf(.975, len(values) - 1) * stats.sem(values)
-    assert cells['NTXent']['concatenated, MAP@R'] == f'{np.mean(values):.1f}±{half:.1f}' and len(cells) == 8
+    assert cells['ntxent']['concatenated, MAP@R'] == f'{np.mean(values):.1f}±{half:.1f}' and len(cells) == 8
 
 
 def test_the_intervals_over_seeds_are_student_s():
