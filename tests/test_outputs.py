@@ -62,8 +62,7 @@ def full_after(n_bytes):
 def called(name, places, out, capsys):
     script, line, *_ = COMMANDS[name]
     arguments = line.format(**places, out=out).split()
-    if script is Retrieve_Images:
-        arguments += MACHINE
+    arguments += {Retrieve_Images: MACHINE, Result_Evaluations: ['--metrics', 'e_recall@1']}.get(script, [])
     capsys.readouterr()
     code = script.main(arguments)
     return code, capsys.readouterr().err
