@@ -32,14 +32,16 @@ def test_clusters_every_other_epoch_and_in_the_last(quick, run, tmp_path):
 
 
 def test_intervals_stand_beside_their_metric(quick, run, tmp_path, capsys, all_plots):
-    assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--pictures', 'metrics', '--evaluation_metrics',
-               'e_recall@1', 'map_at_r', 'dists@intra', 'nmi') == 0
+    assert run(*quick, '--n_epochs', '0', '--bootstrap', '40', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi',
+               'dists@intra') == 0
     row, = rows_of(folder_of(tmp_path))
     for name in ('e_recall@1', 'map_at_r'):
         low, value, high = (float(row[f'test_{name}{end}']) for end in ('_low', '', '_high'))
         assert low <= value <= high
     assert 'test_nmi_low' not in row and 'test_dists@intra_low' not in row
-    plots = folder_of(tmp_path) / 'plots'
+    assert run(*quick, '--n_epochs', '0', '--pictures', 'metrics', '--group', 'drawn', '--evaluation_metrics',
+               'e_recall@1', 'dists@intra') == 0
+    plots = folder_of(tmp_path, 'drawn_s1') / 'plots'
     assert {'curves.png', 'loss.png', 'e_recall.png', 'dists@intra.png'} <= {file.name for file in plots.iterdir()}
     assert after_training(plots.parent, 'pictures', tmp_path / 'drawn') == 2
     assert 'nothing to draw with --pictures metrics' in capsys.readouterr().err

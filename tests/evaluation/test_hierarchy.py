@@ -61,7 +61,7 @@ def test_the_query_does_not_count_at_its_level():
     assert hierarchy.h_ap(np.array([[1, 2, 3]]), np.array([[1, 2, 1]], np.uint8), 2) == pytest.approx([0.75])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(case=cases())
 def test_with_one_level_h_ap_is_the_average_precision(case):
     points, labels, is_query = case
