@@ -263,15 +263,13 @@ def test_evaluation_asks_the_built_criterion_for_its_distance(quick, run, tmp_pa
 
 def test_every_backend_gets_what_it_takes(quick, run, tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator')
-    assert run(*quick, '--loss', 'triplet', '--n_epochs', '1', '--projector') == 0
+    assert run(*quick, '--loss', 'triplet', '--n_epochs', '1') == 0
     events = accumulator.EventAccumulator(str(folder_of(tmp_path) / 'tensorboard'))
     events.Reload()
     assert {'train/loss', 'train/grad_norm', 'train/tuples', 'train/active_share', 'lr', 'lr/backbone', 'lr/embedding',
             'test/e_recall@1', 'test/map_at_r'} <= set(events.Tags()['scalars'])
     share, = events.Scalars('train/active_share')
     assert 0 < share.value <= 1
-    folder, = (folder_of(tmp_path) / 'tensorboard').glob('0*/test')
-    assert [len((folder / f'{name}.tsv').read_text().splitlines()) for name in ('tensors', 'metadata')] == [36, 36]
 
 
 def test_secrets_are_never_written(quick, run, tmp_path, monkeypatch, capsys):
