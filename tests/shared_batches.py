@@ -58,16 +58,13 @@ SUMS = {'losses with parameters': [loss for loss, module in criteria.CRITERIA.it
 LOSSES = {name: summed(losses, map(miner_of, losses)) for name, losses in SUMS.items()}
 TRAINED = LOSSES | {
     f'sampled by {name}': f'--data_sampler {name}' for name, module in datasampler.SAMPLERS.items()
-    if getattr(module, 'REQUIRES_STORAGE', False)
+    if getattr(module, 'REQUIRES_STORAGE', False) and name != 'd2_coreset'
 } | {
     'miners': summed(map(loss_of, MINERS), MINERS),
-    'weights': '--loss margin+proxyanchor+multisimilarity --batch_mining distance+none+none --loss_weights 1 0.5 2',
     'memory': '--loss contrastive+softmax --batch_mining all+none --xbm_size 25 --xbm_start 3',
     'moments of the memory bank': '--data_sampler d2_coreset --data_mb_mom 0.5 --data_idx_full_prec',
-    'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --optim rmsprop '
+    'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --loss_weights 1 2 --optim rmsprop '
                                '--embed_optim adam --loss_optim sgd --loss_momentum 0 --clip_grad 0.1',
-    'library': '--loss pml:ProxyNCALoss+pml:TripletMarginLoss --batch_mining none+pml:TripletMarginMiner '
-               '--loss_pml_lr 0.1',
     'features and layer': '--loss features_and_layer --batch_mining none',
     'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
     'cascade': '--loss contrastive+margin --batch_mining all+distance --embed_dim 6 --cascade 1 '
@@ -75,19 +72,18 @@ TRAINED = LOSSES | {
     'synthetic negatives': '--loss triplet+softmax --batch_mining semihard+none --daml --daml_layers 9 --dr_weight 0.3',
     'prefixes': '--loss proxyanchor+triplet --batch_mining none+semihard --matryoshka 2 5 --matryoshka_weights 1 0.5',
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
-    'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
     'of one image': '--bs 1 --samples_per_class 1 --loss softmax --batch_mining none',
-    'clipped': '--loss proxyanchor --batch_mining none --clip_grad 0.5 --clip_grad_value 0.2',
-    'views': '--bs 12 --views 3 --loss margin --batch_mining distance',
+    'views': '--bs 12 --views 3 --warmup 1 --loss margin --batch_mining distance',
     'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',
     'distilled from another network': '--loss supcon --batch_mining none --distill another --distill_w 3',
     'guided by language': '--loss margin --batch_mining distance --language_distill_w 3 --language_vectors given '
                           '--language_delay 3',
     'images and an optimizer of its own': '--loss asks_for_all --batch_mining none --scheduler step --tau 1',
-    'warm-up': '--warmup 1 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
+    'momentum': '--optim sgd --lr 0.05 --clip_grad 0.5 --clip_grad_value 0.2 --bs 7 --data_sampler image_random '
+                '--loss multisimilarity --batch_mining none',
 }
 ONE_STEP = '--optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
-IN_FLOAT32 = {loss: summed([loss], [miner_of(loss)]) for loss in ('triplet', 'smoothap', 'hier', 's2sd')}
+IN_FLOAT32 = {loss: summed([loss], [miner_of(loss)]) for loss in ('triplet', 'hier', 's2sd')}
 
 
 def cases_of(way):
@@ -96,8 +92,7 @@ def cases_of(way):
     not see the pieces of one process; of two processes, a few cases tell what three do not.
     """
     if way == '2 processes':
-        return ['weights', 'memory', 'PADS', 'of one image', 'images and an optimizer of its own',
-                'distilled from the average']
+        return ['memory', 'PADS', 'of one image', 'images and an optimizer of its own', 'distilled from the average']
     return [name for name in TRAINED if way != 'in pieces' or name != 'miners' and not name.startswith('sampled by')]
 
 

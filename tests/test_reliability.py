@@ -284,12 +284,9 @@ def test_a_size_that_no_weights_have_is_refused_before_memory_is_taken(half, run
 
 def test_nested_aliases_are_a_sentence(tmp_path):
     file = tmp_path / 'flags.yaml'
-    for level in ('[{}]', '{{<<: [{}]}}'):
-        levels = [f'{new}: &{new} {level.format(", ".join([f"*{old}"] * 9))}\n' for old, new in zip(
-            'abcdefghi', 'bcdefghij', strict=True)]
-        file.write_text(f'a: &a {level[0] == "[" and "[x, x]" or "{x: 1}"}\n{"".join(levels)}')
-        with pytest.raises(UserError, match='flags.yaml: not readable: its aliases stand for more than 10,000 values'):
-            run_folder.read_checked(file)
+    file.write_text('a: &a [*a]\n')
+    with pytest.raises(UserError, match='flags.yaml: not readable: its aliases stand for more than 10,000 values'):
+        run_folder.read_checked(file)
     for deep in ('a: ' + 200_000 * '[', 'a:\n- ' + 100_000 * '- '):                # libyaml's loader would crash
         file.write_text(deep)
         with pytest.raises(UserError, match='flags.yaml: not readable: nested too deeply'):
