@@ -139,7 +139,7 @@ def assert_resumes_exactly(run, tmp_path, arguments, *changed):
 
 
 # Forgets and refuses all modules that are neither torch's nor the standard library's. Each file stands alone in a
-# folder of its own and runs its examples in a child process. argv: a JSON list of folders.
+# folder of its own, and runs its examples there. argv: a JSON list of folders.
 ALONE = """
 import doctest, importlib, json, os, sys
 import torch
@@ -157,17 +157,15 @@ class Refuse:
         if top not in OWN and f'{top}.py' not in os.listdir('.'):
             raise ModuleNotFoundError(f'only torch is here, not {top}')
 
+sys.path[:0] = ['']
+sys.meta_path.insert(0, Refuse)
 for folder in json.loads(sys.argv[1]):
-    if not os.fork():
-        os.chdir(folder)
-        sys.path[:0] = ['']
-        sys.meta_path.insert(0, Refuse)
-        name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
-        found = doctest.testmod(importlib.import_module(name))
-        exec(open('snippet.txt').read(), {'embeddings': torch.randn(8, 4), 'labels': torch.arange(8) // 2})
-        print(name, found.attempted, found.failed, flush=True)
-        os._exit(0)
-    os.wait()
+    os.chdir(folder)
+    name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
+    found = doctest.testmod(importlib.import_module(name))
+    exec(open('snippet.txt').read(), {'embeddings': torch.randn(8, 4), 'labels': torch.arange(8) // 2})
+    print(name, found.attempted, found.failed, flush=True)
+    del sys.modules[name]
 """
 
 
