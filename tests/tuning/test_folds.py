@@ -3,6 +3,7 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
+import Evaluate_Ensemble
 import Hyperparameter_Search
 from tests.helpers import after_training, rows_of
 from tests.tuning.stub import started, study_of, table_of
@@ -28,7 +29,9 @@ def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, flags, stub):
 
 
 def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(flags, tmp_path, capsys):
-    arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1']
+    """With cascaded embeddings; its reproductions are the members of an ensemble."""
+    arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1',
+                 '--cascade', '1', '--cascade_fractions', '0.5']
     assert Hyperparameter_Search.main(arguments) == 0
     out = capsys.readouterr().out
     study = tmp_path / 'study'
@@ -48,6 +51,13 @@ def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(fla
     lines = (study / 'trials' / 'trial_0001.sh').read_text().splitlines()
     assert len(lines) == 2 and all(line.startswith('python main.py --config ') for line in lines)
     assert lines[0].endswith('--group=trial_0001_fold0')
+
+    folders = [str(made / f'study_fold{fold}_s2') for fold in (0, 1)]
+    assert Evaluate_Ensemble.main([*folders, '--save_path', str(tmp_path / 'E')]) == 0
+    log, = (tmp_path / 'E').glob('*/*/log.csv')
+    scores = {row['form']: float(row['test_map_at_r']) for row in rows_of(log.parent, ())
+              if row['trained_status'] == 'trained'}
+    assert scores.keys() == {'separated', 'concatenated'} and all(0 < score < 1 for score in scores.values())
 
 
 def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, capsys):
