@@ -13,11 +13,9 @@ import batch_mining
 import batchminer
 import criteria
 import datasampler
-from batch_mining import npair as npair_miner
 from tests.helpers import images_of
 from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
-from utilities.public import lists_from_masks, masks_from_lists
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
@@ -81,20 +79,6 @@ class Criterion(torch.nn.Module):
             exponents = (own * (batch[others] - batch[positive:positive + 1])).sum(dim=1)
             loss = loss + torch.log(1 + torch.exp(exponents).sum()) / len(anchors)
         return loss
-'''
-NPAIR_AT_ONCE = IMPORTS + '''
-ALLOWED_MINING_OPS = ['npair']
-
-class Criterion(torch.nn.Module):
-    def __init__(self, opt, batchminer):
-        super().__init__()
-        self.batchminer = batchminer
-
-    def forward(self, batch, labels, **kwargs):
-        anchors, positives, negatives = self.batchminer(batch, labels)
-        anchors, positives, negatives = batch[anchors], batch[positives], batch[negatives]
-        exponents = (anchors[:, None] * (negatives - positives[:, None])).sum(dim=2)
-        return torch.log(1 + torch.exp(exponents).sum(dim=1)).mean()
 '''
 LIFTED = IMPORTS + '''
 ALLOWED_MINING_OPS = ['lifted']
@@ -198,10 +182,8 @@ def test_a_criterion_of_triples_takes_every_miner_whatever_it_makes_of_the_label
 
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('labels', [LABELS, UNEVEN], ids=['even', 'uneven'])
-@pytest.mark.parametrize('text, name', [(NPAIR, 'npair'), (NPAIR_AT_ONCE, 'npair'), (LIFTED, 'lifted')])
+@pytest.mark.parametrize('text, name', [(NPAIR, 'npair'), (LIFTED, 'lifted')])
 def test_a_criterion_of_lists_gives_what_ours_gives(text, name, labels, device, registered, opt):
-    if text is NPAIR_AT_ONCE and labels is UNEVEN:
-        pytest.skip('it needs as many negatives for each anchor')
     registered(text)
     flags = {'batch_mining': name, 'loss_npair_l2': 0, 'loss_lifted_l2': 0}
     assert value(opt, device, labels, loss='own', **flags) == pytest.approx(
@@ -227,15 +209,6 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
         flags = {'batch_mining': name, 'loss_npair_l2': 0, 'loss_lifted_l2': 0}
         ours, theirs = (value(opt, device, loss=loss, **flags) for loss in (name, 'own'))
         assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-def test_masks_of_the_miner_npair_survive_as_lists():
-    for labels in (LABELS, UNEVEN, torch.zeros(12).long(), torch.arange(12)):
-        masks = npair_miner.npair_tuples(labels)
-        anchors, positives, negatives = lists_from_masks(*masks, 'npair')
-        assert len(anchors) == len(positives) == len(negatives)
-        assert all(torch.equal(*pair) for pair in zip(masks_from_lists(anchors, positives, negatives, BATCH), masks,
-                                                      strict=True))
 
 
 def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
@@ -276,8 +249,7 @@ class Criterion(torch.nn.Module):
 '''
 
 
-@pytest.mark.parametrize('inner, miner', [('triplet', 'all'), ('margin', 'semihard'), ('npair', 'npair'),
-                                          ('lifted', 'lifted'), ('multisimilarity', 'none')])
+@pytest.mark.parametrize('inner, miner', [('margin', 'semihard'), ('npair', 'npair'), ('multisimilarity', 'none')])
 def test_a_criterion_of_the_public_code_selects_a_criterion_and_a_miner_by_their_names(inner, miner, registered, opt):
     registered(INSIDE.format(inner=inner))
     ours, theirs = (value(opt, loss=loss, batch_mining=miner, miner_semihard_margin=0.2) for loss in (inner, 'own'))

@@ -63,7 +63,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch, tmp_path):
     if 'bninception' in line:
         pytest.importorskip('pretrainedmodels')
     small = ['--dataset', 'folder', '--source_path', str(patterns), '--not_pretrained', '--device', 'cpu', '--bs', '8',
-             '--samples_per_class', '2', *(['--input_size', '64'] if 'resnet50' in line else [])]
+             '--samples_per_class', '2', '--input_size', '64' if 'resnet50' in line else '96']
     if 'language' in line:
         names = sorted(folder.name for folder in (patterns / 'images').iterdir())
         vectors = np.random.default_rng(0).random((len(names), 5, 7))

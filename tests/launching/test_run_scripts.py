@@ -3,7 +3,6 @@ import os
 import re
 import shlex
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,9 +45,7 @@ def groups_of(name):
 def test_the_runs_of_roth_et_al():
     seeds = groups_of('Revisit_Runs.sh')
     assert all(found == list('01234') for found in seeds.values())
-    assert Counter(group.split('_')[0] for group in seeds) == {'CUB': 23, 'CARS': 23, 'SOP': 21}
-    assert {group.removeprefix('CUB_') for group in seeds} - {group.removeprefix('SOP_') for group in seeds} > {
-        'ProxyNCA', 'SoftTriple'}
+    assert len(seeds) == 67                       # their names: reports/test_published.py
     lines = {line[line.index('--group') + 1]: shlex.join(line) for line in script.commands(ROOT / 'Revisit_Runs.sh')}
     assert '--loss_histogram_nbins 11' in lines['SOP_Histogram'] and '--n_epochs 100' in lines['SOP_Npair']
     assert '--arch resnet50_frozen ' in lines['CARS_Angular'] + ' ' and '--arch' not in lines['CARS_ArcFace']
@@ -56,10 +53,8 @@ def test_the_runs_of_roth_et_al():
 
 
 def test_the_runs_of_direction_regularisation():
-    seeds = groups_of('run_scripts/Direction_Runs.sh')
-    methods = {'Triplet', 'DR_Triplet', 'ProxyNCA', 'DR_ProxyNCA', 'MS', 'DR_MS'}
-    assert set(seeds) == {f'{data}_{method}' for data in ('CUB', 'CARS', 'InShop') for method in methods}
     lines = {line[line.index('--group') + 1]: line for line in script.commands(RUN_SCRIPTS / 'Direction_Runs.sh')}
+    assert len(lines) == 3 * 6
     with_term, without = ([word for word in lines[f'CUB_{name}'] if name not in word] for name in ('DR_MS', 'MS'))
     assert [pair for pair in zip(with_term, without, strict=False) if pair[0] != pair[1]][0] == ('0.28', '0')
 
@@ -73,30 +68,14 @@ def test_the_first_results_are_lines_of_the_papers_scripts():
 
 def test_the_runs_of_the_reality_check():
     seeds = groups_of('run_scripts/Reality_Check_Runs.sh')
-    assert len(seeds) == 224 and all(found == ['0'] for found in seeds.values())
-    assert Counter(group.split('_')[0] for group in seeds) == dict.fromkeys(('CUB', 'CARS', 'SOP', 'CUB256'), 14 * 4)
+    assert len(seeds) == 4 * 14 * 4 and all(found == ['0'] for found in seeds.values())
     used = {file for line in script.commands(RUN_SCRIPTS / 'Reality_Check_Runs.sh') for file in line if '/' in file}
     assert used == {str(file.relative_to(ROOT)) for file in (ROOT / 'configs' / 'mlrc').rglob('*.yaml')}
 
 
-def test_the_runs_of_the_baselines(monkeypatch):
-    assert len(groups_of('run_scripts/Baseline_Runs.sh')) == 5 * 3
-    monkeypatch.setenv('ARCHS', 'mobilenet_v2 timm:resnet18.a1_in1k')
-    monkeypatch.setenv('DATASETS', 'cars196 inshop')
-    monkeypatch.setenv('EMBED_DIM', '64')
-    lines = [dict(zip(line[::2], line[1::2], strict=False))
-             for line in script.commands(RUN_SCRIPTS / 'Baseline_Runs.sh')]
-    assert len(lines) == 2 * 2 * 3 and {line['--dataset'] for line in lines} == {'cars196', 'inshop'}
-    assert {line['--arch'] for line in lines} == {'mobilenet_v2_frozen_normalize',
-                                                  'timm:resnet18.a1_in1k_frozen_normalize'}
-    groups = {line[line.index('--group') + 1]: line for line in script.commands(RUN_SCRIPTS / 'Baseline_Runs.sh')}
-    assert '--eval_features' in groups['Frozen_mobilenet_v2_kNN']
-    assert {'lda', '64'} < set(groups['Frozen_timm_resnet18.a1_in1k_LDA64'])
-
-
-def budget(hours, *flags, **environment):
-    return subprocess.run(['bash', STUDY, '--list', '--budget', hours, *flags], capture_output=True,
-                          text=True, env=os.environ | environment)
+def budget(hours, **environment):
+    return subprocess.run(['bash', STUDY, '--list', '--budget', hours], capture_output=True, text=True,
+                          env=os.environ | environment)
 
 
 def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
@@ -125,8 +104,7 @@ def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
     none = budget(f'{samplers / 5:.3f}', **small)
     assert none.returncode == 2 and not none.stdout and 'hours; choose fewer SECTIONS' in none.stderr
     assert float(none.stderr.partition('exceed it by ')[2].split()[0]) == pytest.approx(samplers * .4, abs=.02)
-    assert 'expected a number of hours' in budget('many').stderr and budget('many').returncode == 2
-    assert budget('9', '--device', 'cpu', **small).stdout.splitlines()[0].endswith('--device cpu')
+    assert 'expected a number of hours' in budget('many').stderr
 
 
 def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():
