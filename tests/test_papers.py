@@ -1,4 +1,5 @@
 """The published recipes of configs/papers: they parse, have an effect, and train a tiny network of the same family."""
+import functools
 import math
 import re
 from pathlib import Path
@@ -22,8 +23,13 @@ SMALL = {'bs': '12', 'samples_per_class': '2', 'micro_bs': '5', 'embed_dim': '16
          'eval_resize': '36'}
 
 
+@functools.cache
+def parser():
+    return parameters.build()
+
+
 def parse(file, *arguments):
-    return parameters.parse(['--config', str(file), *arguments])
+    return parameters.parse(['--config', str(file), *arguments], parser=parser())
 
 
 @pytest.fixture(scope='module')

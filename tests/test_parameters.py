@@ -1,5 +1,6 @@
 """The flags: the public code's names and defaults, config files, and sentences for what cannot be."""
 import argparse
+import functools
 import math
 import re
 import shlex
@@ -48,8 +49,13 @@ PUBLIC_METRICS = """e_recall@1 e_recall@2 e_recall@4 nmi f1 mAP_1000 mAP_lim mAP
 dists@intra_over_inter rho_spectrum@0 rho_spectrum@-1 rho_spectrum@1 rho_spectrum@2 rho_spectrum@10"""
 
 
+@functools.cache
+def parser():
+    return parameters.build()
+
+
 def parse(text):
-    return parameters.parse(shlex.split(text))
+    return parameters.parse(shlex.split(text), parser=parser())
 
 
 def test_every_public_flag_has_its_name_and_default():

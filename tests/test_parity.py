@@ -264,7 +264,7 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
         (tmp_path / 'code' / f'{name}.py').write_text(text.replace('{returned}', 'z'))
     code, out, errors = executed(
         tmp_path, 'import json, sys; from benchmarks import parity; parity.main(json.loads(sys.argv[1]))',
-        json.dumps([str(tmp_path / 'code'), '--n_epochs', '1']))
+        json.dumps([str(tmp_path / 'code'), '--n_epochs', '1', '--kernels', '0', '--evaluation_metrics', 'e_recall@1']))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
     assert lines[0] == 'criteria: 2 of 3', out
