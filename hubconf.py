@@ -45,8 +45,8 @@ def criterion(loss, miner=None, **settings):
 
     Args:
         loss:     a name of docs/losses.md; no sum of losses and no `pml:NAME`.
-        miner:    for a loss that takes one: a name of docs/miners.md, or a callable (batch [B, D], labels [B]) ->
-                  triplets [T, 3] or two masks [B, B].
+        miner:    for a loss that takes one: a name of docs/miners_and_samplers.md, or a callable (batch [B, D], labels
+                  [B]) -> triplets [T, 3] or two masks [B, B].
         settings: flags of the loss, with or without `loss_<loss>_`; flags of the miner, with `miner_<miner>_`; and
                   what a run takes from its data and its network: `n_classes`, `embed_dim`, `n_features` (pooled
                   features of the backbone), `n_maps` (feature maps), `superclasses` [n_classes, levels],
@@ -82,9 +82,9 @@ def miner(name, masks=False, **settings):
     A miner with the defaults of main.py.
 
     Args:
-        name:     a name of docs/miners.md.
-        masks:    whether miners that select pairs (docs/miners.md) return masks of positive and negative pairs, two
-                  bool [B, B], instead of the triplets that these make.
+        name:     a name of docs/miners_and_samplers.md.
+        masks:    whether miners that select pairs (docs/miners_and_samplers.md) return masks of positive and negative
+                  pairs, two bool [B, B], instead of the triplets that these make.
         settings: flags of the miner, with or without `miner_<name>_`, and what criterion() accepts for every loss.
 
     Returns: a callable, (batch [B, D], labels [B]) -> triplets (anchor, positive, negative), int64 [T, 3].
@@ -104,7 +104,7 @@ def sampler(name, labels, superclasses=None, embeddings=None, **settings):
     A batch sampler with the defaults of main.py.
 
     Args:
-        name:         a name of docs/samplers.md.
+        name:         a name of docs/miners_and_samplers.md.
         labels:       integers [N], the class of each image: a tensor, an array or a list.
         superclasses: for `hierarchical`: the super-class of each class, in the order of the sorted classes.
         embeddings:   for samplers that compare images: tensor [N, D], their memory bank. The sampler keeps it as

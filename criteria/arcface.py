@@ -7,7 +7,7 @@ that the gradient of the target logit lacks a factor. Roth et al. clamp negative
 their margin had no effect. The paper has scale 64. The class weights start uniform in ±1/√D, pytorch-metric-learning's
 standard normal. With Adam, its learning rate η is η / √(3 D) here. On grocery photos, the rate 0.01 instead of 0.00051,
 to which the library's 0.01 corresponds, changes R@1 by -0.34 ± 0.16 and MAP@R by -0.08 ± 0.04 points
-(docs/equality.md).
+(docs/comparison.md).
 """
 import math
 

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillo
 SIXTEEN_BIT = ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N')
 TRANSPARENT = ('RGBA', 'LA', 'PA')
 CHANNELS = (1, 3)            # channels of grey and RGB images
+
+warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 
 
 @dataclass

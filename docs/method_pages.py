@@ -25,6 +25,7 @@ from utilities import command_line, flag_help, method_flags, text_tables  # noqa
 KINDS = {'losses': ('criteria', CRITERIA, 'loss'),
          'miners': ('batch_mining', {name: module for name, module in BATCHMINERS.items() if module}, 'batch_mining'),
          'samplers': ('datasampler', SAMPLERS, 'data_sampler')}        # folder, registry, the flag that chooses
+INDEX = {'losses': 'losses.md', 'miners': 'miners_and_samplers.md', 'samplers': 'miners_and_samplers.md'}
 SIZES = {'n_classes': 100, 'n_features': 512, 'lr': 1e-3, 'loss': 'triplet'}     # no flags of the method
 RATES = {'nir': 1e-5}       # in place of SIZES['lr']: its proxies learn 4000 times as fast; with 1e-3 it diverges
 # values that a run takes from its data, with an entry for each class
@@ -244,8 +245,8 @@ def recipes(kind, name):
     rows = [[title, f'`python main.py --config configs/papers/{file.name}`'] for file, settings, title in used
             if flag in settings or name != actions()[flag].default]
     by_default = len(used) - len(rows)
-    lines = [f'It is the default, with which {by_default} of {len(papers())} [recipes](../../recipes.md) train.'
-             ] if by_default else []
+    lines = [f'It is the default, with which {by_default} of {len(papers())} '
+             '[recipes](../../run_scripts.md#recipes) train.'] if by_default else []
     if rows:
         lines += ['', text_tables.markdown(['paper and data', 'command'], rows)]
     return lines or ['No file of `configs/papers/` sets it; [run scripts](../../run_scripts.md) may.']
@@ -295,7 +296,7 @@ def page(kind, name):
     unit = getattr(module, 'MARGIN_UNIT', None)
     return '\n'.join([
         f'# {name}', '', re.sub(r'(https?://\S+?)([,.;)]*)(\s|$)', r'<\1>\2\3', about), '',
-        f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{kind}.md).', '',
+        f'`--{flag} {name}`, in `{folder}/{Path(module.__file__).name}`; [all {kind}](../../{INDEX[kind]}).', '',
         '## Formula' if kind == 'losses' else '## Rule', '',
         '``` {.text .wrapped}', formula_text(function.__doc__), '```', '',
         '## Code', '', '```python', inspect.getsource(function).rstrip(), '```', '',

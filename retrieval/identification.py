@@ -1,6 +1,6 @@
 """
 Queries against a gallery that lacks the classes of some of them: what their nearest images say, the metrics of it, and
-the threshold below which a query is called unknown. docs/metrics.md has the definitions and their sources.
+the threshold below which a query is called unknown. docs/protocols.md has the definitions and their sources.
 
 The similarity is 1 − d² / 2 for a Euclidean distance d, which is the cosine for embeddings of norm 1; or the score, if
 the criterion ranks by its own. A query is accepted if its similarity is at least the threshold.

@@ -2,7 +2,7 @@
 # Launch_Runs.py executes this script with --list
 # Losses and a miner of this program, and those of pytorch-metric-learning (pml) with the same arguments and learning
 # rates: paired runs that train an embedding layer on the features of a frozen MobileNetV2, of grocery photos.
-# docs/equality.md has the results.
+# docs/comparison.md has the results.
 #
 #   ./studies/Equality_Runs.sh [--list] [FLAG ...]       # --list prints the commands; the flags go to every run
 #   DATA=Datasets SECTIONS='same random starts long' SEEDS='0 1 2' ./studies/Equality_Runs.sh

@@ -3,7 +3,7 @@
 # The study: losses, miners, samplers, regularisers and parts of the network on data that anyone can download, small
 # enough for a CPU. All runs of a data set train with the same number of iterations. Learning rates suit networks that
 # are trained from scratch (Omniglot) or fine-tuned (grocery photos); proxies and class weights have the learning rate
-# 0.01 for all losses. Nothing else is tuned. See docs/run_scripts.md.
+# 0.01 for all losses. Nothing else is tuned. See docs/results.md.
 #
 #   ./studies/Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]   # --list prints the commands; the flags go to every run
 #   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./studies/Study_Runs.sh

@@ -1,6 +1,6 @@
 """
-Writes the tables of the studies into their places in docs/results.md, docs/equality.md, studies/tables.md and
-README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
+Writes the tables of the studies into their places in docs/results.md, docs/comparison.md, studies/tables.md
+and README.md, from the rows in studies/rows and reports/published. The prose of the pages stands in the pages.
 
 python -m studies
 """
@@ -17,7 +17,7 @@ from utilities.text_tables import markdown
 
 ROOT = Path(__file__).parents[1]
 RESULTS = 'docs/results.md'
-PAGES = (RESULTS, 'docs/equality.md', 'studies/tables.md', 'README.md')
+PAGES = (RESULTS, 'docs/comparison.md', 'studies/tables.md', 'README.md')
 QUESTION = re.compile(r'^### (?P<title>[^\n]+)\n(?:(?!\n##).)*?<!-- table question (?P<name>\w+) -->', re.M | re.S)
 UNITS = {'correlations': ' × 0.01', 'separated': ' pairs'}                     # units of effects that are not in points
 
@@ -26,29 +26,32 @@ def asked(question):
     return f'{dict(zip(questions.ASKS, (">", "<", "within ±"), strict=True))[question.expects]} {question.margin:g}'
 
 
-def question_table(finding):
+def question_text(finding):
     """
-    Returns the table of one question, each contrast with its intervals and the place of the first, and the command of
-    its runs.
+    Returns the contrasts of one question with their intervals, and the command of its runs: a sentence for one
+    contrast, and for several a table that also has the place of each interval.
     """
-    question, is_points = finding.question, finding.question.effect not in UNITS
-    heads = ['contrast', 'MAP@R' if is_points else f'effect{UNITS[question.effect]}', 'over test classes', 'R@1', 'n',
-             f'asked: {asked(question)}']
-    rows = [[name, with_interval(one), span(one.interval_over_classes()), with_interval(beside), one.n,
-             answer(one, question.expects, question.margin)[0]] for name, (one, beside) in finding.contrasts.items()]
-    if not any(row[2] for row in rows):                                        # no values of classes are known
-        heads, rows = heads[:2] + heads[3:], [row[:2] + row[3:] for row in rows]
-    return f'{markdown(heads, rows)}\n\n`{question.command}`'
+    question, unit = finding.question, UNITS.get(finding.question.effect, '')
+    contrasts = [(name, with_interval(one) + unit, span(one.interval_over_classes()),
+                  with_interval(beside) + (unit if beside else ''), answer(one, question.expects, question.margin)[0])
+                 for name, (one, beside) in finding.contrasts.items()]
+    numbers = sorted({one.n for one, _ in finding.contrasts.values()})
+    origin = f'n = {" to ".join(map(str, numbers[:1] + numbers[1:][-1:]))}. `{question.command}`'
+    if len(contrasts) > 1:
+        heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', f'asked: {asked(question)}']
+        return f'{markdown(heads, contrasts)}\n\n{origin}'
+    (name, effect, over_classes, recall, _), = contrasts
+    parts = [f'{name}: {effect}', over_classes and f'over test classes {over_classes}', recall and f'R@1 {recall}']
+    return f'{"; ".join(filter(None, parts))}; {origin}'
 
 
 def check_table(found):
     """Returns the table of the contrasts of several questions, with the commands of their runs."""
-    rows = [[name, with_interval(one), span(one.interval_over_classes()), with_interval(beside), one.n,
-             asked(finding.question), answer(one, finding.question.expects, finding.question.margin)[0]]
+    rows = [[name, with_interval(one), with_interval(beside), one.n, asked(finding.question),
+             answer(one, finding.question.expects, finding.question.margin)[0]]
             for finding in found for name, (one, beside) in finding.contrasts.items()]
     commands = dict.fromkeys(f'`{finding.question.command}`' for finding in found)
-    heads = ['contrast', 'MAP@R', 'over test classes', 'R@1', 'n', 'asked', 'is']
-    return f'{markdown(heads, rows)}\n\n{"; ".join(commands)}'
+    return f'{markdown(["contrast", "MAP@R", "R@1", "n", "asked", "is"], rows)}\n\n{"; ".join(commands)}'
 
 
 def summary(found, titles, page):
@@ -75,7 +78,7 @@ def tables(titles):
     heads = ['question', 'effect', 'asked', 'answer', 'p', 'still changing']
     short = [row[:4] for row in summary(primary, titles, RESULTS)]
     study = methods.read()
-    of_questions = {f'question {one.question.name}': question_table(one) for one in primary}
+    of_questions = {f'question {one.question.name}': question_text(one) for one in primary}
     return of_questions | equality.tables() | published.tables() | {
         'answers': markdown(heads, summary(primary, titles, '')),
         'answers in short': markdown(heads[:4], short),

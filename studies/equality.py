@@ -1,10 +1,9 @@
 """Losses of this program beside those of pytorch-metric-learning (pml), from the runs of Equality_Runs.sh."""
 from pathlib import Path
 
-from reports import significance
 from studies import methods
 from studies.estimates import answer, average, mean_difference
-from studies.pages import p_text, plus_minus
+from studies.pages import plus_minus
 from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
@@ -21,10 +20,9 @@ PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing: our mi
          'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'start of the centres: numbers'),
          'proxyanchor': ('proxyanchor_ours', 'proxyanchor_pml', 'nothing'),
          'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'size of the proxies at the start')}
+# learning rate at which Adam turns our class weights or proxies as fast as it turns pml's at 0.01
 SLOW = {'arcface': 0.00051, 'cosface': 0.00051, 'softmax': 0.00051, 'subcenter_arcface': 0.00051,
         'proxynca_pp': 0.00125}
-SIZE = {name: (f'{name}_ours', f'{name}_slow_ours', rate) for name, rate in SLOW.items()}
-RATIO = {name: (f'{name}_slow_ours', f'{name}_pml', rate) for name, rate in SLOW.items()}
 MINED = {name: (f'{name}_ours', f'{name}_mined_pml', what) for name, what in {
     'multisimilarity': 'pairs of the triplets only', 'ntxent': 'pairs of the triplets only',
     'arcface': 'samples weighted by their number of triplets'}.items()}
@@ -35,28 +33,15 @@ RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}        # key
 LONG, LONGER = {f'_long_{rate}': rate for rate in (0.0001, 0.001, 0.01)}, ('arcface', 'softmax')
 
 
-def comparison(found, rows, what, sides=('ours', 'pml')):
+def cells(found, one, other):
     """
-    Returns the table of rows {title: (group of one side, of the other, what)}: for each metric the two means, their
-    difference, paired over seeds, its p, corrected by Holm's method over the rows, and the place of its interval.
+    Returns [n, the difference in R@1, in MAP@R] of one group minus another, paired over n seeds, each ± half of its
+    interval; in bold unless the interval lies within ± MARGIN.
     """
-    cells = {title: [] for title in rows}
-    for metric in METRICS.values():
-        pairs = {title: [found[group].values(metric) for group in groups[:2]] for title, groups in rows.items()}
-        gaps = {title: mean_difference([pair]) for title, pair in pairs.items()}
-        for (title, gap), p in zip(gaps.items(), significance.holm([one.p() for one in gaps.values()]), strict=True):
-            units = pairs[title][0].keys() & pairs[title][1].keys()
-            means = [average({unit: side[unit] for unit in units}).mean for side in pairs[title]]
-            cells[title] = [gap.n, *cells[title][1:], *(f'{mean:.2f}' for mean in means), plus_minus(gap, '+', 2),
-                            p_text(p), answer(gap, 'equal', MARGIN)[0]]
-    heads = ['loss', 'n', *(f'{name} {cell}' for name in METRICS for cell in (*sides, 'Δ', 'p', 'is')), what]
-    return heads, [[title, *cells[title], rows[title][2]] for title in rows]
-
-
-def short(heads, rows):
-    """Returns a table without the means of the sides and the p-values."""
-    kept = [index for index, head in enumerate(heads) if not head.endswith((' p', ' ours', ' pml', ' slow'))]
-    return markdown([heads[index] for index in kept], [[row[index] for index in kept] for row in rows])
+    gaps = [mean_difference([(found[one].values(metric), found[other].values(metric))]) for metric in METRICS.values()]
+    texts = [plus_minus(gap, '+', 2) for gap in gaps]
+    return [gaps[0].n, *(text if answer(gap, 'equal', MARGIN)[0] == 'inside' else f'**{text}**'
+                         for text, gap in zip(texts, gaps, strict=True))]
 
 
 def by_rate(found, title, rates, losses):
@@ -68,8 +53,8 @@ def by_rate(found, title, rates, losses):
     for (loss, side), row in groups.items():
         first, *others = [{unit: value for unit, value in method.values(METRICS[title]).items() if unit[1] in seeds}
                           for method in row]
-        rows.append([loss, side, f'{STARTS[loss][side == "pml"]:g}', plus_minus(average(first), digits=2),
-                     *(plus_minus(mean_difference([(other, first)]), '+', 2) for other in others)])
+        rows.append([loss, side, f'{STARTS[loss][side == "pml"]:g}', plus_minus(average(first), digits=2, tight=True),
+                     *(plus_minus(mean_difference([(other, first)]), '+', 2, tight=True) for other in others)])
     return f'{title}, {len(seeds)} seeds:\n\n' + markdown(
         ['loss', 'start', 'its size', *(f'rate {rate:g}' for rate in rates.values())], rows)
 
@@ -77,12 +62,15 @@ def by_rate(found, title, rates, losses):
 def tables():
     """Returns {name: text} of the tables."""
     found = methods.read(ROWS, 'Equality_')
-    peers = comparison(found, PEERS, 'what is not the same')
-    sizes = comparison(found, SIZE, 'slow rate', ('ours', 'slow'))
+    gaps = [f'{name} Δ' for name in METRICS]
     return {
-        'equality': short(*peers), 'sizes': short(*sizes),
-        'equality, whole': markdown(*peers), 'sizes, whole': markdown(*sizes),
-        'ratios': markdown(*comparison(found, RATIO, 'our rate')),
-        'miners': markdown(*comparison(found, MINED, 'effect of the miner')),
+        **{name: markdown(['loss', 'n', *gaps, what],
+                          [[loss, *cells(found, *sides), note] for loss, (*sides, note) in rows.items()])
+           for name, rows, what in (('equality', PEERS, 'what is not the same'),
+                                    ('miners', MINED, 'effect of the miner'))},
+        'sizes': markdown(
+            ['loss', 'slow rate', 'n', *gaps, *(f'{name}, slow minus pml' for name in METRICS)],
+            [[loss, rate, *cells(found, f'{loss}_ours', f'{loss}_slow_ours'),
+              *cells(found, f'{loss}_slow_ours', f'{loss}_pml')[1:]] for loss, rate in SLOW.items()]),
         'rates': '\n\n'.join(by_rate(found, title, RATES, STARTS) for title in METRICS),
         'rates, longer': '\n\n'.join(by_rate(found, title, LONG, LONGER) for title in METRICS)}

@@ -118,16 +118,21 @@ def metric_title(metric):
 
 
 def table(methods):
-    """Returns the tables of all Methods, one for each data set, the highest R@1 first."""
+    """
+    Returns the tables of all Methods, one for each data set and number of seeds, the highest R@1 first. A method is
+    named by the flags that the methods of its data set do not share.
+    """
     tables = []
     for title in dict.fromkeys(method.title for method in methods.values()):
         chosen = [method for method in methods.values() if method.title == title]
         shared = [flag for flag in chosen[0].flags if all(flag in method.flags for method in chosen)]
-        rows = [[method.name, len(method.runs), *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN),
-                 '`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`']
-                for method in sorted(chosen, key=lambda method: -method.estimate().mean)]
-        tables += [f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.',
-                   markdown(['method', 'n', *map(metric_title, SHOWN), 'flags'], rows)]
+        tables.append(f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.')
+        chosen.sort(key=lambda method: -method.estimate().mean)
+        for n in sorted({len(method.runs) for method in chosen}, reverse=True):
+            rows = [['`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`',
+                     *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN)]
+                    for method in chosen if len(method.runs) == n]
+            tables.append(markdown([f'flags, n = {n}', *map(metric_title, SHOWN)], rows))
     return '\n\n'.join(tables)
 
 
@@ -135,20 +140,18 @@ def tuned_table(methods, file=ROWS / 'folds.csv'):
     """Returns the table of losses tuned on folds: the mean over their networks, and one of all of them."""
     rows = []
     for group, lines in pd.read_csv(file).groupby('group', sort=False):
-        cells = [plus_minus(average({('', seed): 100 * np.array([value]) for seed, value in zip(
-            lines.seed, lines[f'{form}_test_{metric}'], strict=True)})) for metric in SHOWN[:2] for form in FORMS]
-        rows.append([group.partition('_')[2], len(lines), plus_minus(methods[group].estimate()), *cells])
+        estimates = [methods[group].estimate(), *(
+            average({('', seed): 100 * np.array([value])
+                     for seed, value in zip(lines.seed, lines[f'{form}_test_{metric}'], strict=True)})
+            for metric in SHOWN[:2] for form in FORMS)]
+        rows.append([group.partition('_')[2], *(plus_minus(estimate, tight=True) for estimate in estimates)])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
-    return markdown(['loss', 'n', 'not tuned, R@1', *heads], rows)
+    return markdown(['loss', 'not tuned, R@1', *heads], rows)
 
 
 def origins(methods):
-    """Returns the sentence on the commits and packages of all runs."""
-    counts, runs = {'git_commit': {}, 'versions': {}}, [run for one in methods.values() for run in one.runs.values()]
-    for name, of in counts.items():
-        for run in runs:
-            of[run.flags[name]] = of.get(run.flags[name], 0) + 1
-    commits = ', '.join(f'`{commit[:8]}` ({n})' for commit, n in counts['git_commit'].items())
+    """Returns the sentence on the number of runs and their packages."""
+    runs = [run for method in methods.values() for run in method.runs.values()]
     versions = '; '.join(', '.join(f'{name} {version}' for name, version in json.loads(text).items())
-                         for text in counts['versions'])
-    return f'{len(runs)} runs of {len(methods)} methods; commits (runs): {commits}; packages: {versions}.'
+                         for text in dict.fromkeys(run.flags['versions'] for run in runs))
+    return f'{len(runs)} runs of {len(methods)} methods, with {versions}.'

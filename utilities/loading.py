@@ -31,7 +31,7 @@ class Loader(torch.utils.data.DataLoader):
         if arguments.get('num_workers') and sys.platform == 'linux':
             # forkserver, the default since Python 3.14, would import all packages again in each worker
             arguments['multiprocessing_context'] = 'fork'
-        super().__init__(dataset, **arguments)
+        super().__init__(dataset, worker_init_fn=ignore_lost_connections, **arguments)
 
     def __iter__(self):
         try:
@@ -42,6 +42,14 @@ class Loader(torch.utils.data.DataLoader):
                 raise
             stopping.check()                                 # schedulers send SIGTERM to the data workers as well
             raise WorkerLost from error
+
+
+def ignore_lost_connections(worker):
+    """
+    Prints no error in a data worker if the main process, because it is stopped, breaks off a connection through which
+    it takes a batch: a thread of the worker would print it. Errors of the data set reach the main process another way.
+    """
+    sys.excepthook = lambda kind, *error: issubclass(kind, (OSError, EOFError)) or sys.__excepthook__(kind, *error)
 
 
 @dataclass

@@ -1,7 +1,9 @@
 """What of a backbone is trained: --freeze, --lora_rank, and the blocks that --layer_decay counts."""
 import copy
+import functools
 
 import pytest
+import timm
 import torch
 from timm.models import group_parameters
 
@@ -133,8 +135,9 @@ def test_adapters_start_as_the_frozen_network_and_merge_into_its_layers(opt):
     torch.testing.assert_close(frozen(images)[0], expected)
 
 
-def test_adapters_take_effect_where_the_library_reads_the_weight_itself(opt):
+def test_adapters_take_effect_where_the_library_reads_the_weight_itself(opt, monkeypatch):
     """BEiT passes the weight of qkv to a function instead of calling the layer."""
+    monkeypatch.setattr(timm, 'create_model', functools.partial(timm.create_model, depth=1, embed_dim=24, num_heads=2))
     model = select(opt, 'timm:beit_base_patch16_224', lora_rank=1)
     adapter = model.backbone.blocks[0].attn.qkv.parametrizations.weight[0]
     model(torch.rand(1, 3, 224, 224))[0].pow(2).sum().backward()
@@ -148,7 +151,7 @@ def test_adapters_need_attention(opt):
         select(opt, 'timm:test_vit', lora_rank=100_000)
 
 
-@pytest.mark.parametrize('flags', ['--freeze 1', '--freeze stem --warmup 1', '--freeze backbone --optim adamw'])
+@pytest.mark.parametrize('flags', ['--freeze 1 --warmup 1', '--freeze backbone --optim adamw'])
 def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
     arguments = [*quick, *flags.split()]
     assert run(*arguments, '--group', 'whole') == 0
@@ -158,17 +161,15 @@ def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
 
 
 def test_a_run_with_adapters_resumes_exactly_and_is_evaluated_from_its_checkpoint(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--arch', f'{VIT}_normalize', '--input_size', '32']
-    lora = ['--lora_rank', '2', '--layer_decay', '0.8']
-    assert run(*arguments, *lora, '--group', 'whole') == 0
-    assert run(*arguments, *lora, '--n_epochs', '1') == 0
+    arguments = [*quick, '--arch', 'timm:test_vit_normalize', '--input_size', '32', '--lora_rank', '2',
+                 '--layer_decay', '0.8', '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1']
+    assert run(*arguments, '--group', 'whole') == 0
+    assert run(*arguments, '--n_epochs', '1') == 0
     folder = folder_of(tmp_path)
     assert run('--resume', folder, '--n_epochs', '2') == 0
     assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
-    assert run(*arguments, '--freeze', 'backbone', '--n_epochs', '0', '--group', 'frozen') == 0
-    assert rows_of(folder)[0] == rows_of(folder_of(tmp_path, 'frozen_s1'))[0]
     capsys.readouterr()
     assert run('--evaluate', folder) == 0
     assert printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == rows_of(folder)[-1]['test_e_recall@1']
     states = checkpoint.load(folder / 'checkpoint_last.pt')
-    assert len(states['optimizer']['state']) == 12 * 2 * 2 + 2 + 1            # adapters, embedding layer, beta
+    assert len(states['optimizer']['state']) == 6 * 2 * 2 + 2 + 1             # adapters, embedding layer, beta

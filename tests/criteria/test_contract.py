@@ -7,7 +7,6 @@ import torch
 
 import batch_mining
 import criteria
-from criteria import margin
 from tests.criteria import cases, references
 from tests.criteria.test_references import WAYS, assert_same, batch_of
 from utilities import method_flags
@@ -194,12 +193,3 @@ def test_margins_scale_with_the_batch_as_their_unit_says(loss, flags, scaled, po
         criterion, _ = cases.build(cases.flags_of(opt, loss, own))
         values.append(cases.fast(criterion, scale * batch, labels).item())
     assert values[1] == pytest.approx(values[0] * 3 ** power) and values[0] > 0
-
-
-def test_the_margin_loss_takes_one_beta_or_one_of_each_anchor():
-    """With triplets of each triplet's anchor, with masks of each sample."""
-    batch, labels = batch_of('unbalanced')
-    masks = batch_mining.all_pairs.all_pairs(labels)
-    triplets, beta = triplets_from_masks(*masks), torch.rand(len(labels), dtype=cases.F64) + .5
-    for of_masks, of_triplets in ((beta, beta[triplets[:, 0]]), (beta[0], beta[0])):
-        assert_same(margin.margin_loss(batch, masks, of_masks), margin.margin_loss(batch, triplets, of_triplets), batch)

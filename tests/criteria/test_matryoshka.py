@@ -1,5 +1,4 @@
 """--matryoshka: the sum of a loss over prefixes of the embedding, against slow references; and what it refuses."""
-import doctest
 import shlex
 
 import pytest
@@ -9,7 +8,6 @@ import torch.nn.functional as F
 import batch_mining
 import criteria
 import parameters
-from criteria import matryoshka
 from criteria.matryoshka import Matryoshka
 from tests.criteria import references
 from tests.criteria.cases import F64, SMALL, Recorder
@@ -46,8 +44,7 @@ def gradients(value, wanted):
     return torch.autograd.grad(value, wanted, allow_unused=True)
 
 
-@pytest.mark.parametrize('weights', [[], [2., .5, 1.]])
-@pytest.mark.parametrize('arch', ['conv4_normalize', 'conv4'])
+@pytest.mark.parametrize('arch, weights', [('conv4_normalize', [2., .5, 1.]), ('conv4', [])])
 @pytest.mark.parametrize('loss, miner', [('triplet', 'semihard'), ('contrastive', 'all'), ('margin', 'distance'),
                                          ('multisimilarity', 'none'), ('proxyanchor', 'none'), ('arcface', 'none'),
                                          ('softtriplet', 'none')])
@@ -150,19 +147,11 @@ def test_losses_of_the_library_share_proxies_and_other_shapes_are_refused(opt):
     ('--matryoshka 32 128 --matryoshka_weights 1', r'--matryoshka_weights 1.0: expected one for each number .* \(2\)'),
     ('--matryoshka 32 128 --matryoshka_weights 0 0', '--matryoshka_weights 0.0 0.0: nothing would be trained'),
     ('--matryoshka 32 128 --mahalanobis', '--mahalanobis does not work with --matryoshka: a prefix of the mapped'),
-    ('--matryoshka 32 128 --daml', '--matryoshka does not work with --daml: synthetic negatives'),
     ('--matryoshka 32 128 --cascade 1 --cascade_fractions 0.5', '--matryoshka does not work with --cascade'),
 ])
 def test_flags_that_do_not_go_together_are_refused(flags, sentence):
     with pytest.raises(UserError, match=sentence):
         parameters.parse(shlex.split(flags))
-
-
-def test_a_loss_that_needs_a_miner_says_so_and_the_example_holds(opt):
-    with pytest.raises(UserError, match='--loss triplet needs a miner: set --batch_mining'):
-        select(flags_of(opt, 'triplet', [3, 8], batch_mining='none'))
-    examples = doctest.testmod(matryoshka)
-    assert examples.attempted and not examples.failed
 
 
 def test_flags_of_prefixes_without_prefixes_are_idle():

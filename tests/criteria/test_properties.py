@@ -1,26 +1,20 @@
 """What holds for every loss and any batch: order and names do not matter, nothing is NaN, half precision is upcast."""
-import functools
-import inspect
+import copy
+import itertools
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import strategies
 
 import criteria
 from tests.criteria import cases
 from tests.criteria.test_docs import ROWS
 
 DEVICES = ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']
-REPEATABLE = functools.partial(hypothesis.settings, derandomize=True, deadline=None, database=None,
-                               suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 # They or their miners sample at random; with these labels there is only one choice
 DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadruplet': [0, 0, 1, 2]}
 NORMALISING = [name for name, row in ROWS.items() if row.split(' | ')[2].startswith('normalised') and name != 's2sd']
 # Parameters and buffers with a row for each class; in hier, not of classes
 OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses', 'class_counts']
-some_labels = strategies.lists(strategies.integers(0, 3), min_size=1, max_size=12)
-seeds = strategies.integers(0, 999)
 
 
 @pytest.fixture(params=criteria.CRITERIA)
@@ -30,6 +24,12 @@ def loss(request):
 
 def random(seed, *shape):
     return torch.randn(*shape, dtype=cases.F64, generator=torch.Generator().manual_seed(seed))
+
+
+def random_labels(seed):
+    """1 to 12 of up to 4 classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(4, (int(torch.randint(1, 13, (), generator=generator)),), generator=generator)
 
 
 def evaluate(criterion, batch, labels, autocast=None):
@@ -45,13 +45,7 @@ def all_equal(found, expected, rtol=1e-7, atol=1e-8):
         torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
-@REPEATABLE(max_examples=8)
-@hypothesis.given(labels=some_labels, seed=seeds)
-def test_the_order_of_the_batch_does_not_matter(loss, opt, labels, seed):
-    if loss == 'hier':
-        pytest.skip('it samples triplets at random')
-    labels = torch.tensor(DETERMINED.get(loss, labels))
-    batch = 1.5 * random(seed, len(labels), 4)
+def assert_the_order_does_not_matter(loss, criterion, batch, labels, seed):
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     if loss == 'hyperbolic':               # the samples of a class meet in the order of the batch: that one is kept
         place = order.argsort()
@@ -59,29 +53,32 @@ def test_the_order_of_the_batch_does_not_matter(loss, opt, labels, seed):
             own = labels == label
             place[own] = place[own].sort().values
         order = place.argsort()
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
     value, gradient, *others = evaluate(criterion, batch, labels)
     all_equal(evaluate(criterion, batch[order], labels[order]), [value, gradient[order], *others])
 
 
-@REPEATABLE(max_examples=5)
-@hypothesis.given(labels=some_labels, seed=seeds, names=strategies.lists(strategies.integers(0, 2 ** 40), min_size=4,
-                                                                       max_size=4, unique=True))
-def test_the_names_of_the_classes_do_not_matter(loss, opt, labels, seed, names):
-    labels = torch.tensor(DETERMINED.get(loss, labels))
-    batch = 1.5 * random(seed, len(labels), 4)
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+def assert_names_do_not_matter(loss, criterion, batch, labels, seed):
     value, gradient, *others = evaluate(criterion, batch, labels)
     if others:                             # names are rows of parameters and buffers, which move along
-        names = torch.tensor(names).argsort().argsort()
-        rows, moved = names.argsort(), {name for name in OF_CLASSES if loss != 'hier'}
+        names = torch.randperm(4, generator=torch.Generator().manual_seed(seed))
+        criterion, rows, moved = copy.deepcopy(criterion), names.argsort(), set(OF_CLASSES if loss != 'hier' else ())
         for name, tensor in (*criterion.named_parameters(), *criterion.named_buffers()):
             tensor.data = tensor.data[rows] if name in moved else tensor.data
         others = [other[rows] if name in moved else other
                   for (name, _), other in zip(criterion.named_parameters(), others, strict=True)]
-        all_equal(evaluate(criterion, batch, names[labels]), [value, gradient, *others])
     else:
-        all_equal(evaluate(criterion, batch, torch.tensor(names)[labels]), [value, gradient])
+        names = torch.tensor([2 ** 40 - 1, 5, 0, 77]).roll(seed)
+    all_equal(evaluate(criterion, batch, names[labels]), [value, gradient, *others])
+
+
+def test_neither_the_order_of_the_batch_nor_the_names_of_the_classes_matter(loss, opt):
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    for seed in range(5):
+        labels = torch.tensor(DETERMINED[loss]) if loss in DETERMINED else random_labels(seed)
+        batch = 1.5 * random(seed, len(labels), 4)
+        if loss != 'hier':                                                       # it samples triplets at random
+            assert_the_order_does_not_matter(loss, criterion, batch, labels, seed)
+        assert_names_do_not_matter(loss, criterion, batch, labels, seed)
 
 
 def degenerate(kind, n, seed):
@@ -107,19 +104,17 @@ KINDS = ['random', 'duplicates', 'identical', 'opposite', 'a zero vector', 'zero
 
 
 @pytest.mark.parametrize('device', DEVICES)
-@REPEATABLE(max_examples=40, phases=[hypothesis.Phase.generate])
-@hypothesis.given(labels=some_labels, seed=seeds, kind=strategies.sampled_from(KINDS),
-                  scale=strategies.sampled_from([1e-6, 1., 1e4]), vectors=strategies.sampled_from(KINDS))
-def test_nothing_is_nan_or_infinite(loss, device, opt, labels, seed, kind, scale, vectors):
+def test_nothing_is_nan_or_infinite(loss, device, opt):
     """In float32, whatever the labels, for points and class weights that coincide, are opposite, zero, tiny or huge."""
-    labels = torch.tensor(labels, device=device)
     criterion = cases.build(cases.flags_of(opt, loss, {}))[0].float().to(device)
-    for name, parameter in criterion.named_parameters():
-        if parameter.dim() > 1 and name in OF_CLASSES:                  # not the weights of MLPs
-            rows = degenerate(vectors, parameter.numel() // 4, seed)
-            parameter.data = rows.reshape(parameter.shape).float().to(device)
-    for part in evaluate(criterion, (scale * degenerate(kind, len(labels), seed)).float().to(device), labels):
-        assert part.isfinite().all()
+    for seed, (scale, kind) in enumerate(itertools.product([1e-6, 1., 1e4], KINDS)):
+        labels, vectors = random_labels(seed).to(device), KINDS[(seed + seed // 8) % 8]
+        for name, parameter in criterion.named_parameters():
+            if parameter.dim() > 1 and name in OF_CLASSES:              # not the weights of MLPs
+                rows = degenerate(vectors, parameter.numel() // 4, seed)
+                parameter.data = rows.reshape(parameter.shape).float().to(device)
+        for part in evaluate(criterion, (scale * degenerate(kind, len(labels), seed)).float().to(device), labels):
+            assert part.isfinite().all(), (scale, kind, vectors, labels)
 
 
 @pytest.mark.parametrize('case', [case for case in cases.CASES if case[1]], ids=cases.named)
@@ -174,25 +169,20 @@ def test_the_other_losses_do_but_for_those_of_ratios(loss, opt):
 
 
 @pytest.mark.parametrize('device', DEVICES)
-def test_built_from_default_flags_each_gives_a_finite_loss_and_gradients(loss, device, opt):
-    namespace = cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16)
-    criterion = cases.build(namespace)[0].float().to(device)
-    batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).float().to(device)
-    value, *gradients = evaluate(criterion, batch, torch.arange(8, device=device).repeat_interleave(2))
-    assert value.shape == () and value.dtype == torch.float32 and value.isfinite()
-    assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
-
-
-@pytest.mark.parametrize('device', DEVICES)
-def test_half_precision_is_computed_in_float32(loss, device, opt):
+def test_default_flags_give_finite_gradients_a_seed_fixes_the_value_and_half_precision_is_upcast(loss, device, opt):
     """The values of half inputs, and of float inputs under autocast, are those of the same numbers in float32."""
-    if loss not in cases.PUBLISHED:
-        pytest.skip('a loss of somebody\'s own need not take half precision: the training step gives it float32')
     criterion = cases.build(cases.flags_of(opt, loss, {}, n_classes=8, embed_dim=16))[0].float().to(device)
     labels = torch.arange(8, device=device).repeat_interleave(2)
+    whole = torch.nn.functional.normalize(random(0, 16, 16), dim=1).float().to(device)
+    value, *gradients = evaluate(criterion, whole, labels)
+    assert value.shape == () and value.dtype == torch.float32 and value.isfinite()
+    assert all(gradient.isfinite().all() and gradient.abs().sum() > 0 for gradient in gradients)
+    with torch.no_grad():
+        assert cases.fast(criterion, whole, labels) == value
+    if loss not in cases.PUBLISHED:                     # the training step gives a loss of somebody's own float32
+        return
     for dtype in (torch.float16, torch.bfloat16):
-        batch = torch.nn.functional.normalize(random(0, 16, 16), dim=1).to(device, dtype)
-        cast = torch.bfloat16 if device == 'cpu' else dtype
+        batch, cast = whole.to(dtype), torch.bfloat16 if device == 'cpu' else dtype
         expected = evaluate(criterion, batch.float(), labels)
         for given, autocast in ((batch, None), (batch.float(), cast), (batch, cast)):
             value, *gradients = found = evaluate(criterion, given, labels, autocast)
@@ -200,15 +190,6 @@ def test_half_precision_is_computed_in_float32(loss, device, opt):
             assert value == expected[0], (dtype, autocast)
             tolerance = 1e-2 if given.dtype == dtype else 0
             all_equal([part.float() for part in found], expected, rtol=tolerance, atol=tolerance)
-
-
-def test_the_same_seed_gives_the_same_value_and_evaluation_needs_no_graph(loss, opt):
-    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
-    batch, labels = random(0, 9, 4), torch.tensor([0, 1, 2] * 3)
-    values = [cases.fast(criterion, batch, labels).item()]
-    with torch.no_grad():
-        values.append(cases.fast(criterion, batch, labels).item())
-    assert values[0] == values[1]
 
 
 def test_duplicates_at_many_dimensions_are_ties(opt):
@@ -258,9 +239,3 @@ def test_directions_keep_their_digits_far_from_the_origin(spread):
     found = criteria.dr_multisimilarity.cosines_at_anchors(batch, hardest)
     torch.testing.assert_close(found.double(), criteria.dr_multisimilarity.cosines_at_anchors(batch.double(), hardest),
                                rtol=0, atol=1e-3)
-
-
-def test_distances_of_all_pairs_are_computed_alike():
-    """Each file can be copied alone, so the function is repeated; this keeps it equal."""
-    names = ['triplet', 'margin', 'lifted', 'liftedstructure', 'quadruplet', 'dr_triplet']
-    assert len({inspect.getsource(criteria.CRITERIA[name].squared_distances) for name in names}) == 1

@@ -25,7 +25,7 @@ def augmented(transform, path, seed=0):
         return transform(decoding.open_photo(path))
 
 
-@pytest.mark.parametrize('augmentation', ['base', 'adv', 'red', 'mlrc'])
+@pytest.mark.parametrize('augmentation', ['base', 'red', 'mlrc'])
 def test_evaluation_and_files_of_other_formats_are_exact(opt, photo, patterns, augmentation):
     (train, test), (auto, auto_test) = (transforms.select(opt(augmentation=augmentation, decode=decode), SIZE)
                                         for decode in ('exact', 'auto'))

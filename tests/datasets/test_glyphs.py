@@ -14,9 +14,9 @@ def test_glyphs_are_drawn_once_and_no_two_classes_share_an_outline(opt, monkeypa
     chosen = glyphs.letters(glyphs.font_files())
     assert len(chosen) > 600 and len({unicodedata.name(letter).split()[0] for letter in chosen}) == 5
     alike = 'A\u0391\u0410'
-    kept = glyphs.distinct({letter: chosen[letter] for letter in [*alike, *list(chosen)[::6]]})
+    kept = glyphs.distinct({letter: chosen[letter] for letter in [*alike, *list(chosen)[::24]]})
     assert 'A' in kept and not {'\u0391', '\u0410'} & set(kept)                  # Greek Alpha, Cyrillic A
-    some = dict(list(kept.items())[::10])
+    some = dict(list(kept.items())[::4])
     monkeypatch.setattr(glyphs, 'distinct', lambda letters: some)
     place = glyphs.folder()
     files = {file.relative_to(place): file.read_bytes() for file in place.glob('*/*.png')}

@@ -11,6 +11,8 @@ def test_a_row_for_each_size_and_spread(monkeypatch, capsys):
     pytest.importorskip('faiss')
     pytest.importorskip('pytorch_metric_learning')
     monkeypatch.setattr(benchmark, 'SIZES', {'CUB': (70, 20, 5, 0), 'SOP': (200, 40, 12, 100)})
+    rounds = benchmark.interleaved
+    monkeypatch.setattr(benchmark, 'interleaved', lambda contenders, _: rounds(contenders, 1))
     monkeypatch.setattr(sys, 'argv', ['evaluation', '--sizes', 'CUB', 'SOP', '--dims', '8'])
     benchmark.main()
     rows = [line.split(' | ')[:2] for line in capsys.readouterr().out.splitlines() if line.startswith('| ')]

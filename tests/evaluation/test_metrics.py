@@ -24,25 +24,26 @@ RETRIEVAL = ['e_recall@1', 'e_recall@2', 'e_recall@7', 'e_recall@1000', 'precisi
 EXACT = ['count', 'sort', 'torch']
 
 
-def hits_of(points, labels, is_query, cosine=False):
+def hits_of(points, labels, is_query, in_gallery=None):
     """Of one query at a time, whether each image is of its class, the gallery sorted by exact distance and index."""
-    points = points.astype(float)
-    if cosine:
-        points = points / np.linalg.norm(points, axis=1, keepdims=True)
-    for q in range(len(points)) if is_query is None else np.flatnonzero(is_query):
-        gallery = [j for j in range(len(points)) if (j != q if is_query is None else not is_query[j])]
+    points, everyone = points.astype(float), np.ones(len(points), bool)
+    if in_gallery is None:
+        in_gallery = everyone if is_query is None else ~is_query
+    for q in np.flatnonzero(everyone if is_query is None else is_query):
+        gallery = [j for j in np.flatnonzero(in_gallery) if j != q]
         squared = ((points[q] - points) ** 2).sum(axis=1).tolist()
         gallery.sort(key=lambda j: (round(squared[j], 9), j))
         yield [int(labels[j] == labels[q]) for j in gallery]
 
 
-def brute_force(names, *case, **options):
-    """{name: mean over the queries} of hits_of(*case), by the textbook definitions."""
-    found = {name: [] for name in names}
-    for hits in hits_of(*case, **options):
-        for name in names if any(hits) else ():
-            found[name].append(value_of(name, hits))
-    return {name: np.mean(values) if values else math.nan for name, values in found.items()}
+def brute_force(names, *case):
+    return means(names, hits_of(*case))
+
+
+def means(names, rankings):
+    """{name: mean over the queries that have a positive}, by the textbook definitions."""
+    rankings = [hits for hits in rankings if any(hits)]
+    return {name: np.mean([value_of(name, hits) for hits in rankings]) if rankings else math.nan for name in names}
 
 
 def value_of(name, hits):
@@ -81,43 +82,26 @@ def small_tiles(patch, tile, deviations, sample):
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', 'count', *EXACT]),
-       deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]))
-def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample):
+@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(['auto', *EXACT]),
+       deviations=st.sampled_from([0, 4]), sample=st.sampled_from([1, 4, 9, 99]), seed=st.none() | st.integers(0, 99))
+def test_retrieval_metrics_equal_brute_force(case, tile, backend, deviations, sample, seed):
+    """With a seed, the gallery holds some of the queries."""
     points, labels, is_query = case
+    pool = in_gallery = None
+    if seed is not None:
+        is_query, in_gallery = np.random.default_rng(seed).random((2, len(points))) < .7
+        is_query[0], in_gallery[-1] = True, True
+        pool = evaluation.Pool(torch.from_numpy(points), labels, is_query=is_query, in_gallery=in_gallery)
     with pytest.MonkeyPatch.context() as patch:
         small_tiles(patch, tile, deviations, sample)
-        values = evaluation.compute(RETRIEVAL, torch.from_numpy(points), labels, is_query, backend=backend)
-        short = evaluation.compute(RETRIEVAL[4:7], torch.from_numpy(points), labels, is_query, backend=backend)
-    assert values == pytest.approx(brute_force(RETRIEVAL, points, labels, is_query), abs=1e-12, nan_ok=True)
+        values, short = (evaluation.compute(names, torch.from_numpy(points), labels, is_query, pool=pool,
+                                            backend=backend) for names in (RETRIEVAL, RETRIEVAL[4:7]))
+    expected = brute_force(RETRIEVAL, points, labels, is_query, in_gallery)
+    assert values == pytest.approx(expected, abs=1e-12, nan_ok=True)
     assert short == pytest.approx({name: values[name] for name in short}, abs=1e-12, nan_ok=True)
 
 
-@settings(max_examples=60, deadline=None)
-@given(case=cases(), tile=st.integers(1, 9), backend=st.sampled_from(EXACT), deviations=st.sampled_from([0, 4]),
-       metric=st.sampled_from(['mAP', 'map_at_r']), seed=st.integers(0, 99))
-def test_a_gallery_that_holds_only_some_of_the_queries(case, tile, backend, deviations, metric, seed):
-    points, labels, _ = case
-    random = np.random.default_rng(seed)
-    is_query, in_gallery = random.random((2, len(points))) < .7
-    is_query[0], in_gallery[-1] = True, True
-    with pytest.MonkeyPatch.context() as patch:
-        small_tiles(patch, tile, deviations, sample=4)
-        pool = evaluation.Pool(torch.from_numpy(points), labels, is_query=is_query, in_gallery=in_gallery)
-        found = evaluation.compute([metric], torch.from_numpy(points), labels, pool=pool, backend=backend)[metric]
-    values = []
-    for q in np.flatnonzero(is_query):
-        gallery = [j for j in np.flatnonzero(in_gallery) if j != q]
-        gallery.sort(key=lambda j: (float(((points[q] - points[j]) ** 2).sum()), j))
-        hits = np.array([labels[j] == labels[q] for j in gallery])
-        if hits.any():
-            precisions = np.where(hits, hits.cumsum() / np.arange(1, len(hits) + 1), 0)
-            values.append(precisions[:None if metric == 'mAP' else hits.sum()].sum() / hits.sum())
-    assert found == pytest.approx(np.mean(values) if values else math.nan, abs=1e-12, nan_ok=True)
-
-
-@pytest.mark.parametrize('n_queries', [0, 400])
-@pytest.mark.parametrize('threads', [1, 3])
+@pytest.mark.parametrize('n_queries, threads', [(0, 3), (400, 1)])
 def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, monkeypatch):
     """Tiles and chunks of the usual sizes; embeddings on a grid, so that float32 adds them up exactly."""
     monkeypatch.setattr(counting, 'SAMPLE', 300)
@@ -137,7 +121,7 @@ def test_every_backend_gives_the_same_values_on_many_images(n_queries, threads, 
     assert short == pytest.approx({name: found['count'][name] for name in short}, abs=1e-12)
 
 
-@pytest.mark.parametrize('backend', ['auto', 'count', 'sort', 'torch'])
+@pytest.mark.parametrize('backend', ['auto', *EXACT])
 @pytest.mark.parametrize('is_query', [None, np.arange(90) < 30])
 def test_a_distance_of_its_own_keeps_its_float64(backend, is_query):
     """Scores that differ in the tenth digit, as those of points of hyperbolic space that lie close together."""
@@ -203,13 +187,6 @@ def test_float16_is_taken_and_what_is_not_finite_or_too_large_is_refused():
             evaluation.compute(['e_recall@1'], points, labels)
 
 
-def test_collapsed_embeddings_rank_by_index():
-    points, labels = torch.ones(40, 3), np.arange(40) % 4
-    expected = brute_force(RETRIEVAL, points.numpy(), labels, None)
-    for backend in EXACT:
-        assert evaluation.compute(RETRIEVAL, points, labels, backend=backend) == pytest.approx(expected, abs=1e-12)
-
-
 def test_a_criterion_may_rank_by_inner_products_of_its_own():
     """−‖q − g‖² + 2 q_0 − 6 g_0: not symmetric, and not the Euclidean order."""
     def transform(points):
@@ -269,10 +246,10 @@ def test_the_cosine_variants_rank_by_angle():
     points *= random.uniform(.1, 10, (40, 1)).astype(np.float32)
     names = ['c_recall@1', 'c_recall@4', 'c_precision_at_1', 'c_r_precision', 'c_map_at_r', 'c_mAP', 'c_mAP_c']
     values = evaluation.compute([*names, 'e_recall@1'], torch.from_numpy(points), labels)
+    unit = points.astype(float) / np.linalg.norm(points.astype(float), axis=1, keepdims=True)
     for name in names:
         plain = name if '@' in name else name.removeprefix('c_')
-        expected = brute_force([plain], points, labels, None, cosine=True)[plain]
-        assert values[name] == pytest.approx(expected, abs=1e-12), name
+        assert values[name] == pytest.approx(brute_force([plain], unit, labels, None)[plain], abs=1e-12), name
     assert values['e_recall@1'] != values['c_recall@1']
 
 
@@ -286,14 +263,6 @@ def test_the_values_are_those_of_pytorch_metric_learning():
     expected = calculator.get_accuracy(points, torch.from_numpy(labels))
     found = evaluation.compute(['precision_at_1', 'r_precision', 'map_at_r'], points, labels)
     assert list(found.values()) == pytest.approx([expected[name] for name in names], abs=1e-6)
-
-
-def test_perfect_retrieval_scores_1_and_duplicates_of_the_query_are_neighbours():
-    points = torch.tensor([[0., 0], [0, 0], [5, 5], [5, 5], [5, 5]])
-    values = evaluation.compute(RETRIEVAL, points, np.array([0, 0, 1, 1, 1]))
-    assert set(values.values()) == {1.0}
-    values = evaluation.compute(['e_recall@1'], points, np.array([0, 1, 2, 1, 2]))     # duplicates of other classes
-    assert values == pytest.approx(brute_force(['e_recall@1'], points.numpy(), [0, 1, 2, 1, 2], None))
 
 
 @pytest.mark.parametrize('backend', ranks.BACKENDS)
@@ -310,12 +279,6 @@ def test_an_average_precision_that_is_cut_is_over_the_positives_that_the_cut_can
     assert found.tolist() == [(1 / 1 + 2 / 2) / 2, (1 / 2) / 2]
 
 
-def test_lone_queries_are_left_out_and_nothing_left_is_nan():
-    points = torch.tensor([[0.], [1.], [2.]])
-    assert evaluation.compute(['e_recall@1'], points, np.array([0, 0, 1]))['e_recall@1'] == 1
-    assert math.isnan(evaluation.compute(['map_at_r'], points, np.array([0, 1, 2]))['map_at_r'])
-
-
 def test_the_nearest_images_leave_the_query_out_by_index():
     points = torch.tensor([[0.], [0.], [3.], [1.]])
     search = neighbours.Search(points, np.zeros(4, int))
@@ -330,14 +293,9 @@ def pairs(groups):
     return {(i, j) for i in range(len(groups)) for j in range(i) if groups[i] == groups[j]}
 
 
-def entropy(counts):
-    shares = np.array(counts) / sum(counts)
-    return -sum(p * math.log(p) for p in shares if p > 0)
-
-
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(n=st.integers(2, 30), seed=st.integers(0, 10 ** 6))
-def test_f1_and_nmi_equal_their_definitions(n, seed):
+def test_f1_equals_its_definition(n, seed):
     random = np.random.default_rng(seed)
     labels, clusters = random.integers(0, 5, n), random.integers(0, 4, n)
     table = clustering.Contingency(labels, clusters)
@@ -349,11 +307,6 @@ def test_f1_and_nmi_equal_their_definitions(n, seed):
         assert clustering.f1(table) == pytest.approx(expected)
     else:
         assert math.isnan(clustering.f1(table))
-    joint = [np.sum((labels == a) & (clusters == b)) for a in range(5) for b in range(4)]
-    parts = [entropy([np.sum(labels == a) for a in range(5)]), entropy([np.sum(clusters == b) for b in range(4)])]
-    if sum(parts):
-        expected = (sum(parts) - entropy(joint)) / (sum(parts) / 2)
-        assert clustering.nmi(table) == pytest.approx(expected, abs=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -395,12 +348,6 @@ def test_kmeans_finds_clear_clusters_and_repeats_itself(kmeans):
     assert clustering.nmi(clustering.Contingency(labels.numpy(), found)) > .85
 
 
-def test_without_faiss_kmeans_runs_in_torch(monkeypatch):
-    monkeypatch.setitem(__import__('sys').modules, 'faiss', None)
-    points = torch.cat([torch.zeros(5, 2), torch.ones(5, 2) * 9])
-    assert len(np.unique(clustering.kmeans(points, 2, seed=0))) == 2
-
-
 def test_kmeans_in_torch_fills_empty_clusters():
     """All but two images are the same: random starts coincide, yet as many clusters as distinct images come out."""
     points = torch.cat([torch.zeros(20, 2), torch.tensor([[5., 0], [0, 7]])])
@@ -421,7 +368,7 @@ def test_kmeans_in_torch_is_as_good_as_faisss():
 
 # Geometry
 
-@pytest.mark.parametrize('labels', [[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5, 6], [0] * 7])
+@pytest.mark.parametrize('labels', [[0, 0, 0, 1, 2, 2, 2], [0, 1, 2, 3, 4, 5, 6], [0] * 7])
 def test_class_distances_equal_the_pairwise_definition(labels):
     labels = np.array(labels)
     points = np.random.default_rng(0).normal(size=(7, 5))
@@ -440,7 +387,7 @@ def test_class_distances_equal_the_pairwise_definition(labels):
     assert found['intra_over_inter'] == pytest.approx(found['intra'] / found['inter'], nan_ok=True)
 
 
-@pytest.mark.parametrize('shape', [(50, 8), (8, 8), (5, 8)])
+@pytest.mark.parametrize('shape', [(50, 8), (5, 8)])
 def test_singular_values_are_those_of_the_svd(shape):
     points = np.random.default_rng(0).normal(size=shape)
     np.testing.assert_allclose(geometry.singular_values(points), np.linalg.svd(points, compute_uv=False), rtol=1e-6)
@@ -468,19 +415,12 @@ def test_rho_spectrum_at_0_is_the_spectrum_and_dead_dimensions_are_infinitely_fa
 
 @pytest.mark.parametrize('name, sentence', [
     ('recall@1', 'unknown; choose from e_recall.*; did you mean e_recall@1[?]'),
-    ('e_recal@1', 'unknown; choose from e_recall'),
     ('c_e_recall@1', 'unknown.*; did you mean c_recall@1[?]'),
-    ('nim', 'did you mean nmi[?]'),
     ('e_recall', 'expected a whole number after an @: e_recall@1'),
-    ('e_recall@x', 'expected a whole number after an @'),
     ('e_recall@0', 'expected a whole number after an @'),
     ('nmi@1', 'expected no @'),
     ('dists', 'expected one of intra, inter, intra_over_inter after an @'),
-    ('tpr', 'expected a fraction after an @: tpr@0.01'),
     ('tpr@1', 'expected a fraction after an @: tpr@0.01'),
-    ('threshold_spread@x', 'expected a fraction after an @'),
-    ('h_ap@1', 'expected no @'),
-    ('dists@both', 'expected one of intra, inter, intra_over_inter after an @'),
 ])
 def test_a_metric_that_does_not_exist_is_refused_in_a_sentence(name, sentence):
     with pytest.raises(UserError, match=sentence):

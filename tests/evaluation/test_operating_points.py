@@ -33,8 +33,7 @@ def least_threshold(negatives, rate):
     return next(t for t in np.unique([0, *negatives + 1]) if np.sum(negatives >= t) <= rate * len(negatives) + 1e-9)
 
 
-@pytest.mark.parametrize('chunk, tile', [(1 << 20, 1024), (200, 7)])
-@pytest.mark.parametrize('rate', [.5, .1, .01, 1e-5])
+@pytest.mark.parametrize('rate, chunk, tile', [(.5, 200, 7), (.1, 1 << 20, 1024), (.01, 200, 7), (1e-5, 200, 7)])
 def test_rates_and_thresholds_equal_loops_over_the_pairs(points, rate, chunk, tile, monkeypatch):
     monkeypatch.setattr(verification, 'CHUNK', chunk)
     monkeypatch.setattr(verification, 'TILE', tile)
@@ -50,9 +49,8 @@ def test_rates_and_thresholds_equal_loops_over_the_pairs(points, rate, chunk, ti
     assert found[f'threshold_spread@{rate}'] == pytest.approx(np.std(distances), abs=1e-12)
 
 
-@pytest.mark.parametrize('tile', [1024, 7])
-def test_opis_equals_its_definition(points, tile, monkeypatch):
-    monkeypatch.setattr(verification, 'TILE', tile)
+def test_opis_equals_its_definition(points, monkeypatch):
+    monkeypatch.setattr(verification, 'TILE', 7)
     embeddings, labels = points
     unit = torch.nn.functional.normalize(embeddings, dim=1).double().numpy()
     i, j = np.tril_indices(90, -1)
@@ -71,8 +69,7 @@ def test_opis_equals_its_definition(points, tile, monkeypatch):
     assert evaluation.compute(['opis'], *points)['opis'] == pytest.approx(np.mean(variances), abs=1e-9)
 
 
-@pytest.mark.parametrize('chunk', [1 << 20, 5000])
-@pytest.mark.parametrize('estimate', ['good', 'too high'])
+@pytest.mark.parametrize('chunk, estimate', [(1 << 20, 'too high'), (5000, 'good')])
 def test_thresholds_of_classes_do_not_depend_on_their_estimates(chunk, estimate, monkeypatch):
     random = np.random.default_rng(0)
     labels, rates = random.permutation(np.repeat([0, 1, 2, 3], [700, 200, 99, 1])), [.001, .02, .3]

@@ -10,10 +10,10 @@ from evaluation.ranking.nearest import nearest
 from tests.evaluation.test_metrics import EXACT, RETRIEVAL
 
 GEOMETRIES = [
-    *(('one cluster', spread, 0, 1) for spread in (1, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)),
-    *(('clusters', spread, 0, 1) for spread in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)),
-    *(('ordinary', 1, offset, 1) for offset in (1, 1e2, 1e3, 1e4)),
-    *(('ordinary', 1, 0, scale) for scale in (1e-30, 1e-25, 1e-18, 1e-6, 1e6, 1e12, 1e15)),
+    *(('one cluster', spread, 0, 1) for spread in (1, 1e-2, 1e-4, 1e-6)),
+    *(('clusters', spread, 0, 1) for spread in (1e-1, 1e-3, 1e-5)),
+    *(('ordinary', 1, offset, 1) for offset in (1e2, 1e4)),
+    *(('ordinary', 1, 0, scale) for scale in (1e-30, 1e-18, 1e6, 1e15)),
     ('clusters', 1e-3, 100, 1), ('clusters', 1e-3, 0, 1e-25), ('one cluster', 1e-3, 0, 1e15),
     ('duplicates', 1e-3, 0, 1), ('outlier', 1e-3, 0, 1)]
 
@@ -77,8 +77,7 @@ def test_every_way_of_ranking_gives_the_values_of_float64(geometry, n_queries):
         assert short == pytest.approx({name: expected[name] for name in short}, abs=1e-9), backend
 
 
-@pytest.mark.parametrize('geometry', [('ordinary', 1, 0, 1e-30), ('ordinary', 1, 0, 1e15), ('one cluster', 1e-4, 0, 1),
-                                      ('clusters', 1e-5, 0, 1e-3), ('ordinary', 1, 100, 1)])
+@pytest.mark.parametrize('geometry', [('ordinary', 1, 0, 1e-30), ('clusters', 1e-5, 0, 1e-3), ('ordinary', 1, 100, 1)])
 def test_cosines_keep_their_digits(geometry):
     points, labels = embeddings(*geometry)
     unit = points.astype(float) / np.linalg.norm(points.astype(float), axis=1, keepdims=True)
@@ -147,19 +146,8 @@ def test_the_nearest_images_of_collapsed_clusters():
         assert found.tolist() == distances.argsort(kind='stable')[:12].tolist()
 
 
-def test_scores_are_those_of_embeddings_around_their_mean():
-    grid = torch.from_numpy(np.random.default_rng(0).integers(-4, 5, (99, 3)).astype(np.float32))
-    assert precision.around_their_mean(grid / 2.5)(grid / 2.5) is not grid
-    unit = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    assert precision.around_their_mean(unit)(unit) is unit                                  # no copy of ordinary ones
-    moved = precision.around_their_mean(grid + 1000, grid[:5] + 1000)(grid + 1000)
-    assert moved.mean(dim=0).abs().max() < 1.5 and (moved * 64 == (moved * 64).round()).all()           # no rounding
-    same = torch.full((7, 3), .1)
-    assert not precision.around_their_mean(same)(same).any()
-
-
-@pytest.mark.parametrize('offset, scale', [(0, 1e-30), (0, 1e15), (4096, 1), (0, 1e-3)])
-@pytest.mark.parametrize('with_faiss', [True, False])
+@pytest.mark.parametrize('offset, scale, with_faiss', [
+    (0, 1e-30, True), (0, 1e-30, False), (0, 1e15, True), (0, 1e15, False), (4096, 1, True), (4096, 1, False)])
 def test_clusters_depend_on_neither_offset_nor_unit(offset, scale, with_faiss, monkeypatch):
     if not with_faiss:
         monkeypatch.setitem(__import__('sys').modules, 'faiss', None)

@@ -12,7 +12,8 @@ def train(place, *flags):
     arguments = ['--dataset', 'folder', '--source_path', str(place / 'data'), '--arch', 'conv4_normalize',
                  '--not_pretrained', '--input_size', '16', '--bs', '6', '--samples_per_class', '2', '--n_epochs', '1',
                  '--iterations_per_epoch', '1', '--embed_dim', '16', '--kernels', '0', '--device', 'cpu',
-                 '--save_path', str(place / 'runs'), '--group', 'quick', '--pictures', 'none', *flags]
+                 '--save_path', str(place / 'runs'), '--group', 'quick', '--pictures', 'none',
+                 '--evaluation_metrics', 'e_recall@1', *flags]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('sys.argv', ['main.py'])
         assert main.main(arguments) == 0

@@ -55,8 +55,8 @@ def test_a_query_prints_writes_and_draws_the_nearest_images(call, index, trained
     assert lines[3].split() == ['2', f'{np.sort(distances[0])[1]:.4f}', found[0]['nearest'][1]['path']]
     picture = np.asarray(Image.open(tmp_path / 'found.png'))
     assert picture.shape[2] == 3 and picture.std() > 30
-    code, out, _ = call('query', index, photos / 'class_01', '--picture', tmp_path / 'found.svg')      # a folder
-    assert code == 0 and out.count('rank') == 6 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
+    code, out, _ = call('query', index, queries[0], '--k', '2', '--picture', tmp_path / 'found.svg')
+    assert code == 0 and (tmp_path / 'found.svg').read_text().startswith('<?xml')
 
 
 def test_an_index_of_codes_answers_and_grows_like_another(call, trained, photos, tmp_path):
@@ -74,11 +74,6 @@ def test_an_index_of_codes_answers_and_grows_like_another(call, trained, photos,
     network, transform = retrieval.Index(folder).load_network(device='cpu')
     page = server.application(retrieval.Index(folder), network, transform).test_client()
     assert page.get('/neighbours/0', base_url='http://localhost').json['neighbours'][0]['row'] > 0
-
-
-def test_the_output_has_json_alone_with_a_dash(call, index, photos):
-    code, out, _ = call('query', index, photos / 'class_01', '--json', '-', '--k', '2')
-    assert code == 0 and [len(row['nearest']) for row in json.loads(out)] == [2] * 6
 
 
 def test_what_is_ignored_in_a_folder_is_counted_and_named(call, trained, photos, tmp_path):

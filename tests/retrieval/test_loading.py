@@ -13,8 +13,8 @@ from tests.retrieval.conftest import train
 from utilities.errors import UserError
 
 
-@pytest.mark.parametrize('flags', [(), ('--eval_features', '--eval_normalize'), ('--eval_size', '24', '--ema', '0.5',
-                                   '--eval_ema'), ('--augmentation', 'characters')], ids=lambda flags: ' '.join(flags))
+@pytest.mark.parametrize('flags', [(), ('--eval_features', '--eval_normalize'), (
+    '--eval_size', '24', '--ema', '0.5', '--eval_ema', '--augmentation', 'characters')])
 def test_embeddings_are_those_of_embed(flags, trained, tmp_path, run):
     folder = train(tmp_path, *flags) if flags else trained
     assert after_training(folder, 'embeddings', tmp_path / 'out.npz') == 0

@@ -24,7 +24,7 @@ def answers_of(similarity, is_known, is_right, labels):
 
 
 def brute_force(found, threshold):
-    """The definitions of docs/metrics.md in loops; thresholds are tried one by one."""
+    """The definitions of docs/protocols.md in loops; thresholds are tried one by one."""
     queries = list(zip(found.similarity.tolist(), found.is_known, found.is_right, found.labels, strict=True))
     known, unknown = ([query for query in queries if query[1] == side] for side in (True, False))
 
@@ -59,7 +59,7 @@ def brute_force(found, threshold):
     return values | {'os_gm': (values['os_baks'] * values['os_baus']) ** .5}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans(), st.integers(0, 5)), min_size=1,
                 max_size=60), st.integers(0, 12))
 def test_metrics_equal_loops_with_ties_single_images_and_empty_groups(queries, threshold):
@@ -92,10 +92,10 @@ def nearest_of(points, query, gallery, by_ranking):
     return (-np.inf, None) if best is None else (scores[best], gallery[best])
 
 
-@pytest.mark.parametrize('ranking', [None, lambda points: (points, points)])
-@pytest.mark.parametrize('share', [0, .3, .7])
-@pytest.mark.parametrize('seed', range(4))
-def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
+@pytest.mark.parametrize('by_ranking, share, seed', [(False, 0, 0), (False, .3, 1), (False, .7, 2), (False, .3, 3),
+                                                     (True, .3, 0), (True, .7, 1), (True, 0, 2)])
+def test_answers_equal_a_loop_over_queries(by_ranking, share, seed, monkeypatch):
+    ranking = (lambda points: (points, points)) if by_ranking else None
     part = random_part(seed, ranking=ranking)
     labels, points = part.images.labels, part.embeddings.double().numpy()
     is_query, in_gallery = identification.divided(part.images, share, seed)
@@ -108,7 +108,7 @@ def test_answers_equal_a_loop_over_queries(ranking, share, seed, monkeypatch):
     found = identification.top_answers(identification.build_search(part, share, seed))
     gallery = np.flatnonzero(in_gallery).tolist()
     for place, query in enumerate(np.flatnonzero(is_query)):
-        similarity, image = nearest_of(points, query, gallery, ranking)
+        similarity, image = nearest_of(points, query, gallery, by_ranking)
         assert found.similarity[place] == pytest.approx(similarity, abs=1e-12)
         assert found.is_right[place] == (labels[image] == labels[query]) and found.labels[place] == labels[query]
         assert found.is_known[place] == (sizes[labels[query]] > 0)
@@ -145,7 +145,7 @@ def test_distractors_stay_in_the_gallery_and_are_no_queries():
     assert in_gallery[4] and in_gallery.sum() == 2 and (is_query == fixed.is_query).all()
 
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(3))
 def test_the_calibration_equals_searches_with_and_without_the_class(seed):
     part = random_part(seed, sizes=(7, 1, 4, 2, 5, 9))
     labels, points = part.images.labels, part.embeddings.double().numpy()
@@ -242,8 +242,7 @@ def test_thresholds_are_printed_stored_and_used(quick, run, tmp_path, capsys, mo
     assert after_training(folder / f'{name}.pt', 'open_set') == 0
     assert (folder / f'{name}_open_set.json').exists() and retrieval.load(folder / f'{name}.pt', 'cpu')[0].open_set
     stored = (folder / 'open_set.json').read_text()
-    for flags, kind in ((['--test_start', '0'], 'test'), (['--test_size', '.3'], 'test'),
-                        (['--tv_split_perc', '.3'], 'training')):
+    for flags, kind in ((['--test_start', '0'], 'test'), (['--tv_split_perc', '.3'], 'training')):
         capsys.readouterr()
         assert after_training(folder, 'open_set', *flags) == 0
         out = capsys.readouterr().out

@@ -31,7 +31,7 @@ def planted(patterns, tmp_path):
 
 
 def test_a_run_records_what_its_splits_share_and_goes_on(quick, run, planted, tmp_path, capsys):
-    quick = [*quick, '--source_path', planted, '--n_epochs', '1']
+    quick = [*quick, '--source_path', planted, '--n_epochs', '1', '--evaluation_metrics', 'e_recall@1']
     assert run(*quick) == 0 and run(*quick, '--group', 'other') == 0
     folder = folder_of(tmp_path)
     before = yaml.safe_load((folder / 'splits.yaml').read_text())

@@ -1,8 +1,6 @@
 """Retrieve_Images.py serve: what the page asks for by HTTP, and the page itself in a headless browser."""
 import http.client
 import io
-import multiprocessing
-import os
 import re
 import shutil
 import socket
@@ -10,17 +8,16 @@ import sys
 import threading
 from base64 import b64decode, b64encode
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 
 from retrieval import server, unknown
-from tests.helpers import wait_for
+from tests.helpers import executed, wait_for
 from utilities import machine
 from utilities.errors import UserError
 
@@ -40,14 +37,21 @@ def transform(image):
     return torch.from_numpy(np.array(image.convert('RGB').resize((8, 8)))).permute(2, 0, 1) / 255
 
 
+@pytest.fixture(scope='module')
+def drawn(tmp_path_factory):
+    """A folder with a photo of each colour."""
+    folder = tmp_path_factory.mktemp('photos')
+    for colour in COLOURS:
+        Image.new('RGB', (900, 600), colour).save(folder / f'{colour}.png', compress_level=1)
+    return folder
+
+
 @pytest.fixture
-def index(tmp_path):
-    """What the server needs of an Index, for one photo of each colour."""
-    (tmp_path / 'photos').mkdir()
+def index(drawn, tmp_path):
+    """What the server needs of an Index, for the photos of `drawn`."""
+    shutil.copytree(drawn, tmp_path / 'photos')
     paths = [str(tmp_path / 'photos' / f'{colour}.png') for colour in COLOURS]
-    for path, colour in zip(paths, COLOURS, strict=True):
-        Image.new('RGB', (900, 600), colour).save(path)
-    embeddings = np.stack([MeanColour()(transform(Image.open(path))[None])[0].numpy() for path in paths])
+    embeddings = np.array([ImageColor.getrgb(colour) for colour in COLOURS], np.float32) / 255
 
     def nearest(queries, k):
         distances = np.linalg.norm(np.asarray(queries)[:, None] - embeddings, axis=2)
@@ -100,12 +104,12 @@ def test_images_are_sent_by_row_and_reduced(client, index):
     assert image.getpixel((5, 5))[1] > 100 > image.getpixel((5, 5))[0]
 
 
-@pytest.mark.parametrize('address', [
-    '/image/8', '/image/-1', '/image/0.png', '/image/../server.py', '/image/%2e%2e%2fserver.py', '/image//etc/passwd',
-    '/neighbours/8', '/neighbours/../../etc/passwd', '/photos/red.png', '/retrieval/page.html', '/static/x'])
-def test_nothing_but_images_of_the_index_is_served(client, address):
-    answer = client.get(address)
-    assert answer.status_code in (404, 405) and set(answer.json) == {'error'}
+def test_nothing_but_images_of_the_index_is_served(client):
+    for address in ('/image/8', '/image/-1', '/image/0.png', '/image/../server.py', '/image/%2e%2e%2fserver.py',
+                    '/image//etc/passwd', '/neighbours/8', '/neighbours/../../etc/passwd', '/photos/red.png',
+                    '/retrieval/page.html', '/static/x'):
+        answer = client.get(address)
+        assert answer.status_code in (404, 405) and set(answer.json) == {'error'}, address
 
 
 def test_what_is_no_photo_is_refused_in_a_sentence(client, index):
@@ -128,16 +132,16 @@ def test_another_name_of_the_machine_is_refused_and_nothing_is_loaded_from_elsew
     assert not re.findall(r'''(?:https?:)?//[\w.]+\.\w+|@import''', page.text)
 
 
-@pytest.mark.parametrize('headers, code', [
-    ({'Sec-Fetch-Site': 'same-origin', 'Origin': 'http://localhost'}, 200), ({'Sec-Fetch-Site': 'none'}, 200),
-    ({'Sec-Fetch-Site': 'cross-site'}, 403), ({'Sec-Fetch-Site': 'same-site'}, 403), ({'Origin': 'null'}, 403),
-    ({'Origin': 'http://other.example'}, 403), ({'Origin': 'http://localhost:9000'}, 403),
-    ({'Origin': 'http://['}, 403), ({'Origin': ''}, 403), ({'Host': '['}, 403)])
-def test_requests_that_another_page_makes_are_refused(client, headers, code):
-    for answer in (client.post('/neighbours', data=photo('red'), headers=headers),
-                   client.get('/image/1', headers=headers)):
-        assert answer.status_code == code
-        assert code == 200 or answer.json['error'].startswith('This page ')
+def test_requests_that_another_page_makes_are_refused(client):
+    for headers, code in (
+            ({'Sec-Fetch-Site': 'same-origin', 'Origin': 'http://localhost'}, 200), ({'Sec-Fetch-Site': 'none'}, 200),
+            ({'Sec-Fetch-Site': 'cross-site'}, 403), ({'Sec-Fetch-Site': 'same-site'}, 403), ({'Origin': 'null'}, 403),
+            ({'Origin': 'http://other.example'}, 403), ({'Origin': 'http://localhost:9000'}, 403),
+            ({'Origin': 'http://['}, 403), ({'Origin': ''}, 403), ({'Host': '['}, 403)):
+        for answer in (client.post('/neighbours', data=photo('red'), headers=headers),
+                       client.get('/image/1', headers=headers)):
+            assert answer.status_code == code, headers
+            assert code == 200 or answer.json['error'].startswith('This page ')
 
 
 def test_a_link_of_another_page_leads_to_the_page_and_to_nothing_else(client):
@@ -190,33 +194,33 @@ def test_few_photos_are_decoded_at_a_time_and_other_requests_need_not_wait(index
     assert server.THREADS > 2 * (server.DECODERS + server.WAITING) + 2
 
 
-def resident_megabytes():
-    return int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2 ** 20
+# argv: the paths of an index, joined by colons, and a file with a large photo. Nothing else uses this process's memory.
+DECODING = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+import numpy as np
+from tests.retrieval.test_server import MeanColour, server, transform
 
-
-def check_memory_of_decoded_photos(paths, data):
-    """To be called in a process of its own, whose memory nothing else uses."""
-    index = SimpleNamespace(paths=paths, is_current=lambda: True, answers=lambda distances: [{}],
-                            nearest=lambda queries, k: (np.zeros((1, k), int), np.zeros((1, k))))
-    app = server.application(index, MeanColour(), lambda image: transform(image.copy()), k=3)
-    used = []
-    for n in 1, 8:
-        with ThreadPoolExecutor(n) as pool:                 # glibc has a heap of its own for each thread
-            assert {answer.status_code for answer in pool.map(
-                lambda _: app.test_client().post('/neighbours', data=data), range(n))} == {200}
-            used.append(resident_megabytes())
-    assert used[1] < used[0] + 60                            # a decoded photo has 60
+index = SimpleNamespace(paths=sys.argv[1].split(':'), is_current=lambda: True, answers=lambda distances: [{}],
+                        nearest=lambda queries, k: (np.zeros((1, k), int), np.zeros((1, k))))
+app = server.application(index, MeanColour(), lambda image: transform(image.copy()), k=3)
+data = Path(sys.argv[2]).read_bytes()
+for n in 1, 4:
+    with ThreadPoolExecutor(n) as pool:                 # glibc has a heap of its own for each thread
+        assert {answer.status_code for answer in pool.map(
+            lambda _: app.test_client().post('/neighbours', data=data), range(n))} == {200}
+    print(int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2 ** 20)
+"""
 
 
 @pytest.mark.skipif(not machine.has_glibc(), reason='other C libraries return memory by themselves')
-def test_memory_of_decoded_photos_goes_back(index):
-    file = io.BytesIO()
-    Image.new('RGB', (5000, 4000), 'red').save(file, 'PNG', compress_level=1)
-    process = multiprocessing.get_context('spawn').Process(
-        target=check_memory_of_decoded_photos, args=(index.paths, file.getvalue()))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+def test_memory_of_decoded_photos_goes_back(index, tmp_path):
+    Image.new('RGB', (5000, 4000), 'red').save(tmp_path / 'large.png', compress_level=1)
+    code, out, errors = executed(tmp_path, DECODING, ':'.join(index.paths), tmp_path / 'large.png')
+    assert code == 0, errors
+    before, after = map(float, out.split())
+    assert after < before + 60                               # a decoded photo has 60
 
 
 def test_a_format_that_browsers_do_not_show_is_sent_back_as_jpeg(client):
@@ -279,8 +283,8 @@ def has_ipv6():
     return True
 
 
-@pytest.mark.parametrize('host, shown', [('localhost', 'localhost'), ('::1', '[::1]'), ('[::1]', '[::1]')])
-@pytest.mark.parametrize('n_addresses', [1, 2])
+@pytest.mark.parametrize('host, shown, n_addresses', [('localhost', 'localhost', 1), ('localhost', 'localhost', 2),
+                                                      ('::1', '[::1]', 2), ('[::1]', '[::1]', 1)])
 def test_the_printed_address_answers_this_machine_only(host, shown, n_addresses, index, capsys, monkeypatch):
     waitress = pytest.importorskip('waitress')
     if ':' in host and not has_ipv6():
