@@ -109,7 +109,7 @@ def test_a_search_in_which_everything_fails_ends(flags, stub, capsys):
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89']) == 2
     assert 'all of the first 3 trials failed' in capsys.readouterr().err
     assert len(table_of(folder)) == 3
-    repaired = (folder / 'main.py').read_text().replace('0.8 < margin', '0.85 < margin')
+    repaired = (folder / 'main.py').read_text().replace('0.8 < margin', '0.9 < margin')
     (folder / 'main.py').write_text(repaired)                       # the reason was not in the settings
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '4']) == 0
     assert len(table_of(folder)) == 4
