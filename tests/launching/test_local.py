@@ -42,7 +42,8 @@ def launcher(folder, *arguments):
     return executing(folder, code, *arguments)
 
 
-MORE = ['--n_epochs', '6', '--iterations_per_epoch', '20', '--evaluation_metrics', 'e_recall@1']
+FEW = ['--evaluation_metrics', 'e_recall@1']
+MORE = [*FEW, '--n_epochs', '6', '--iterations_per_epoch', '12']
 
 
 @pytest.fixture(scope='module')
@@ -57,7 +58,7 @@ def whole(patterns, tmp_path_factory):
 
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
-    runs = script(MORE, [])
+    runs = script(MORE, [*FEW, '--n_epochs', '1'])
     first, _, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
