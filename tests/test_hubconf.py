@@ -334,6 +334,9 @@ def test_an_onnx_file_is_loaded(tmp_path):
 def test_the_functions_have_documented_arguments():
     module = torch.hub._import_module('hubconf', str(ROOT / 'hubconf.py'))
     assert module.dependencies == ['torch']
+    parser = parameters.build()
+    assert all(values['default'] == parser.get_default(flag) for flag, values in module._RUN.items()
+               if 'default' in values)
     for entry in ENTRIES:
         function = getattr(module, entry)
         assert all(f'{name}:' in function.__doc__ for name in inspect.signature(function).parameters)

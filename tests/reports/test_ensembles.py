@@ -3,14 +3,17 @@ import csv
 import itertools
 import shutil
 import sqlite3
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from scipy import stats
 
 import Evaluate_Ensemble
 import main
+from evaluation.embedding import Embedded
 from records import checkpoint, run_folder
 from reports import ensembles
 from reports.significance import t_interval
@@ -176,6 +179,13 @@ def test_tensorboard_has_the_same_numbers(runs, evaluate, tmp_path):
         assert ('test/nmi/sem' in events.Tags()['scalars']) == (form == 'separated')
 
 
+def test_each_network_has_the_same_weight():
+    images = SimpleNamespace(class_names=['one', 'other'], labels=np.array([0, 0, 1]), sources='cab')
+    parts = [factor * torch.rand(3, 2) for factor in (1, 9)]
+    found = ensembles.joined([[Embedded(part, images)] for part in parts])
+    assert found.numpy() == pytest.approx(np.hstack([unit(part.numpy()) for part in parts]))
+
+
 def test_principal_components_are_those_of_the_development_images(runs, evaluate, tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', ['main.py'])
     members = [runs['A', fold, 1] for fold in (0, 1)]
@@ -310,7 +320,6 @@ REFUSALS = {
 
 
 def change_epoch(folder):
-    import torch
     file = folder / 'checkpoint_val_map_at_r.pt'
     torch.save(checkpoint.load(file) | {'epoch': 7}, file)
 
