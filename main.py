@@ -206,8 +206,6 @@ def finish_records(opt, embedded, split, records, state):
     if opt.pictures != ['none']:
         evaluation.curves.plot(records.rows, plots, single=evaluation.curves.SINGLE in opt.pictures)
     saved = evaluation.pictures.save(opt, embedded, split, plots, panel if opt.pictures != ['none'] else None)
-    if opt.projector:
-        evaluation.projector.write(embedded, state.folder / 'tensorboard')
     if panel in saved:
         records.picture(f'retrieval/{split}', panel)
     records.summarise(state, finished=True)

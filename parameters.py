@@ -54,7 +54,7 @@ main.py --help all            every flag
 docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc')                # flags of earlier versions that changed no result
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector')      # flags of earlier versions that changed no result
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
@@ -524,8 +524,6 @@ def evaluation_parameters(parser):
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
     add('--ranking_backend', choices=ranking.BACKENDS, default='auto', untrained=False,
         help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
-    switch('--projector', untrained=False,
-           help='write the test embeddings of the last epoch for the projector of TensorBoard')
 
 
 def record_parameters(parser):

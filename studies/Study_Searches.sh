@@ -2,7 +2,7 @@
 # The searches of the study: for eight losses, the learning rate and one or two flags of the loss are tuned on the
 # classes that are not test classes, in two folds; the best setting is then trained with five new seeds. Data, network
 # and batches are as in studies/Study_Runs.sh, with two thirds of its iterations. The groups have its names, so that
-# docs/results.md can compare the two protocols.
+# studies/tables.md can compare the two protocols.
 #
 #   ./studies/Study_Searches.sh [--list] [FLAG ...]      # --list prints the commands; the flags are added to every search
 #   DATA=Datasets STUDIES=Studies ./studies/Study_Searches.sh

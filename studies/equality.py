@@ -10,16 +10,16 @@ ROWS = Path(__file__).parent / 'rows' / 'equality.csv'
 MARGIN = 0.3                                              # points: smaller differences count as equal
 METRICS = {'R@1': 'e_recall@1', 'MAP@R': 'map_at_r'}
 # rows of the tables: groups of the script without Equality_, and what is not the same on both sides
-PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing: our miner on both sides'),
+PEERS = {'contrastive': ('contrastive_ours', 'contrastive_pml', 'nothing (our miner)'),
          'triplet': ('triplet_ours', 'triplet_pml', 'the miner'),
          'triplet, defaults': ('triplet_defaults_ours', 'triplet_defaults_pml', 'the miner and its defaults'),
          'multisimilarity': ('multisimilarity_ours', 'multisimilarity_pml', 'nothing'),
          'ntxent': ('ntxent_ours', 'ntxent_pml', 'nothing'),
-         **{name: (f'{name}_ours', f'{name}_pml', 'start of the class weights: size and numbers')
+         **{name: (f'{name}_ours', f'{name}_pml', 'class weights at the start')
             for name in ('arcface', 'cosface', 'softmax', 'subcenter_arcface')},
-         'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'start of the centres: numbers'),
+         'softtriplet': ('softtriplet_ours', 'softtriplet_pml', 'centres at the start'),
          'proxyanchor': ('proxyanchor_ours', 'proxyanchor_pml', 'nothing'),
-         'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'size of the proxies at the start')}
+         'proxynca_pp': ('proxynca_pp_ours', 'proxynca_pp_pml', 'size of the proxies')}
 # learning rate at which Adam turns our class weights or proxies as fast as it turns pml's at 0.01
 SLOW = {'arcface': 0.00051, 'cosface': 0.00051, 'softmax': 0.00051, 'subcenter_arcface': 0.00051,
         'proxynca_pp': 0.00125}
@@ -30,7 +30,6 @@ MINED = {name: (f'{name}_ours', f'{name}_mined_pml', what) for name, what in {
 STARTS = {'arcface': (0.051, 1.0), 'cosface': (0.051, 1.0), 'softmax': (0.051, 1.0), 'subcenter_arcface': (0.051, 1.0),
           'proxynca_pp': (0.125, 1.0), 'proxyanchor': (0.224, None), 'softtriplet': (0.065, None)}
 RATES = {'_0.0001': 0.0001, '_0.001': 0.001, '': 0.01, '_0.1': 0.1}        # keys: the ends of the groups' names
-LONG, LONGER = {f'_long_{rate}': rate for rate in (0.0001, 0.001, 0.01)}, ('arcface', 'softmax')
 
 
 def cells(found, one, other):
@@ -44,19 +43,19 @@ def cells(found, one, other):
                          for text, gap in zip(texts, gaps, strict=True))]
 
 
-def by_rate(found, title, rates, losses):
-    """Returns heading and table of a metric at each of `rates`, {suffix of the groups: rate}, over common seeds."""
-    groups = {(loss, side): [found[f'{loss}{suffix}_{side}'] for suffix in rates] for loss in losses
-              for side, size in zip(('ours', 'pml'), STARTS[loss], strict=True) if size}
+def by_rate(found, title):
+    """Returns heading and table of a metric at each learning rate, over common seeds."""
+    groups = {(loss, side): [found[f'{loss}{suffix}_{side}'] for suffix in RATES] for loss, sizes in STARTS.items()
+              for side, size in zip(('ours', 'pml'), sizes, strict=True) if size}
     seeds = set.intersection(*(set(method.runs) for row in groups.values() for method in row))
     rows = []
-    for (loss, side), row in groups.items():
+    for names, row in groups.items():
         first, *others = [{unit: value for unit, value in method.values(METRICS[title]).items() if unit[1] in seeds}
                           for method in row]
-        rows.append([loss, side, f'{STARTS[loss][side == "pml"]:g}', plus_minus(average(first), digits=2, tight=True),
+        rows.append([*names, plus_minus(average(first), digits=2, tight=True),
                      *(plus_minus(mean_difference([(other, first)]), '+', 2, tight=True) for other in others)])
     return f'{title}, {len(seeds)} seeds:\n\n' + markdown(
-        ['loss', 'start', 'its size', *(f'rate {rate:g}' for rate in rates.values())], rows)
+        ['loss', 'start', *(f'rate {rate:g}' for rate in RATES.values())], rows)
 
 
 def tables():
@@ -72,5 +71,4 @@ def tables():
             ['loss', 'slow rate', 'n', *gaps, *(f'{name}, slow minus pml' for name in METRICS)],
             [[loss, rate, *cells(found, f'{loss}_ours', f'{loss}_slow_ours'),
               *cells(found, f'{loss}_slow_ours', f'{loss}_pml')[1:]] for loss, rate in SLOW.items()]),
-        'rates': '\n\n'.join(by_rate(found, title, RATES, STARTS) for title in METRICS),
-        'rates, longer': '\n\n'.join(by_rate(found, title, LONG, LONGER) for title in METRICS)}
+        'rates': '\n\n'.join(by_rate(found, title) for title in METRICS)}

@@ -120,7 +120,7 @@ def metric_title(metric):
 def table(methods):
     """
     Returns the tables of all Methods, one for each data set and number of seeds, the highest R@1 first. A method is
-    named by the flags that the methods of its data set do not share.
+    named by its loss and by other flags that the methods of its data set do not share.
     """
     tables = []
     for title in dict.fromkeys(method.title for method in methods.values()):
@@ -129,10 +129,10 @@ def table(methods):
         tables.append(f'**{title}**: `python main.py {" ".join(shared)}` and the flags of the table.')
         chosen.sort(key=lambda method: -method.estimate().mean)
         for n in sorted({len(method.runs) for method in chosen}, reverse=True):
-            rows = [['`' + ' '.join(flag for flag in method.flags if flag not in shared) + '`',
+            rows = [['`' + ' '.join(flag for flag in method.flags if flag not in shared).removeprefix('--loss ') + '`',
                      *(plus_minus(method.estimate(metric), tight=True) for metric in SHOWN)]
                     for method in chosen if len(method.runs) == n]
-            tables.append(markdown([f'flags, n = {n}', *map(metric_title, SHOWN)], rows))
+            tables.append(markdown([f'`--loss` and other flags, n = {n}', *map(metric_title, SHOWN)], rows))
     return '\n\n'.join(tables)
 
 
@@ -144,7 +144,8 @@ def tuned_table(methods, file=ROWS / 'folds.csv'):
             average({('', seed): 100 * np.array([value])
                      for seed, value in zip(lines.seed, lines[f'{form}_test_{metric}'], strict=True)})
             for metric in SHOWN[:2] for form in FORMS)]
-        rows.append([group.partition('_')[2], *(plus_minus(estimate, tight=True) for estimate in estimates)])
+        loss, = (flag.removeprefix('--loss ') for flag in methods[group].flags if flag.startswith('--loss '))
+        rows.append([loss, *(plus_minus(estimate, tight=True) for estimate in estimates)])
     heads = [f'{form}, {metric_title(metric)}' for metric in SHOWN[:2] for form in FORMS]
     return markdown(['loss', 'not tuned, R@1', *heads], rows)
 

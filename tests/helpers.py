@@ -4,17 +4,20 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torchvision.models import resnet
 
 import datasampler
 import Evaluate_Network
+import main
 from records import checkpoint
 
 if sys.platform == 'linux':
@@ -118,6 +121,21 @@ def assert_same_end(one, other):
 
     compare(*states, '')
     assert rows_of(one) == rows_of(other)
+
+
+def assert_resumes_exactly(run, tmp_path, arguments, *changed):
+    """The run `quick`, and a copy of its folder after the first epoch that is continued, end with the same bits."""
+    record, half = main.record, tmp_path / 'half'
+
+    def copying(records, built, state, epoch, *more):
+        record(records, built, state, epoch, *more)
+        if epoch == 1:
+            shutil.copytree(state.folder, half)
+
+    with mock.patch.object(main, 'record', copying):
+        assert run(*arguments) == 0
+    assert len(rows_of(half)) == 2 and run('--resume', half, *changed) == 0
+    assert_same_end(folder_of(tmp_path), half)
 
 
 # Imports torch, then refuses to import anything that is neither torch's nor the standard library's; each file stands

@@ -5,6 +5,7 @@ work(rank, folder), in three processes at once, with ranks 0 to 2: process 0 com
 in micro-batches; then 2 and 3 processes do so together. Each writes <folder>/<way>_<rank>.pt: {case: what came out}.
 """
 import argparse
+import functools
 import shlex
 
 import numpy as np
@@ -26,7 +27,6 @@ from utilities.randomness import seed_everything
 
 COMMON = ('--bs 10 --samples_per_class 2 --embed_dim 5 --lr 0.003 --kernels 0 --device cpu --iterations_per_epoch 4 '
           '--n_epochs 2 --data_batchmatch_bigbs 20 --decay 0.001')
-MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
 
 
 def miner_of(loss):
@@ -40,61 +40,60 @@ def loss_of(miner):
                  and miner in (module.ALLOWED_MINING_OPS or [])), 'triplet')
 
 
-SMALL = {'hier': ' --loss_hier_n_proxies 8 --loss_hier_n_triplets 4 --loss_hier_k 3',
-         's2sd': ' --loss_s2sd_target_dims 4 6',
-         'nir': ' --loss_nir_lrmulti 1 --loss_nir_nf_fc_depth 3 --loss_nir_nf_fc_width 16 --loss_nir_nf_cblocks 2'}
-LOSSES = {loss: f'--loss {loss} --batch_mining {miner_of(loss)}{SMALL.get(loss, "")}' for loss in criteria.CRITERIA}
+def summed(losses, miners):
+    """The flags of a sum of losses, of a size that is quick."""
+    return ' '.join([f'--loss {"+".join(losses)} --batch_mining {"+".join(miners)}',
+                     *(SMALL[loss] for loss in losses if loss in SMALL)])
+
+
+SMALL = {'hier': '--loss_hier_n_proxies 8 --loss_hier_n_triplets 4 --loss_hier_k 3',
+         'recallatk': '--loss_recallatk_simix', 's2sd': '--loss_s2sd_target_dims 4 6',
+         'nir': '--loss_nir_lrmulti 1 --loss_nir_nf_fc_depth 3 --loss_nir_nf_fc_width 16 --loss_nir_nf_cblocks 2'}
+MINERS = [name for name in batch_mining.BATCHMINERS if name != 'none']
+# pfml is 100,000 times as large as the others, whose part in the gradient of a sum it would hide
+SUMS = {'losses with parameters': [loss for loss, module in criteria.CRITERIA.items()
+                                   if module.REQUIRES_OPTIM and loss != 'pfml'],
+        'losses without': [loss for loss, module in criteria.CRITERIA.items() if not module.REQUIRES_OPTIM],
+        'pfml': ['pfml']}
+LOSSES = {name: summed(losses, map(miner_of, losses)) for name, losses in SUMS.items()}
 TRAINED = LOSSES | {
-    f'mined by {miner}': f'--loss {loss_of(miner)} --batch_mining {miner}' for miner in MINERS
+    f'sampled by {name}': f'--data_sampler {name}' for name, module in datasampler.SAMPLERS.items()
+    if getattr(module, 'REQUIRES_STORAGE', False) and name != 'd2_coreset'
 } | {
-    f'sampled by {sampler}': f'--data_sampler {sampler} --data_hierarchical_superclasses 3'
-    for sampler in datasampler.SAMPLERS
-} | {
-    'sum': '--loss margin+proxyanchor+multisimilarity --batch_mining distance+none+none --loss_weights 1 0.5 2',
-    'memory': '--loss contrastive --batch_mining all --xbm_size 25 --xbm_start 3',
-    'memory of a sum': '--loss supcon+softmax --batch_mining none --xbm_size 33',
-    'direction': '--loss triplet --batch_mining semihard --dr_weight 0.3',
+    'miners': summed(map(loss_of, MINERS), MINERS),
+    'memory': '--loss contrastive+softmax --batch_mining all+none --xbm_size 25 --xbm_start 3',
     'moments of the memory bank': '--data_sampler d2_coreset --data_mb_mom 0.5 --data_idx_full_prec',
-    'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --optim rmsprop '
+    'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --loss_weights 1 2 --optim rmsprop '
                                '--embed_optim adam --loss_optim sgd --loss_momentum 0 --clip_grad 0.1',
-    'pml': '--loss pml:ProxyNCALoss --batch_mining none --loss_pml_lr 0.1',
-    'pml with a miner': '--loss pml:TripletMarginLoss --batch_mining pml:TripletMarginMiner',
     'features and layer': '--loss features_and_layer --batch_mining none',
     'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
-    'cascade': '--loss margin --batch_mining distance --embed_dim 6 --cascade 1 --cascade_fractions 0.5',
-    'cascade of pairs': '--loss contrastive+softmax --batch_mining all+none --embed_dim 6 --cascade 1 '
-                        '--cascade_fractions 0.4 --xbm_size 25 --xbm_start 3',
+    'cascade': '--loss contrastive+margin --batch_mining all+distance --embed_dim 6 --cascade 1 '
+               '--cascade_fractions 0.4 --xbm_size 25 --xbm_start 3',
     'synthetic negatives': '--loss triplet+softmax --batch_mining semihard+none --daml --daml_layers 9 --dr_weight 0.3',
     'prefixes': '--loss proxyanchor+triplet --batch_mining none+semihard --matryoshka 2 5 --matryoshka_weights 1 0.5',
-    'SiMix': '--loss recallatk --batch_mining none --loss_recallatk_simix',
     'PADS': '--batch_mining parametric --miner_parametric_adapt --use_tv_split --miner_parametric_update_every 7',
-    'of seven images': '--data_sampler image_random --bs 7 --loss multisimilarity --batch_mining none',
-    'of two images': '--bs 2 --samples_per_class 1 --loss proxyanchor --batch_mining none',
     'of one image': '--bs 1 --samples_per_class 1 --loss softmax --batch_mining none',
-    'clipped': '--loss proxyanchor --batch_mining none --clip_grad 0.5 --clip_grad_value 0.2',
-    'views': '--bs 12 --views 3 --loss margin --batch_mining distance',
+    'views': '--bs 12 --views 3 --warmup 1 --loss margin --batch_mining distance',
     'distilled from the average': '--loss proxyanchor --batch_mining none --ema 0.9 --distill ema --distill_w 3',
     'distilled from another network': '--loss supcon --batch_mining none --distill another --distill_w 3',
     'guided by language': '--loss margin --batch_mining distance --language_distill_w 3 --language_vectors given '
                           '--language_delay 3',
     'images and an optimizer of its own': '--loss asks_for_all --batch_mining none --scheduler step --tau 1',
-    'warm-up': '--warmup 1 --loss margin --batch_mining distance', 'momentum': '--optim sgd --lr 0.05',
+    'momentum': '--optim sgd --lr 0.05 --clip_grad 0.5 --clip_grad_value 0.2 --bs 7 --data_sampler image_random '
+                '--loss multisimilarity --batch_mining none',
 }
-ONE_STEP = ' --optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
-IN_FLOAT32 = ('triplet', 'proxyanchor', 'smoothap', 'hier', 'nir', 's2sd')
+ONE_STEP = '--optim sgd --lr 0 --iterations_per_epoch 1 --n_epochs 1'
+IN_FLOAT32 = {loss: summed([loss], [miner_of(loss)]) for loss in ('triplet', 'hier', 's2sd')}
 
 
 def cases_of(way):
     """
     The names in TRAINED that a way trains. Three processes, whose parts are uneven, train all. Miners and samplers do
-    not see the pieces of one process, and losses see the same as with three; of two processes, a few cases tell what
-    three do not.
+    not see the pieces of one process; of two processes, a few cases tell what three do not.
     """
     if way == '2 processes':
-        return [*IN_FLOAT32, 'sum', 'memory', 'cascade', 'PADS', 'of one image', 'momentum',
-                'images and an optimizer of its own', 'distilled from the average']
-    return [name for name in TRAINED if way != 'in pieces' or name in IN_FLOAT32
-            or name not in LOSSES and not name.startswith(('mined by', 'sampled by'))]
+        return ['memory', 'PADS', 'of one image', 'images and an optimizer of its own', 'distilled from the average']
+    return [name for name in TRAINED if way != 'in pieces' or name != 'miners' and not name.startswith('sampled by')]
 
 
 class FeaturesAndLayer(torch.nn.Module):
@@ -150,6 +149,11 @@ class Images(torch.utils.data.Dataset):
         return self.images[index], int(self.labels[index]), index
 
 
+@functools.cache
+def parser():
+    return parameters.build()
+
+
 def network(opt, frozen=True, dropout=0.0):
     layers = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.Tanh(), torch.nn.Dropout(dropout),
               torch.nn.AvgPool2d(2), torch.nn.Flatten()]
@@ -163,7 +167,7 @@ def network(opt, frozen=True, dropout=0.0):
 
 def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
-    opt = parameters.parse(shlex.split(f'{COMMON} {flags}'))
+    opt = parameters.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
     opt.device, opt.n_classes, opt.superclasses = torch.device(device), 6, [[0], [0], [1], [1], [2], [2]]
     opt.class_counts = [6] * 6
     opt.n_features, opt.n_maps = (6, 6) if opt.loss_s2sd_pool_aggr else (24, None)
@@ -209,7 +213,8 @@ def train(flags, dtype=torch.float64, device='cpu', **of_network):
 
 def train_all(way, rank, folder, more=''):
     results = {name: train(f'{TRAINED[name]} {more}') for name in cases_of(way)}
-    results |= {f'{loss} in float32': train(f'{LOSSES[loss]} {more} {ONE_STEP}', torch.float32) for loss in IN_FLOAT32}
+    results |= {f'{loss} in float32': train(f'{flags} {more} {ONE_STEP}', torch.float32)
+                for loss, flags in IN_FLOAT32.items()}
     for dtype in ('float16', 'bfloat16'):
         results[dtype] = train(f'--loss overflows --batch_mining none --amp {dtype} {more}', torch.float32)
     results['statistics'] = train(f'--lr 0 {more}', frozen=False)

@@ -1,4 +1,6 @@
 """The commands and the files of the pages, as they are printed there."""
+import http.client
+import importlib
 import re
 import shlex
 import subprocess
@@ -9,13 +11,12 @@ import torch
 from PIL import Image
 
 import Evaluate_Ensemble
-import Evaluate_Network
 import Hyperparameter_Search
 import Launch_Runs
 import parameters
 import Result_Evaluations
 import Retrieve_Images
-from launching import script
+from retrieval import server
 from tests.conftest import draw_classes
 from tests.helpers import ROOT, rows_of
 from tests.test_structure import PAGES, copied, register, run_in
@@ -23,6 +24,8 @@ from utilities import command_line
 
 PARSERS = {module.__name__: module.build for module in (Evaluate_Ensemble, Hyperparameter_Search, Launch_Runs,
                                                         Result_Evaluations, Retrieve_Images)}
+SMALL = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--n_epochs', '1', '--embed_dim', '8',
+         '--kernels', '0', '--device', 'cpu', '--pictures', 'none']
 
 
 def commands(text):
@@ -68,29 +71,110 @@ def test_the_three_lines_of_the_readme_give_a_loss_and_train_its_proxies():
     assert found['optimizer'].param_groups[1]['params'][0].grad.any()
 
 
-def test_the_commands_of_the_tutorial_work(tmp_path, monkeypatch, run):
-    """In their order, with small images and a small network; the page of `serve` has tests of its own."""
-    monkeypatch.chdir(tmp_path)
-    draw_classes(tmp_path / 'photos' / 'images', 20, 5, side=16)
-    for path in (tmp_path / 'photos' / 'images').glob('class_00/*.png'):
-        Image.open(path).save(path.with_suffix('.jpg'))
-    small = ['--arch', 'conv4_normalize', '--not_pretrained', '--input_size', '16', '--n_epochs', '1', '--embed_dim',
-             '8', '--kernels', '0', '--device', 'cpu', '--pictures', 'none']
-    programs = {'main.py': run, 'Evaluate_Network.py': lambda *words: Evaluate_Network.main([*words]),
-                'Retrieve_Images.py': lambda *words: Retrieve_Images.main([*words])}
+def section(page, title):
+    """Returns the text below a heading, up to the next one."""
+    return re.search(rf'\n##+ {title}\n(.*?)(?=\n##+ |\Z)', (ROOT / page).read_text(), re.DOTALL)[1]
+
+
+def follow(page, title, *first):
+    """
+    Runs the commands of a section of a page in this process and in the current folder, in their order: each run with
+    the flags SMALL, a server on any free port. first: what Launch_Runs.py gets before its own words.
+
+    Returns the programs, and the first words for Retrieve_Images.py.
+    """
     done = []
-    for program, *words in commands((ROOT / 'docs' / 'tutorial.md').read_text()):
-        if words[0] == 'serve' or words[1:2] == ['export'] or program not in programs:
-            continue
-        words = [word.replace('plum/1.jpg', 'class_00/1.jpg').replace('configs/', f'{ROOT}/configs/') for word in words
-                 if word != 'tsne']                                                  # imports scikit-learn
-        assert programs[program](*words, *(small if '--dataset' in words else [])) == 0, words
-        done.append(words[0])
-    assert {'suspects', 'index', 'query', '--evaluate'} <= {*done} and (tmp_path / 'found.png').exists()
-    loop, = (block for block in blocks('docs/tutorial.md', 'bash') if block.startswith('for loss'))
-    subprocess.run(['bash', '-c', loop.partition('python Launch_Runs.py')[0]], check=True)
-    lines = script.commands('my_runs.sh')
-    assert len(lines) == 9 and all(parameters.parse(line) for line in lines)
+    for program, *words in commands(section(page, title)):
+        if program == 'Launch_Runs.py':
+            words = [*first, *words, *([] if '--' in words else ['--']), *SMALL]
+        more = SMALL if '--dataset' in words else ['--port', '0'] if words[0] == 'serve' else []
+        code = importlib.import_module(program.removesuffix('.py')).main([*words, *more])
+        assert code == (130 if words[0] == 'serve' else 0), words
+        done.append(words[0] if program == 'Retrieve_Images.py' else program)
+    return done
+
+
+def draw_photos(folder, names):
+    """Draws a folder of five JPEG files, 1.jpg to 5.jpg, for each name."""
+    for name, drawn in zip(names, sorted(draw_classes(folder, len(names), 5, side=16).iterdir()), strict=True):
+        for file in drawn.iterdir():
+            Image.open(file).save(drawn / f'{int(file.stem) + 1}.jpg')
+            file.unlink()
+        drawn.rename(folder / name)
+
+
+def prepare(folder):
+    """Makes what a reader has before the first command: parts of a checkout, photos, data in the layout of CUB200."""
+    for name in ('configs', 'run_scripts'):
+        (folder / name).symlink_to(ROOT / name)
+    lines = (ROOT / 'Revisit_Runs.sh').read_text()
+    assert 'for data in CUB CARS SOP;' in lines
+    (folder / 'Revisit_Runs.sh').write_text(lines.replace('for data in CUB CARS SOP;', 'for data in CUB;'))
+    draw_photos(folder / 'photos' / 'images', ['lemon', *(f'n{number}' for number in range(18)), 'plum'])
+    draw_photos(folder / 'Datasets' / 'cub200' / 'images', [f'{number:03d}.Bird' for number in range(1, 9)])
+    (folder / 'Datasets' / 'cub200' / 'CUB_200_2011.tgz.unpacked').touch()               # so that nothing is downloaded
+
+
+@pytest.fixture(scope='module')
+def reader(tmp_path_factory):
+    """The folder of a reader after the first run of docs/start.md."""
+    folder = tmp_path_factory.mktemp('reader')
+    prepare(folder)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr('sys.argv', ['main.py'])
+        assert follow('docs/start.md', 'Train') == ['main.py']
+    return folder
+
+
+@pytest.fixture
+def there(reader, monkeypatch):
+    monkeypatch.chdir(reader)
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    return reader
+
+
+def test_the_commands_of_the_start_page_draw_and_search(there, monkeypatch, capsys):
+    """In their order; `serve` shows its page until Ctrl-C."""
+    def visit(seconds):
+        host, port = re.search(r'http://([\d.]+):(\d+)', capsys.readouterr().out).groups()
+        connection = http.client.HTTPConnection(host, int(port))
+        connection.request('GET', '/')
+        assert b'<html' in connection.getresponse().read()
+        raise KeyboardInterrupt
+    monkeypatch.setattr(server.stopping, 'sleep', visit)
+    assert follow('docs/start.md', 'Look at it') == ['Evaluate_Network.py', 'main.py']
+    assert follow('docs/start.md', 'Wrong labels') == ['suspects']
+    assert follow('docs/start.md', 'Search') == ['index', 'query', 'serve']
+    assert all((there / name).exists() for name in ('drawn/tsne_test.png', 'suspects.csv', 'found.png'))
+
+
+def test_the_exported_network_of_the_start_page_is_loaded_by_the_lines_of_own_loop(there):
+    for package in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(package, reason=f'the package {package} is not installed')
+    assert follow('docs/start.md', 'Export') == ['Evaluate_Network.py']
+    code, = re.findall(r'```python\n(.*?)```', section('docs/own_loop.md', 'A trained network'), re.DOTALL)
+    found = {'torch': torch, 'REPO': str(ROOT)}
+    exec(code.replace('160, 160', '16, 16'), found)
+    assert found['embeddings'].shape == (2, 8)
+
+
+def test_the_comparison_of_the_start_page(there, capsys):
+    """With one of its three seeds."""
+    block, = re.findall(r'```bash\n(.*?)```', section('docs/start.md', 'Compare'), re.DOTALL)
+    loop = block.partition('python Launch_Runs.py')[0].replace('0 1 2', '0')
+    subprocess.run(['bash', '-c', loop], check=True)
+    assert follow('docs/start.md', 'Compare') == ['Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'frozen .*\d.*\n.*tuned .*\d', capsys.readouterr().out) and any((there / 'figures').iterdir())
+
+
+def test_the_runs_of_the_readme(tmp_path, monkeypatch):
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('sys.argv', ['main.py'])
+    done = follow('README.md', 'A run', '--dry_run')
+    assert done == ['main.py', 'main.py', 'Launch_Runs.py', 'Result_Evaluations.py']
+    assert re.search(r'^Margin & \d', (tmp_path / 'table.tex').read_text(), re.MULTILINE)
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')

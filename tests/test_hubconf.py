@@ -134,14 +134,30 @@ def test_the_metrics_are_the_programs_and_load_few_files(monkeypatch):
         measure(embeddings / 0, labels)
 
 
-def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
-    page, names = (ROOT / 'docs' / 'own_loop.md').read_text(), {}
-    for section in ('A plain loop', 'A sampler', 'The metrics', 'A miner'):
-        text = page.partition(f'## {section}\n')[2].partition('\n## ')[0]
+def of_page(*titles):
+    """Runs the code of docs/own_loop.md before its first heading and below these, from one seed; returns its names."""
+    manual_seed(0)
+    names, (head, *sections) = {}, re.split(r'\n## ', (ROOT / 'docs' / 'own_loop.md').read_text())
+    texts = dict(section.split('\n', 1) for section in sections)
+    for text in (head, *(texts[title] for title in titles)):
         for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL):
             exec(code.replace('path/to/this/checkout', str(ROOT)), names)
+    return names
+
+
+def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
+    names = of_page('A plain loop', 'A sampler', 'The metrics', 'A miner')
     assert 'tensor([4, 4, 4, 4, 4, 4, 4, 4, 4, 4])' in capsys.readouterr().out
     assert names['measure'](names['embeddings'], names['data'].tensors[1])['e_recall@1'] > .2
+
+
+@pytest.mark.parametrize('library', ['Lightning', 'accelerate'])
+def test_the_loops_of_libraries_of_the_page_train(library, tmp_path, monkeypatch):
+    pytest.importorskip(library.lower(), reason=f'the package {library.lower()} is not installed')
+    monkeypatch.chdir(tmp_path)                                                       # where Lightning may write
+    before, after = of_page('A plain loop'), of_page('A plain loop', library)
+    weights = [names['network'].state_dict()['1.weight'] for names in (before, after)]
+    assert not weights[0].equal(weights[1])
 
 
 def test_a_miner_of_ones_own_may_return_a_list():

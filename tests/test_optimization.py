@@ -7,10 +7,9 @@ import torch
 
 import architectures
 import criteria
-import main
 import optimization
 from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
 
 N_EPOCHS, N_STEPS = 7, 5
@@ -41,35 +40,31 @@ def of_torch(make, n):
     return found
 
 
-@pytest.mark.parametrize('peak', [.1, .3, .5, 1.])
-def test_one_cycle_is_that_of_torch(peak, opt):
+def test_one_cycle_is_that_of_torch(opt):
     n = N_EPOCHS * N_STEPS
-    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1, total_steps=n, pct_start=peak, cycle_momentum=False), n)
-    found = rates(opt, scheduler='onecycle', onecycle_peak=peak, lr_floor=1 / 25 / 1e4)
-    assert found == pytest.approx(theirs, abs=1e-12)
-    assert max(found) == pytest.approx(1, abs=.02)
+    for peak in (.1, .5, 1.):
+        theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=1, total_steps=n, pct_start=peak, cycle_momentum=False), n)              # noqa: B023
+        found = rates(opt, scheduler='onecycle', onecycle_peak=peak, lr_floor=1 / 25 / 1e4)
+        assert found == pytest.approx(theirs, abs=1e-12) and max(found) == pytest.approx(1, abs=.02)
 
 
-def test_one_cycle_without_a_rise(opt):
+def test_one_cycle_without_a_rise_and_of_one_step(opt):
     found = rates(opt, scheduler='onecycle', onecycle_peak=0., lr_floor=.1)
     assert found[0] == pytest.approx(1, abs=.01) and found[-1] == pytest.approx(.1)
     assert found == sorted(found, reverse=True)
-
-
-def test_one_cycle_of_one_step(opt):
     flags = opt(scheduler='onecycle', onecycle_peak=1., n_epochs=1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
     assert optimization.Schedule(flags, optimizer, n_steps=1).factor(1) == 1
 
 
-@pytest.mark.parametrize('floor', [0., .2, 1.])
-def test_cosine_with_a_floor_is_that_of_torch_epoch_by_epoch(floor, opt):
-    theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, T_max=N_EPOCHS, eta_min=floor), N_EPOCHS)
-    found = rates(opt, scheduler='cosine', lr_floor=floor)
-    assert found[::N_STEPS] == pytest.approx(theirs, abs=1e-12)
-    assert found == [rate for rate in found[::N_STEPS] for _ in range(N_STEPS)]
+def test_cosine_with_a_floor_is_that_of_torch_epoch_by_epoch(opt):
+    for floor in (0., .2):
+        theirs = of_torch(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, T_max=N_EPOCHS, eta_min=floor), N_EPOCHS)                                      # noqa: B023
+        found = rates(opt, scheduler='cosine', lr_floor=floor)
+        assert found[::N_STEPS] == pytest.approx(theirs, abs=1e-12)
+        assert found == [rate for rate in found[::N_STEPS] for _ in range(N_STEPS)]
 
 
 def test_rates_without_new_flags_are_what_they_were_to_the_bit(opt):
@@ -85,8 +80,8 @@ def test_a_delayed_cosine_is_that_of_torch_stepped_after_the_delay(opt):
     assert found == pytest.approx([1] * 5 + theirs, abs=1e-12) and found[-1] == pytest.approx(.009, abs=2e-4)
 
 
-@pytest.mark.parametrize('scheduler', ['none', 'step', 'cosine', 'onecycle'])
-@pytest.mark.parametrize('n, unit', [(2, 'epochs'), (10, 'steps'), (3, 'steps')])
+@pytest.mark.parametrize('scheduler, n, unit', [('step', 2, 'epochs'), ('cosine', 10, 'steps'),
+                                                ('onecycle', 3, 'steps')])
 def test_a_warmup_of_the_rates_multiplies_the_schedule(scheduler, n, unit, opt):
     plain = rates(opt, scheduler=scheduler, tau=[1])
     found = rates(opt, scheduler=scheduler, tau=[1], lr_warmup=n, lr_warmup_unit=unit)
@@ -116,13 +111,19 @@ def test_layer_decay_gives_each_block_a_rate(opt):
         assert groups[group][0] == {name for name in names if name.startswith(f'backbone.{depth}.')}
 
 
-@pytest.mark.parametrize('kinds, excluded', [
-    (['norms'], lambda name: '.1.' in name[9:] or name.startswith('f_embed.0')),
-    (['biases'], lambda name: name.endswith('bias')),
-    (['norms', 'biases'], lambda name: '.1.' in name[9:] or name.endswith('bias') or name.startswith('f_embed.0')),
+def test_rates_and_decays_per_group(opt):
+    flags = opt(arch='conv4', not_pretrained=True, lr=.001, fc_lr=.5, decay=.1, loss='margin', loss_decay=.2)
+    optimizer, _ = optimization.select(flags, architectures.select(flags), criteria.select(flags, lambda *_: None))
+    groups = {group['name']: (group['lr'], group['weight_decay']) for group in optimizer.param_groups}
+    assert groups == {'backbone': (.001, .1), 'embedding': (.5, .1), 'criterion': (.0005, .2)}
+
+
+@pytest.mark.parametrize('kinds, layer_decay, excluded', [
+    (['norms'], .5, lambda name: '.1.' in name[9:] or name.startswith('f_embed.0')),
+    (['biases'], 1., lambda name: name.endswith('bias')),
+    (['norms', 'biases'], .5, lambda name: '.1.' in name[9:] or name.endswith('bias') or name.startswith('f_embed.0')),
 ])
-@pytest.mark.parametrize('layer_decay', [1., .5])
-def test_decay_exclude(kinds, excluded, layer_decay, opt):
+def test_decay_exclude(kinds, layer_decay, excluded, opt):
     groups, names = groups_of(opt, decay_exclude=kinds, embed_norm='layer', embed_norm_affine=True,
                               layer_decay=layer_decay)
     without = set().union(*(found for name, (found, _, decay) in groups.items() if name.endswith('_no_decay')))
@@ -164,7 +165,7 @@ def after_steps(opt, n=3, **flags):
     return {name: parameter.detach() for name, parameter in named.items()}, schedule
 
 
-@pytest.mark.parametrize('kind', ['adam', 'sgd', 'rmsprop'])
+@pytest.mark.parametrize('kind', ['adam', 'sgd'])
 def test_one_optimizer_or_one_per_part_of_the_same_kind_give_the_same_bits(kind, opt):
     together, schedule = after_steps(opt, optim=kind)
     apart, divided = after_steps(opt, optim=kind, embed_optim=kind, loss_optim=kind)
@@ -224,7 +225,7 @@ def test_a_loss_without_parameters_needs_no_optimizer_of_its_own(opt):
 
 # The moving average of the weights
 
-@pytest.mark.parametrize('decay', [0., .3, .9, 1.])
+@pytest.mark.parametrize('decay', [0., .9, 1.])
 def test_the_average_is_that_of_a_loop(decay):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
@@ -249,22 +250,20 @@ def test_the_average_is_that_of_a_loop(decay):
 
 
 def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsys):
-    for group, flags in (('plain', []), ('zero', ['--ema', '0']), ('most', ['--ema', '0.7']), ('one', ['--ema', '1'])):
-        assert run(*quick, '--group', group, *flags) == 0
-    plain, *others = (folder_of(tmp_path, f'{name}_s1') for name in ('plain', 'zero', 'most', 'one'))
+    for group, flags in (('plain', []), ('zero', ['--ema', '0']), ('most', ['--ema', '0.7'])):
+        assert run(*quick, '--group', group, '--evaluation_metrics', 'e_recall@1', 'dists@intra', *flags) == 0
+    plain, *others = (folder_of(tmp_path, f'{name}_s1') for name in ('plain', 'zero', 'most'))
     states = [checkpoint.load(folder / 'checkpoint_last.pt') for folder in (plain, *others)]
     for folder, state in zip(others, states[1:], strict=True):
         assert all(torch.equal(value, states[0]['model'][name]) for name, value in state['model'].items())
         for row, without in zip(rows_of(folder), rows_of(plain), strict=True):
             assert {name: value for name, value in row.items() if not name.startswith('ema_')} == without
-    zero, most, one = (rows_of(folder) for folder in others)
+    zero, most = (rows_of(folder) for folder in others)
     for row in (*zero, most[0]):
         names = [name for name in row if name.startswith('ema_')]
         assert 'ema_test_e_recall@1' in names
         assert all(row[name] == row[name.removeprefix('ema_')] for name in names)
     assert most[-1]['ema_test_dists@intra'] != most[-1]['test_dists@intra']
-    assert one[-1]['ema_test_dists@intra'] != one[-1]['test_dists@intra']          # of BatchNorm's first statistics too
-    assert one[-1]['ema_test_dists@intra'] == one[0]['ema_test_dists@intra']
     best = checkpoint.load(others[1] / 'checkpoint_test_e_recall@1.pt')
     assert best['ema'].keys() == best['model'].keys()
     capsys.readouterr()
@@ -277,30 +276,11 @@ def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsy
 
 
 @pytest.mark.parametrize('flags', [
-    '--scheduler onecycle --onecycle_peak 0.5', '--ema 0.8',
-    '--lr_warmup 4 --lr_warmup_unit steps --scheduler cosine --lr_floor 0.1',
-    '--layer_decay 0.5 --decay_exclude norms biases --optim adamw --adam_eps 1e-4 --adam_betas 0.8 0.9',
-    '--optim Adafactor --optim_args {"d":1.5,"eps":[null,1e-3]} --embed_optim nadam',
+    '--lr_warmup 4 --lr_warmup_unit steps --scheduler cosine --lr_floor 0.1 --layer_decay 0.5 '
+    '--decay_exclude norms biases --optim adamw --adam_eps 1e-4 --adam_betas 0.8 0.9',
+    '--optim Adafactor --optim_args {"d":1.5,"eps":[null,1e-3]} --embed_optim nadam --scheduler onecycle '
+    '--onecycle_peak 0.5',
     '--ema 0.5 --lr_warmup 1 --warmup 1 --freeze stem --pool avg_max --embed_norm layer',
 ])
-def test_a_stopped_run_ends_as_if_never_stopped(flags, quick, run, tmp_path, monkeypatch):
-    arguments = [*quick, '--n_epochs', '3', *flags.split()]
-    assert run(*arguments, '--group', 'whole') == 0
-    record = main.record
-
-    def stopping(records, built, state, epoch, *more):
-        record(records, built, state, epoch, *more)
-        if epoch == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(main, 'record', stopping)
-        assert run(*arguments) == 130
-    assert run('--resume', folder_of(tmp_path)) == 0
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
-
-
-def test_the_average_cannot_change_within_a_run(quick, run, tmp_path, capsys):
-    assert run(*quick, '--ema', '0.5', '--n_epochs', '1') == 0
-    assert run('--resume', folder_of(tmp_path), '--ema', '0.6', '--n_epochs', '2') == 2
-    assert 'cannot change within a run: --ema 0.6 (was 0.5)' in capsys.readouterr().err
+def test_a_resumed_run_ends_as_if_never_stopped(flags, quick, run, tmp_path):
+    assert_resumes_exactly(run, tmp_path, [*quick, '--evaluation_metrics', 'e_recall@1', *flags.split()])

@@ -62,8 +62,7 @@ def full_after(n_bytes):
 def called(name, places, out, capsys):
     script, line, *_ = COMMANDS[name]
     arguments = line.format(**places, out=out).split()
-    if script is Retrieve_Images:
-        arguments += MACHINE
+    arguments += {Retrieve_Images: MACHINE, Result_Evaluations: ['--metrics', 'e_recall@1']}.get(script, [])
     capsys.readouterr()
     code = script.main(arguments)
     return code, capsys.readouterr().err
@@ -85,7 +84,7 @@ def test_a_place_that_takes_nothing_is_refused_before_the_work(name, places, tmp
     assert sorted(path for place in (places['runs'], places['index']) for path in place.rglob('*')) == before
 
 
-@pytest.mark.parametrize('name', ['export', 'embeddings', 'overlap', 'latex', 'figures', 'suspects', 'add'])
+@pytest.mark.parametrize('name', ['embeddings', 'overlap', 'latex', 'figures', 'suspects', 'add'])
 def test_a_disk_that_fills_up_is_a_sentence_that_names_the_file(name, places, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, 'BLOCK', 1)
     with full_after(60):

@@ -188,7 +188,7 @@ def completed(script, line):
 
 def test_the_shell_completes_flags_and_names(capsys):
     with pytest.raises(SystemExit):
-        parse('--print_completion bash')
+        parameters.parse(['--print_completion', 'bash'])            # changes its parser
     script = capsys.readouterr().out
     assert completed(script, 'main.py --loss_margin_b') == [
         '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']

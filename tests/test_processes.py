@@ -21,11 +21,14 @@ from utilities.errors import RunFailed
 # Runs of several processes, forked from one that has imported everything; each run is described by a list: the number
 # of processes, the arguments of main.py, and a statement that process `rank` executes before. Prints the exit codes.
 FORKER = """
-import json, os, signal, sys
+import functools, json, os, signal, sys
 import torch, torch.distributed as dist
 import main
+from retrieval import actions
 from utilities import processes, stopping
 
+main.parameters.build = functools.cache(main.parameters.build)
+main.parameters.build()
 for n, arguments, before in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
     host = os.fork()
@@ -81,7 +84,7 @@ WITHOUT_LAUNCHER = """
 del os.environ['TORCHELASTIC_USE_AGENT_STORE'], os.environ['LOCAL_WORLD_SIZE']
 os.environ['MASTER_PORT'] = str(30000 + os.getppid() % 20000)
 """
-FEW = ['--no_train_metrics', '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'nmi', 'rho_spectrum@0']
+FEW = ['--iterations_per_epoch', '2', '--evaluation_metrics', 'e_recall@1', 'nmi', 'rho_spectrum@0']
 
 
 def runs(folder, *plan, seconds=1200):
@@ -95,11 +98,11 @@ def runs(folder, *plan, seconds=1200):
 
 
 def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
-    """Of 36 images per split: --bs 7 makes six batches, the last one smaller; --bs 30, fewer than processes."""
-    flags, after = [*quick, *FEW, '--n_epochs', '0'], 'from retrieval import actions; main.work = actions.work'
-    variants = [['--bs', '7'], ['--bs', '30', '--eval_reference', 'all'],
-                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test'],
-                ['--bs', '12', '--pca', '4', '--eval_autocast', 'bfloat16', '--no_train_metrics', 'false']]
+    """Of 36 images per split: --bs 5 makes eight batches, the last one smaller; --bs 30, fewer than processes."""
+    flags, after = [*quick, *FEW, '--n_epochs', '0'], 'main.work = actions.work'
+    variants = [['--bs', '30', '--eval_reference', 'all', '--pca', '4', '--eval_autocast', 'bfloat16',
+                 '--no_train_metrics', 'false'],
+                ['--bs', '5', '--eval_features', '--eval_normalize', '--splits_to_eval', 'test']]
     whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
     plan += [(n, ['--evaluate', whole[0], *more]) for more in variants for n in (1, 3)]
@@ -110,10 +113,10 @@ def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_pat
     assert codes == [[0] * n for n, *_ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
-    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 8]]
+    printed = [part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:2 + 4]]
     assert all(lines[0].endswith(', epoch 0') and len(lines) >= 5 for lines in printed)
-    assert all(printed[i] == printed[i + 1] for i in range(0, 8, 2))
-    assert len(set(map(str, printed))) == len(variants)
+    assert all(printed[i] == printed[i + 1] for i in (0, 2))
+    assert printed[0] != printed[2]
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
     assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
     names = [sorted(path.name for path in (tmp_path / f'drawn{n}').iterdir()) for n in (1, 3)]
@@ -170,10 +173,10 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
             (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2,
              'disturb(0, lambda: os.kill(os.getpid(), 15))'),
             *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
-              for n, name in ((3, 'bug0'), (3, 'bug2'), (3, 'killed'), (3, 'term1'), (1, 'term0'))]]
+              for n, name in ((3, 'bug2'), (3, 'killed'), (1, 'term0'))]]
     codes, out, error = runs(tmp_path, *plan)
     assert codes[:4] == [[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
-    assert codes[5:9] == [[130, 130, 130]] * 2 + [[130, 130]] * 2 and codes[9:] == [[0] * 3] * 4 + [[0]], error
+    assert codes[5:9] == [[130, 130, 130]] * 2 + [[130, 130]] * 2 and codes[9:] == [[0] * 3] * 2 + [[0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
@@ -181,7 +184,7 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
     assert not (folder_of(tmp_path, 'once_s1') / lock.NAME).exists()
     for name in ('term1', 'term0', 'once'):
         assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
-    for name in ('bug0', 'bug2', 'killed', 'term1'):
+    for name in ('bug2', 'killed'):
         assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
     assert len(rows_of(folder_of(tmp_path, 'term0_s1'))) == 3
 
@@ -200,25 +203,6 @@ def test_a_process_that_is_too_busy_to_stop_tells_the_others(quick, tmp_path):
 
 def rows_written(folder, n):
     return lambda: (folder / 'log.csv').exists() and len((folder / 'log.csv').read_text().splitlines()) > n
-
-
-def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
-    """On a machine without GPUs, processes on the CPU."""
-    log = tmp_path / 'printed'
-    assert started(log, MAIN, *quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5').wait(600) == 2
-    assert log.read_text().count('main.py: error: ') == 1
-    process = started(log, ROOT / 'main.py', *quick, *FEW, '--gpu', '0', '1', '--n_epochs', '200')
-    wait_for(rows_written(folder_of(tmp_path), 2), 600)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(600) == 130
-    printed = log.read_text()
-    assert 'Traceback' not in printed and printed.count('press Ctrl-C again') == 1
-    assert printed.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path)}') == 1
-    n_rows = len(rows_of(folder_of(tmp_path)))
-    process = started(log, ROOT / 'main.py', '--resume', folder_of(tmp_path), '--gpu', '0')
-    wait_for(rows_written(folder_of(tmp_path), n_rows + 1), 600)
-    process.terminate()
-    assert process.wait(600) == 130
 
 
 def descendants(pid):
@@ -241,18 +225,30 @@ def listening(pids):
     return [entry[1].partition(':')[0] for entry in found if entry[3] == '0A' and f'socket:[{entry[9]}]' in opened]
 
 
-def test_no_process_outlives_the_one_that_started_it_or_can_be_reached_from_another_machine(quick, tmp_path):
-    process = started(tmp_path / 'printed', MAIN, *quick, *FEW, '--gpu', '0', '1', '2', '--n_epochs', '200',
-                      '--kernels', '1')
-    wait_for(rows_written(folder_of(tmp_path), 2), 600)
+def test_gpu_starts_one_process_for_each_index(quick, tmp_path):
+    """On a machine without GPUs, processes on the CPU; no other machine reaches them, none outlives their parent."""
+    log, folder = tmp_path / 'printed', folder_of(tmp_path)
+    assert started(log, MAIN, *quick, *FEW, '--gpu', '0', '1', '--samples_per_class', '5').wait(600) == 2
+    assert log.read_text().count('main.py: error: ') == 1
+    process = started(log, MAIN, *quick, *FEW, '--gpu', '0', '1', '--n_epochs', '500', '--kernels', '1')
+    wait_for(rows_written(folder, 2), 600)
     pids = set()
-    wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 6, 600)      # three, and their data workers
+    wait_for(lambda: pids.update(descendants(process.pid)) or len(pids) >= 4, 600)        # two, and their data workers
     if Path('/proc/net/tcp').exists():
         addresses = listening({process.pid, *pids})
-        assert len(addresses) >= 4 and {*addresses} == {'0100007F'}, addresses       # the store and each process's gloo
+        assert len(addresses) >= 3 and {*addresses} == {'0100007F'}, addresses       # the store and each process's gloo
     process.kill()
     process.wait()
     wait_for(lambda: not any(map(is_running, pids)), 600)
+    for gpus, end in ((['0', '1'], signal.SIGINT), (['0'], signal.SIGTERM)):
+        n_rows = len(rows_of(folder))
+        process = started(log, ROOT / 'main.py', '--resume', folder, '--gpu', *gpus)
+        wait_for(rows_written(folder, n_rows + 1), 600)
+        os.kill(process.pid, end)
+        assert process.wait(600) == 130
+    printed = log.read_text()
+    assert 'Traceback' not in printed and printed.count('press Ctrl-C again') == 1
+    assert printed.count(f'Stopped. To continue: python main.py --resume {folder}') == 2
 
 
 def is_running(pid):

@@ -195,8 +195,8 @@ def test_every_picture_of_the_pages_has_a_text_for_those_who_do_not_see_it():
     assert not [page.name for page in PAGES if re.search(r'!\[\s*\]\(', page.read_text())]
 
 
-def test_git_ignores_what_the_tutorial_writes():
-    text = (ROOT / 'docs' / 'tutorial.md').read_text()
+def test_git_ignores_what_the_commands_of_the_start_page_write():
+    text = (ROOT / 'docs' / 'start.md').read_text()
     ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
     written = re.findall(r'(?:--out|--picture|--save_path|--figures|--source_path| export| pictures|done >) '
                          r'([\w./]+)', text)

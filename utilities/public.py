@@ -1,6 +1,6 @@
 """
 The one door for files that are written for the public code of Roth et al.: what tells them apart, and what is put
-around them, so that they work unedited. docs/extending.md describes both.
+around them, so that they work unedited. docs/from_the_public_code.md describes both.
 
 A criterion is of the public kind by is_criterion(), a miner by its attribute `name`, a sampler by its method
 create_storage, a network by its class Network.

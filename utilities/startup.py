@@ -17,5 +17,5 @@ def begin(script):
         way = ('Use the environment: source .venv/bin/activate' if (ENVIRONMENT / 'installed').exists() else
                'make .venv/installed makes an environment that has it; then: source .venv/bin/activate')
         print(f'{script}: error: {missing[0]} is not installed for {sys.executable or "this Python"}. {way} '
-              '(docs/installation.md)', file=sys.stderr)
+              '(docs/start.md)', file=sys.stderr)
         sys.exit(2)

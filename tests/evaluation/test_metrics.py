@@ -350,7 +350,7 @@ def test_kmeans_finds_clear_clusters_and_repeats_itself(kmeans):
 
 def test_kmeans_in_torch_fills_empty_clusters():
     """All but two images are the same: random starts coincide, yet as many clusters as distinct images come out."""
-    points = torch.cat([torch.zeros(20, 2), torch.tensor([[5., 0], [0, 7]])])
+    points = torch.cat([torch.tensor([[10., 0]]).expand(20, 2), torch.tensor([[5., 3], [5, -3]])])
     found = clustering.kmeans_torch(points, 3, seed=0)
     assert len(np.unique(found)) == 3 and len(np.unique(found[:20])) == 1
 

@@ -52,15 +52,19 @@ def test_in_the_union_images_of_all_data_sets_are_searched_and_none_of_another_i
         assert all(both[1] <= both[0] for both in values.values())
 
 
-def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns):
+def test_a_run_on_other_data(quick, run, tmp_path, capsys, patterns, monkeypatch):
     other = draw_classes(tmp_path / 'other' / 'images', 4, 5, seed=3).parent
     assert run(*quick, '--n_epochs', '1', '--test_size', '0.25') == 0
     capsys.readouterr()
     assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', 'map_at_r') == 0
     own = {line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines() if '_' in line
            and not line.startswith('/')}
+    compare, norms = other_data.alone_and_together, []
+    monkeypatch.setattr(other_data, 'alone_and_together', lambda opt, embedded, images: norms.append(
+        torch.cat([part.norm(dim=1) for part in embedded])) or compare(opt, embedded, images))
     assert after_training(folder_of(tmp_path), 'other_data', 'folder', f'folder:{other}', '--source_path',
                           tmp_path) == 0                                              # where cub200 would be sought
+    torch.testing.assert_close(torch.cat(norms), torch.ones(56))                      # those of the trunk as well
     tables = capsys.readouterr().out.partition('e_recall@1 ')[2]
     first, second = (('e_recall@1 ' + tables).split('\n\n'))
     for table, metric in ((first, 'e_recall@1'), (second, 'map_at_r')):

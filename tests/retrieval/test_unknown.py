@@ -95,14 +95,14 @@ def test_thresholds_of_another_network_are_not_taken(call, calibrated, photos, t
         run = calibrated(ROW, **changes)
         code, out, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index')
         assert code == 0 and out.endswith('exact search\n') and sentence in err
-        assert call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')[2].find(
-            'Note: no query') < 0
+    _, _, err = call('index', run, photos / 'class_00', '--out', tmp_path / 'index', '--threshold', 'none')
+    assert 'Note: no query' not in err
     with pytest.raises(UserError, match='it has no threshold for this network; calibrate one: python Eval'):
         retrieval.identify(retrieval.load(run, 'cpu')[0], torch.zeros(1, 3), torch.zeros(1, 3))
     store.write_json(run / 'open_set.json', json.loads((run / 'open_set.json').read_text()) | {'reason': None})
     whole = (run / 'open_set.json').read_text()
-    edited = whole.replace('0.999999', '0.899999'), whole.replace('"crc32"', '"crc22"'), whole.replace('share', 'shard')
-    for text in ('{"thresholds": [{}]}', '[', '{}', '[]', *edited):
+    edited = whole.replace('0.999999', '0.899999'), whole.replace('"crc32"', '"crc22"')
+    for text in ('{"thresholds": [{}]}', '[', '[]', *edited):
         assert text != whole
         (run / 'open_set.json').write_text(text)
         code, _, err = call('index', run, photos, '--out', tmp_path / 'index')

@@ -103,3 +103,14 @@ def test_the_loss_states_the_effect_of_its_start(name, tables):
     assert f'the rate 0.01 instead of {row["slow rate"]}, ' in stated
     recall, precision = (row[f'{metric} Δ'].strip('*') for metric in ('R@1', 'MAP@R'))
     assert f'changes R@1 by {recall} and MAP@R by {precision} points (docs/comparison.md)' in stated
+
+
+@pytest.mark.parametrize('n_epochs, infix', [(5, ''), (25, '_long')])
+def test_the_page_states_what_a_fast_rate_does_after_few_and_after_many_epochs(n_epochs, infix):
+    column = 'test_e_recall@1'
+    fast = values(f'arcface{infix and f"{infix}_0.01"}_ours', column)
+    slow = values(f'arcface{infix}_0.0001_ours', column)
+    difference = np.array([fast[seed] - slow[seed] for seed in slow])
+    half = stats.t.ppf(.975, len(slow) - 1) * stats.sem(difference)
+    page = ' '.join((equality.ROWS.parents[2] / 'docs' / 'comparison.md').read_text().split())
+    assert f'{difference.mean():.2f} ± {half:.2f} after {n_epochs}' in page and len(slow) == 10
