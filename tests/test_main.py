@@ -91,7 +91,7 @@ def test_samplers_and_optimizers(quick, run, tmp_path):
 
 def test_runs_that_differ_only_in_kernels_are_identical(quick, run, tmp_path):
     for kernels in (0, 2):
-        assert run(*quick, *FEW, '--kernels', kernels, '--batch_mining', 'random') == 0
+        assert run(*quick, *FEW, '--n_epochs', '1', '--kernels', kernels, '--batch_mining', 'random') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
@@ -107,8 +107,8 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     again = ['--reproduce', trained, '--save_path', tmp_path / 'runs']
     assert run(*again) == 0
     assert_same_end(trained, folder_of(tmp_path))
-    assert run(*again, '--seed', '2') == 0
-    assert rows_of(folder_of(tmp_path, 'quick_s2')) != rows_of(trained)
+    assert run(*again, '--seed', '2', '--n_epochs', '0') == 0
+    assert rows_of(folder_of(tmp_path, 'quick_s2'))[0] != rows_of(trained)[0]
     assert 'Note:' not in capsys.readouterr().out
     assert run(*again, '--use_tv_split', '--bs', '8', '--n_epochs', '0') == 0
     assert 'Note: the data have other classes or numbers of images (hash' in capsys.readouterr().out
@@ -140,7 +140,8 @@ def test_folds_share_their_test_classes_and_validate_on_their_own(quick, run, tm
     found = []
     for fold in ('0', '1'):
         assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', '3', '--fold', fold, '--splits_to_eval', 'val',
-                   '--samples_per_class', '3', '--savename', f'fold{fold}', '--patience', '1', '--n_epochs', '1') == 0
+                   '--samples_per_class', '3', '--savename', f'fold{fold}', '--patience', '1', '--n_epochs', '1',
+                   '--evaluation_metrics', 'e_recall@1', 'map_at_r') == 0
         folder = folder_of(tmp_path, f'fold{fold}')
         found.append(yaml.safe_load((folder / 'splits.yaml').read_text()))
         assert 'val_map_at_r' in rows_of(folder)[-1] and 'test_map_at_r' not in rows_of(folder)[-1]
@@ -341,7 +342,7 @@ def test_parts_written_as_for_the_public_code_run_after_a_registry_line(quick, r
     monkeypatch.setitem(criteria.CRITERIA, 'own', type('own', (), {'Criterion': OwnCriterion} | properties))
     monkeypatch.setitem(batch_mining.BATCHMINERS, 'own', type('own', (), {'BatchMiner': OwnMiner}))
     monkeypatch.setitem(datasampler.SAMPLERS, 'own', type('own', (), {'Sampler': OwnSampler}))
-    flags = [*quick, *FEW, '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
+    flags = [*quick, *FEW, '--n_epochs', '1', '--loss', 'own', '--batch_mining', 'own', '--data_sampler', 'own']
     assert run(*flags, '--kernels', '0') == 0 and run(*flags, '--kernels', '2') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
@@ -425,7 +426,7 @@ def test_all_classes_train(quick, run, tmp_path, capsys):
 
 def test_new_images_that_nothing_is_trained_on(quick, run, tmp_path, capsys):
     assert run(*quick, '--split_scheme', 'class_folds', '--n_folds', '3', '--fold', '1', '--bs', '8',
-               '--evaluation_metrics', 'e_recall@1', '--n_epochs', '1') == 0
+               '--evaluation_metrics', 'e_recall@1', '--n_epochs', '0') == 0
     folder = folder_of(tmp_path)
     new = ['--split_scheme', 'half', '--test_size', '1']
     capsys.readouterr()
