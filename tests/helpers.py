@@ -138,32 +138,34 @@ def assert_resumes_exactly(run, tmp_path, arguments, *changed):
     assert_same_end(folder_of(tmp_path), half)
 
 
-# Imports torch, then refuses to import anything that is neither torch's nor the standard library's; each file stands
-# alone in a folder of its own and runs its examples in a child process. argv: a JSON list of folders.
+# Forgets and refuses all modules that are neither torch's nor the standard library's. Each file stands alone in a
+# folder of its own, and runs its examples there. argv: a JSON list of folders.
 ALONE = """
 import doctest, importlib, json, os, sys
-import torch, torch._dynamo
-TORCHS_OWN = {'torch', 'filelock', 'typing_extensions', 'sympy', 'mpmath', 'networkx', 'jinja2', 'markupsafe', 'fsspec'}
+import torch
+OWN = {'torch', 'filelock', 'typing_extensions', 'sympy', 'mpmath', 'networkx', 'jinja2', 'markupsafe', 'fsspec'}
+OWN |= {'__main__', *sys.stdlib_module_names}
+torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()                  # loads what torch loads late
+for name in list(sys.modules):
+    if name.partition('.')[0] not in OWN:
+        del sys.modules[name]
 
 class Refuse:
     @staticmethod
     def find_spec(name, path=None, target=None):
         top = name.partition('.')[0]
-        if top not in TORCHS_OWN | set(sys.stdlib_module_names) and f'{top}.py' not in os.listdir('.'):
+        if top not in OWN and f'{top}.py' not in os.listdir('.'):
             raise ModuleNotFoundError(f'only torch is here, not {top}')
 
+sys.path[:0] = ['']
+sys.meta_path.insert(0, Refuse)
 for folder in json.loads(sys.argv[1]):
-    if not os.fork():
-        os.chdir(folder)
-        sys.path[:0] = ['']
-        sys.meta_path.insert(0, Refuse)
-        name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
-        found = doctest.testmod(importlib.import_module(name))
-        if os.path.exists('snippet.txt'):
-            exec(open('snippet.txt').read(), {'embeddings': torch.randn(8, 4), 'labels': torch.arange(8) // 2})
-        print(name, found.attempted, found.failed, flush=True)
-        os._exit(0)
-    os.wait()
+    os.chdir(folder)
+    name, = (file.removesuffix('.py') for file in os.listdir('.') if file.endswith('.py'))
+    found = doctest.testmod(importlib.import_module(name))
+    exec(open('snippet.txt').read(), {'embeddings': torch.randn(8, 4), 'labels': torch.arange(8) // 2})
+    print(name, found.attempted, found.failed, flush=True)
+    del sys.modules[name]
 """
 
 
@@ -177,13 +179,11 @@ def examples_alone(files, tmp_path, snippets=None):
         folders.append(str(tmp_path / file.stem))
         (tmp_path / file.stem).mkdir()
         (tmp_path / file.stem / file.name).write_text(file.read_text())
-        if snippets:
-            (tmp_path / file.stem / 'snippet.txt').write_text(snippets[file])
-    done = subprocess.run([sys.executable, '-c', ALONE, json.dumps(folders)], capture_output=True, text=True,
-                          cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
-    assert len(lines) == len(files), done.stdout + done.stderr
+        (tmp_path / file.stem / 'snippet.txt').write_text(snippets[file] if snippets else '')
+    code, out, errors = executed(tmp_path, ALONE, json.dumps(folders))
+    assert code == 0, errors
+    lines = [line.split() for line in out.splitlines() if len(line.split()) == 3]
+    assert len(lines) == len(files), out + errors
     return {name: (int(attempted), int(failed)) for name, attempted, failed in lines}
 
 

@@ -1,5 +1,6 @@
 """The recipes of A Metric Learning Reality Check: whole runs, with the published numbers."""
 import csv
+import functools
 import math
 from pathlib import Path
 
@@ -15,8 +16,14 @@ COLUMNS = {'cub200': 'CUB200', 'cars196': 'Cars196', 'online_products': 'SOP', '
 CLASSIFICATION = {'proxynca', 'softmax', 'cosface', 'arcface', 'softtriple'}
 
 
+@functools.cache
+def parser():
+    return parameters.build()
+
+
 def parse(recipe, loss):
-    return parameters.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')])
+    return parameters.parse(['--config', str(RECIPES / f'{recipe}.yaml'), str(RECIPES / recipe / f'{loss}.yaml')],
+                            parser=parser())
 
 
 def times(factor):

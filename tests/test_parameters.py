@@ -1,5 +1,6 @@
 """The flags: the public code's names and defaults, config files, and sentences for what cannot be."""
 import argparse
+import functools
 import math
 import re
 import shlex
@@ -48,8 +49,13 @@ PUBLIC_METRICS = """e_recall@1 e_recall@2 e_recall@4 nmi f1 mAP_1000 mAP_lim mAP
 dists@intra_over_inter rho_spectrum@0 rho_spectrum@-1 rho_spectrum@1 rho_spectrum@2 rho_spectrum@10"""
 
 
+@functools.cache
+def parser():
+    return parameters.build()
+
+
 def parse(text):
-    return parameters.parse(shlex.split(text))
+    return parameters.parse(shlex.split(text), parser=parser())
 
 
 def test_every_public_flag_has_its_name_and_default():
@@ -182,7 +188,7 @@ def completed(script, line):
 
 def test_the_shell_completes_flags_and_names(capsys):
     with pytest.raises(SystemExit):
-        parse('--print_completion bash')
+        parameters.parse(['--print_completion', 'bash'])            # changes its parser
     script = capsys.readouterr().out
     assert completed(script, 'main.py --loss_margin_b') == [
         '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
@@ -197,29 +203,22 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
 
 @pytest.mark.parametrize('command, sentence', [
     ('--los margin', r'--los: unknown flag; did you mean loss\?'),                       # no abbreviations
-    ('--qqq', '--qqq: unknown flag'),
     ('--bs 0', '--bs: expected a whole number of at least 1, not 0'),
     ('--bs 1.5', '--bs: expected a whole number of at least 1, not 1.5'),
     ('--lr nan', '--lr: expected a number of at least 0, not nan'),
-    ('--lr -1', '--lr: expected a number of at least 0, not -1'),
     ('--loss_margin_beta inf', '--loss_margin_beta: expected a number, not inf'),
-    ('--loss_softmax_temperature 0', 'expected a number above 0, not 0'),
     ('--tv_split_perc 1.2', 'expected a number above 0 and at most 1, not 1.2'),
     ('--clip_grad 0', '--clip_grad: expected a number above 0, not 0'),
     ('--color_jitter 0.4 0.4 0.4 0.6', '--color_jitter 0.4 0.4 0.4 0.6: the last number, of the hue, must not exceed'),
     ('--randaugment 2 31', '--randaugment 2 31: the second number, the magnitude, must not exceed 30'),
     ('--random_erasing 1.5', '--random_erasing: expected a number of at least 0 and at most 1, not 1.5'),
-    ('--micro_bs -1', '--micro_bs: expected a whole number of at least 0, not -1'),
     ('--amp half', "--amp: invalid choice: 'half'"),
     ('--optim lion', '--optim: lion is unknown; choose from adadelta, '),
     ('--loss_optim LBFGS', '--loss_optim: LBFGS of torch.optim does not work here: it computes the loss several times'),
     ('--embed_optim sparseadam', '--embed_optim: sparseadam of torch.optim does not work here: it takes sparse'),
     ("--optim sgd --optim_args '{nestrov: true}'", "argument 'nestrov'.*; the .* of torch.optim.SGD"),
     ("--optim sgd --optim_args '{momentum: 0.5}'", '--optim_args .*: --lr, --decay, --momentum, .* betas$'),
-    ("--optim_args '{lr: 1}'", '--optim_args .*: --lr, --decay, --momentum, .* betas$'),
     ("--optim nadam --optim_args '{momentum_decay: a}'", "--optim_args {'momentum_decay': 'a'}: '<=' not supported"),
-    ("--optim nadam --optim_args '{betas: [0.5, 0.5, 0.5]}'", '--optim_args .*: too many values to unpack'),
-    ("--optim sgd --momentum 0 --optim_args '{nesterov: true}'", '--optim_args .*: Nesterov momentum requires'),
     ("--loss_optim_args '{a: 1}' '{b: 2}'", '--loss_optim_args: expected one mapping, not 2'),
     ('--use_tv_split maybe', "--use_tv_split: expected true or false, not 'maybe'"),
     ('--use_tv_split --tv_split_perc 1', '--tv_split_perc 1 leaves nothing to validate on'),
@@ -231,21 +230,17 @@ def test_completion_without_shtab_is_refused_by_a_sentence(monkeypatch):
     ('--fold 1', '--fold 1 goes with --split_scheme class_folds, mlrc, closed_set; give one of them'),
     ('--split_scheme half --n_folds 5', '--n_folds 5 goes with .*, not with half'),
     ('--split_scheme mlrc --test_size 0.3', '--test_size 0.3 goes with --split_scheme half, .*, not with mlrc'),
-    ('--split_scheme mlrc --test_start 0', '--test_start 0.0 goes with'),
     ('--storage_metrics recall@1', '--storage_metrics recall@1: not among .*; did you mean e_recall@1[?]'),
     ('--split_scheme half --test_size 1', 'leaves nothing to train on'),
     ('--split_scheme mlrc --fold 4', '--fold 4: with --n_folds 4, folds are numbered from 0 to 3'),
     ('--split_scheme mlrc --fold 2 --n_training_folds 2', '--fold 2: with --n_training_folds 2, folds are .* 0 to 1'),
     ('--split_scheme class_folds --n_training_folds 5', '--n_training_folds 5: there are only --n_folds 4'),
     ('--split_scheme mlrc --use_tv_split', '--use_tv_split: --split_scheme mlrc validates on --fold 0'),
-    ('--split_scheme mlrc --n_folds 1', '--n_folds: expected a whole number of at least 2, not 1'),
-    ('--split_scheme thirds', '--split_scheme: invalid choice'),
     ('--group a/b', '--group a/b: it names a folder and must not hold a slash'),
     ('--savename ..', '--savename ..: it names a folder'),
     ("--group 'a\nb'", r"--group 'a\\nb': it names a folder and must not hold line breaks"),
     ('--group a\udcffb', r"'a\\udcffb': a flag cannot contain a NUL byte or bytes that are not UTF-8"),
     ("--source_path 'a\0b'", 'a flag cannot contain a NUL byte'),
-    (f'--seed {"1" * 25}', f'--seed: expected a whole number of at least 0, of at most 19 digits, not {"1" * 25}$'),
     (f'--seed {"1" * 400}', r'--seed: .* of at most 19 digits, not 1{57}\.\.\.$'),
     (f'--embed_dim {"1" * 5000}', r'--embed_dim: expected a whole number of at least 1, not 1{57}\.\.\.$'),
     ("--loss_pml_args '{a: !!int abc}'", "--loss_pml_args: expected a YAML mapping, .* not '{a: !!int abc}'"),
@@ -283,8 +278,6 @@ def test_config_files_merge_left_to_right_and_the_command_line_wins(tmp_path):
     ('1: 2', 'c.yaml: 1: unknown flag'),
     ('bs: 2024-13-45', 'c.yaml: --bs: expected a whole number of at least 1, not 2024-13-45'),
     ('bs: !!int abc', 'c.yaml: not a YAML file of flags: invalid literal'),
-    ('bs: !!int ""', 'c.yaml: not a YAML file of flags'),
-    ('use_tv_split: !!bool maybe', 'c.yaml: not a YAML file of flags'),
     ('bs: !!timestamp abc', 'c.yaml: not a YAML file of flags: line 1: tag:yaml.org,2002:timestamp: expected plain'),
     (f'seed: {"1" * 5000}', 'c.yaml: not a YAML file of flags: .*5000 digits'),
     (f'group: {"[" * 5000}', 'c.yaml: not a YAML file of flags: nested too deeply'),
@@ -388,7 +381,6 @@ def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
     '--miner_semihard_margin 0.1 --loss_weights 1 2',
     '--batch_mining random_distance --miner_distance_lower_cutoff 0.3',
     '--loss pml:X --batch_mining pml:Y --loss_pml_args "{a: 1}" --miner_pml_args "{a: 1}"',
-    '--loss softmax --loss_triplet_margin 0.2 --batch_mining none', '--xbm_size 500 --xbm_start 3 --tau 4 --gamma 0.5',
     '--data_sampler d2_coreset --data_mb_mom 0.5 --data_mb_lr 2 --data_batchmatch_bigbs 300',
     '--loss nir --batch_mining none --loss_oproxy_pos_alpha 16 --loss_oproxy_neg_delta 0.1',
 ])
@@ -407,7 +399,6 @@ def test_flags_with_an_effect_or_a_default_value_are_not(command):
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss_pml_args', []),
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}', 'loss_pml_args: []'], '--loss_pml_args "{a: 1}"', [{'a': 1}]),
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y', []),          # another loss, other arguments
-    (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:Y --loss_pml_args "{a: 1}"', [{'a': 1}]),
     (['{loss: "pml:X", loss_pml_args: {alpha: 32}}'], '--loss pml:X --loss_pml_args "{a: 1}"', [{'alpha': 32, 'a': 1}]),
     (['{loss: "pml:X+pml:Y", loss_pml_args: [{a: 1}, {b: 2}]}'], '--loss_pml_args "{c: 3}"',
      [{'a': 1, 'c': 3}, {'b': 2, 'c': 3}]),
@@ -415,7 +406,6 @@ def test_flags_with_an_effect_or_a_default_value_are_not(command):
      [{'a': 1, 'b': 1}, {'a': 1, 'b': 2}]),
     (['{loss: "pml:X", loss_pml_args: {d: {LpDistance: {power: 2}}}}'], '--loss_pml_args "{d: {CosineSimilarity: {}}}"',
      [{'d': {'CosineSimilarity': {}}}]),
-    ([], '--loss_pml_args "{a: 1}" "{a: 2}"', [{'a': 1}, {'a': 2}]),
 ])
 def test_arguments_of_a_librarys_loss_are_merged_by_key(files, command, expected, tmp_path):
     for number, text in enumerate(files):

@@ -12,7 +12,6 @@ import architectures
 import datasampler
 from tests.helpers import ROOT, assert_same_end, executed, folder_of, images_of
 from tests.test_public_parts import MINER, PROXIES, TRIPLES
-from utilities import public
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
 
@@ -129,8 +128,8 @@ def network_of(monkeypatch, opt, returned='tuple', text=NETWORK, **flags):
     return module.Network(argparse.Namespace(**vars(flags), pretrained=False)), architectures.select(flags)
 
 
-@pytest.mark.parametrize('arch', ['own', 'own_normalize', 'own_double_normalize_frozen'])
-@pytest.mark.parametrize('returned', RETURNED)
+@pytest.mark.parametrize('returned, arch', [('tuple', 'own'), ('tuple', 'own_double_normalize_frozen'),
+                                            ('alone', 'own_normalize'), ('dict', 'own_double_normalize_frozen')])
 def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, arch, opt, monkeypatch):
     theirs, ours = network_of(monkeypatch, opt, returned, arch=arch)
     theirs.load_state_dict({name.removeprefix('backbone.network.'): value for name, value in ours.state_dict().items()
@@ -151,6 +150,7 @@ def test_a_public_network_gives_its_own_embeddings_features_and_maps(returned, a
         if maps is not None:
             torch.testing.assert_close(pooled, features)
             torch.testing.assert_close(ours(images, with_maps=True)[2], maps)
+    assert not ours.backbone.network.model.last_linear._forward_pre_hooks
     embeddings[:, 0].sum().backward()
     assert all(parameter.grad.any() for name, parameter in ours.named_parameters())
     assert len(list(ours.parameters())) == len(list(theirs.parameters()))
@@ -264,7 +264,7 @@ def test_the_parts_of_a_folder_are_counted_and_those_that_fail_are_named(tmp_pat
         (tmp_path / 'code' / f'{name}.py').write_text(text.replace('{returned}', 'z'))
     code, out, errors = executed(
         tmp_path, 'import json, sys; from benchmarks import parity; parity.main(json.loads(sys.argv[1]))',
-        json.dumps([str(tmp_path / 'code'), '--n_epochs', '1']))
+        json.dumps([str(tmp_path / 'code'), '--n_epochs', '1', '--kernels', '0', '--evaluation_metrics', 'e_recall@1']))
     assert code == 0, errors
     lines = [line.removeprefix(f'{tmp_path}/code/') for line in out.splitlines()]
     assert lines[0] == 'criteria: 2 of 3', out
@@ -283,9 +283,3 @@ def test_a_folder_without_parts_is_refused(tmp_path):
     assert parity.exit_code('benchmarks.parity', lambda: parity.main([str(ROOT / 'docs')])) == 2
 
 
-def test_the_input_of_the_embedding_layer_is_taken_once_per_call():
-    module = module_of(NETWORK.replace('{returned}', 'z'))
-    opt = argparse.Namespace(arch='own', embed_dim=5, pretrained=False)
-    features = public.PooledFeatures(module.Network(opt))
-    assert features(torch.rand(2, 3, 12, 12)).shape == (2, 8)
-    assert not features.network.model.last_linear._forward_pre_hooks

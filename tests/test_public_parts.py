@@ -13,11 +13,9 @@ import batch_mining
 import batchminer
 import criteria
 import datasampler
-from batch_mining import npair as npair_miner
 from tests.helpers import images_of
 from tests.test_main import OwnCriterion, OwnMiner
 from utilities.errors import UserError
-from utilities.public import lists_from_masks, masks_from_lists
 
 BATCH = torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(0)), dim=1)
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3])
@@ -229,15 +227,6 @@ def test_miners_of_the_public_code_with_criteria_of_both(device, registered, opt
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_masks_of_the_miner_npair_survive_as_lists():
-    for labels in (LABELS, UNEVEN, torch.zeros(12).long(), torch.arange(12)):
-        masks = npair_miner.npair_tuples(labels)
-        anchors, positives, negatives = lists_from_masks(*masks, 'npair')
-        assert len(anchors) == len(positives) == len(negatives)
-        assert all(torch.equal(*pair) for pair in zip(masks_from_lists(anchors, positives, negatives, BATCH), masks,
-                                                      strict=True))
-
-
 def test_a_criterion_with_parameters_and_groups_of_its_own(registered, opt):
     registered(PROXIES)
     criterion = criteria.select(opt(loss='own', batch_mining='none', embed_dim=8), None)
@@ -276,8 +265,7 @@ class Criterion(torch.nn.Module):
 '''
 
 
-@pytest.mark.parametrize('inner, miner', [('triplet', 'all'), ('margin', 'semihard'), ('npair', 'npair'),
-                                          ('lifted', 'lifted'), ('multisimilarity', 'none')])
+@pytest.mark.parametrize('inner, miner', [('margin', 'semihard'), ('npair', 'npair'), ('multisimilarity', 'none')])
 def test_a_criterion_of_the_public_code_selects_a_criterion_and_a_miner_by_their_names(inner, miner, registered, opt):
     registered(INSIDE.format(inner=inner))
     ours, theirs = (value(opt, loss=loss, batch_mining=miner, miner_semihard_margin=0.2) for loss in (inner, 'own'))

@@ -78,14 +78,14 @@ def test_the_core_fits_in_a_head():
     assert sum(len(path.read_text()) for path in core) <= LARGEST_CORE
 
 
-def test_a_run_needs_none_of_the_optional_packages(quick):
-    blocked = '; '.join(f'sys.modules[{name!r}] = None' for name in OPTIONAL)
-    hidden = ('import importlib.util as u; f = u.find_spec; '
-              f'u.find_spec = lambda name, *more: None if name in {OPTIONAL} else f(name, *more)')
-    script = f'import sys; {blocked}; {hidden}; import main; sys.exit(main.main(sys.argv[1:]))'
-    command = [sys.executable, '-c', script, *quick, '--n_epochs', '1']
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_a_run_needs_none_of_the_optional_packages(quick, tmp_path):
+    blocked = (f"import sys\nfor name in [*sys.modules]:\n    if name.split('.')[0] in {OPTIONAL}:\n"
+               f"        del sys.modules[name]\nsys.modules.update(dict.fromkeys({OPTIONAL}))\n"
+               'import importlib.util as u\nf = u.find_spec\n'
+               f'u.find_spec = lambda name, *more: None if name in {OPTIONAL} else f(name, *more)\n')
+    code, out, errors = executed(tmp_path, blocked + FROM_COPY + 'sys.exit(main.main(sys.argv[2:]))', ROOT, *quick,
+                                 '--n_epochs', '1')
+    assert code == 0, errors
 
 
 def anchors(page):
@@ -126,12 +126,13 @@ def test_the_map_in_the_readme_names_every_file_and_folder():
 
 
 def copied(folder):
-    """A copy of the checkout, to which files may be added."""
-    command = ['git', 'ls-files', '--cached', '--others', '--exclude-standard']
-    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines():
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    """A copy of the files of the checkout and of its folders of code, with their compiled files: files may be added."""
+    folder.mkdir(parents=True)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.suffix:                        # not .git of a worktree
+            shutil.copy2(path, folder)
+        elif any(path.glob('*.py')) or any(path.glob('*.sh')):
+            shutil.copytree(path, folder / path.name)
     return folder
 
 
@@ -153,10 +154,7 @@ def run_in(folder, *arguments, then=''):
 
 
 def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
-    """The file and the two lines of the registry are copied from the README into a copy of the code, which trains with
-    it, and whose tests still pass."""
-    if not (ROOT / '.git').exists():
-        pytest.skip('not a git checkout')
+    """In a copy of the code, which trains with it, and whose tests still pass."""
     if (ROOT / 'criteria' / 'softmargin.py').exists():
         pytest.skip('this checkout has the custom loss already')
     folder = copied(tmp_path / 'code')
@@ -168,24 +166,19 @@ def test_the_custom_loss_of_the_readme_followed_to_the_letter(quick, tmp_path):
     assert re.findall(r'`(.*?)`', step) == [f'{name},', 'from criteria import (...)', f"'{name}': {name},", 'CRITERIA']
     register(folder, 'criteria', 'CRITERIA', name)
     command, = re.findall(r'```bash\npython main.py (.*?)```', section, re.DOTALL)
-    shorter = ['--n_epochs', '1', '--iterations_per_epoch', '1', '--no_train_metrics', '--pictures', 'none',
-               '--evaluation_metrics', 'e_recall@1', '--bs', '32', '--kernels', '0', '--device', 'cpu']
+    own = shlex.split(command.replace('\\\n', ' '))
     tests = ['tests/test_structure.py', 'tests/criteria/test_docs.py', 'tests/criteria/test_known_numbers.py',
-             '-k', 'docs.py or floors or one_for_every', '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider']
-    out = run_in(folder, *shlex.split(command.replace('\\\n', ' ')), *shorter,
-                 then=f'import pytest\ncode = code or pytest.main({tests})')
-    assert (folder / 'Training_Results' / 'glyphs' / 'softmargin_s1' / 'summary.json').exists()
-    assert ' passed' in out
+             'tests/criteria/test_select.py', '-k', 'docs.py or floors and criteria or one_for_every or softmargin',
+             '-q', '-p', 'no:xdist', '-p', 'no:cacheprovider']
+    out = run_in(folder, *own, *quick, '--n_epochs', '1', '--group', 'softmargin',        # a small data set and network
+                 then=f'main.parameters.parse({own})\nimport pytest\ncode = code or pytest.main({tests})')
+    assert (folder_of(tmp_path, 'softmargin_s1') / 'summary.json').exists()
+    assert re.search(r'\d\d passed', out)
 
 
 def test_parts_of_the_public_code_are_imported_after_their_lines_in_the_registry(quick, tmp_path):
     """They import `batchminer`, which imports the miners, while criteria/ itself is being imported."""
-    folder = tmp_path / 'code'
-    for package in ('criteria', 'batch_mining', 'datasampler', 'architectures'):
-        shutil.copytree(ROOT / package, folder / package)                         # with its compiled files
-    for path in ROOT.iterdir():
-        if path.suffix == '.py' or path.is_dir() and any(path.glob('*.py')) and not (folder / path.name).exists():
-            (folder / path.name).symlink_to(path)
+    folder = copied(tmp_path / 'code')
     network = NETWORK.replace('{returned}', RETURNED['tuple'])
     parts = {('criteria', 'CRITERIA'): TRIPLES.replace('{convert}', 'labels.cpu().numpy()'),
              ('batch_mining', 'BATCHMINERS'): MINER, ('datasampler', 'SAMPLERS'): SAMPLER,

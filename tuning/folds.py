@@ -1,5 +1,6 @@
 """One trial: trains a setting on each fold, and reports its validation scores to the study."""
 import argparse
+import functools
 import math
 
 import optuna
@@ -19,6 +20,12 @@ from utilities.errors import UserError
 POLL = 0.5                                                        # seconds between looks at the runs
 
 
+@functools.cache
+def training_flags():
+    """Returns the names of the flags that an untrained network does not depend on, a set."""
+    return {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
+
+
 def objective(search, study, trial, progress):
     """
     Trains the folds of a trial; returns the mean of their best validation scores, from search.first_epoch on.
@@ -35,7 +42,9 @@ def objective(search, study, trial, progress):
     commands = search.commands(params, name, search.folder / 'trials')
     script.write(search.folder / 'trials' / f'{name}.sh', commands)
     try:
-        return Folds(search, trial, [plan.planned_run(arguments) for arguments in commands], progress).run()
+        parser = parameters.build()
+        runs = [plan.planned_run(arguments, parser) for arguments in commands]
+        return Folds(search, trial, runs, progress).run()
     except (TrialFailed, UserError) as error:
         trial.set_user_attr('reason', str(error))
         raise TrialFailed(str(error)) from None
@@ -80,8 +89,7 @@ class Folds:
 
     def untrained(self, run):
         """The flag --reuse_epoch0 with a run of another trial that has evaluated the same untrained network, if any."""
-        training_flags = {*command_line.flags_in_groups(parameters.build(), *ranges.TRAINING)}
-        same_network = not self.search.tuned.keys() - training_flags
+        same_network = not self.search.tuned.keys() - training_flags()
         if not same_network or has_own_distance(run.settings) or run.folder():          # a run with a folder is resumed
             return []
         for folder in sorted(run.parent.glob(f'trial_*_fold{run.settings["fold"]}_s{run.settings["seed"]}')):

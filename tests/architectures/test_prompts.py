@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import architectures
-from tests.helpers import assert_same_end, folder_of, rows_of
+from tests.helpers import assert_resumes_exactly, folder_of, rows_of
 from utilities.errors import UserError
 
 timm = pytest.importorskip('timm')
@@ -118,12 +118,9 @@ def test_other_networks_are_refused(arch, flags, sentence, opt):
 
 
 def test_a_run_with_prompts_resumes_exactly_and_in_pieces(quick, run, tmp_path):
-    arguments = [*quick, '--arch', 'timm:test_vit_normalize', '--input_size', '32',
-                 '--visual_prompts', '4', '--micro_bs', '5', '--amp', 'bfloat16', '--ema', '0.9',
-                 '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
-    assert run(*arguments, '--group', 'whole') == 0
-    assert run(*arguments, '--n_epochs', '1') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+    assert_resumes_exactly(run, tmp_path, [
+        *quick, '--arch', 'timm:test_vit_normalize', '--input_size', '32', '--visual_prompts', '4', '--micro_bs', '5',
+        '--amp', 'bfloat16', '--ema', '0.9', '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1',
+        'map_at_r'])
     first, *_, last = rows_of(folder_of(tmp_path))
     assert first['test_map_at_r'] != last['test_map_at_r']

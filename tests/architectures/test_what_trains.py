@@ -12,7 +12,7 @@ import criteria
 import optimization
 from architectures import depth, low_rank
 from records import checkpoint
-from tests.helpers import assert_same_end, folder_of, printed_metrics, rows_of
+from tests.helpers import assert_resumes_exactly, folder_of, printed_metrics, rows_of
 from utilities.errors import UserError
 
 VIT = 'timm:vit_tiny_patch16_224'
@@ -153,21 +153,14 @@ def test_adapters_need_attention(opt):
 
 @pytest.mark.parametrize('flags', ['--freeze 1 --warmup 1', '--freeze backbone --optim adamw'])
 def test_a_run_with_frozen_blocks_resumes_exactly(flags, quick, run, tmp_path):
-    arguments = [*quick, *flags.split()]
-    assert run(*arguments, '--group', 'whole') == 0
-    assert run(*arguments, '--n_epochs', '1') == 0
-    assert run('--resume', folder_of(tmp_path), '--n_epochs', '2') == 0
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path))
+    assert_resumes_exactly(run, tmp_path, [*quick, *flags.split(), '--evaluation_metrics', 'e_recall@1'])
 
 
 def test_a_run_with_adapters_resumes_exactly_and_is_evaluated_from_its_checkpoint(quick, run, tmp_path, capsys):
-    arguments = [*quick, '--arch', 'timm:test_vit_normalize', '--input_size', '32', '--lora_rank', '2',
-                 '--layer_decay', '0.8', '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1']
-    assert run(*arguments, '--group', 'whole') == 0
-    assert run(*arguments, '--n_epochs', '1') == 0
+    assert_resumes_exactly(run, tmp_path, [
+        *quick, '--arch', 'timm:test_vit_normalize', '--input_size', '32', '--lora_rank', '2', '--layer_decay', '0.8',
+        '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1'])
     folder = folder_of(tmp_path)
-    assert run('--resume', folder, '--n_epochs', '2') == 0
-    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder)
     capsys.readouterr()
     assert run('--evaluate', folder) == 0
     assert printed_metrics(capsys.readouterr().out)['test_e_recall@1'] == rows_of(folder)[-1]['test_e_recall@1']

@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_something_else(name, mine
 
 def test_order_names_of_classes_and_scales_do_not_matter(name, miner):
     """A permuted batch gives the permuted triplets."""
-    for seed in range(20):
+    for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         n = int(torch.randint(1, 25, (), generator=generator))
         labels, order = torch.randint(6, (n,), generator=generator), torch.randperm(n, generator=generator)
@@ -85,9 +85,9 @@ def test_order_names_of_classes_and_scales_do_not_matter(name, miner):
 
 
 def test_half_precision_is_upcast_and_autocast_is_off(miner):
-    labels = torch.arange(8).repeat_interleave(2)
-    for seed, dtype in enumerate((torch.float16, torch.bfloat16, torch.float16, torch.bfloat16)):
-        batch = unit(16, seed=seed).to(dtype)
+    labels = torch.arange(32).repeat_interleave(2)
+    for seed, dtype in enumerate((torch.float16, torch.bfloat16)):
+        batch = unit(64, seed=seed).to(dtype)
         expected = mined(miner, batch.float(), labels)
         assert mined(miner, batch, labels).equal(expected)
         with torch.autocast('cpu', dtype=torch.bfloat16):

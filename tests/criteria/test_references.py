@@ -45,7 +45,7 @@ def randomise(criterion):
 def shapes_for(loss, flags):
     """Two for the variants; sixteen of a class are for the 16 of recall@16."""
     if flags:
-        return 'unbalanced', 'duplicates, unordered'
+        return 'lone classes', 'duplicates, unordered'
     return [shape for shape in SHAPES if shape != 'sixteen a class' or loss == 'recallatk']
 
 

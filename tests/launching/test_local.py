@@ -6,8 +6,11 @@ import signal
 import pytest
 
 import Launch_Runs
+import main
+from launching import process
 from records import run_folder
-from tests.helpers import assert_same_end, executing, folder_of, rows_of, wait_for
+from tests.conftest import quick_flags
+from tests.helpers import assert_same_end, executing, folder_of, fork_server, rows_of, wait_for
 
 
 def test_runs_in_parallel_are_those_of_main_and_finished_ones_are_skipped(script, run, quick, tmp_path, capsys):
@@ -39,10 +42,23 @@ def launcher(folder, *arguments):
     return executing(folder, code, *arguments)
 
 
+FEW = ['--evaluation_metrics', 'e_recall@1']
+MORE = [*FEW, '--n_epochs', '6', '--iterations_per_epoch', '12']
+
+
+@pytest.fixture(scope='module')
+def whole(patterns, tmp_path_factory):
+    """The folder of a run with MORE that nothing interrupts."""
+    folder = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('sys.argv', ['main.py'])
+        assert main.main([*quick_flags(patterns, folder), *MORE, '--group', 'r', '--seed', '0']) == 0
+    return folder_of(folder, 'r_s0')
+
+
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
-    more = ['--n_epochs', '6', '--iterations_per_epoch', '20']
-    runs = script(more, [])
+def test_a_killed_launcher_loses_no_run(end, script, whole, tmp_path):
+    runs = script(MORE, [*FEW, '--n_epochs', '1'])
     first, _, _ = launcher(tmp_path, runs, '--workers', '1')
     log = folder_of(tmp_path, 'r_s0') / 'log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
@@ -52,8 +68,7 @@ def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
     assert second.wait(timeout=300) == 0, errors.read_text()
     out = out.read_text()
     assert {path.name for path in (tmp_path / 'runs' / 'folder').iterdir()} == {'r_s0', 'r_s0.log', 'r_s1', 'r_s1.log'}
-    assert run(*quick, *more, '--group', 'alone', '--seed', '0') == 0
-    assert_same_end(folder_of(tmp_path, 'alone_s0'), folder_of(tmp_path, 'r_s0'))
+    assert_same_end(whole, folder_of(tmp_path, 'r_s0'))
     if end == signal.SIGKILL:
         assert 'another process has it' in out or '1 had been finished before' in out      # it went on by itself
         assert not run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
@@ -61,7 +76,10 @@ def test_a_killed_launcher_loses_no_run(end, script, run, quick, tmp_path):
         assert run_folder.read(folder_of(tmp_path, 'r_s0'))['resumed']
 
 
-def test_one_line_is_what_a_job_of_slurm_runs(script, quick, tmp_path, capsys):
+def test_one_line_is_what_a_job_of_slurm_runs(script, quick, tmp_path, monkeypatch, capsys):
+    if fork_server:
+        monkeypatch.setattr(process, 'opened',
+                            lambda command, run, log: fork_server.start(command, log, run.environment))
     line = shlex.join([*quick, '--n_epochs', '0'])
     assert Launch_Runs.main(['--line', line]) == 0 and Launch_Runs.main(['--line', line]) == 0
     assert 'had been finished before' in capsys.readouterr().out

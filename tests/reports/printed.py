@@ -1,6 +1,10 @@
 """Reads what is recorded and what is printed."""
 import csv
+import shutil
 import statistics
+import subprocess
+
+import pytest
 
 
 def column_of(folder, name):
@@ -17,3 +21,14 @@ def cells(text):
 def expected(values, percent):
     scale, digits = (100, 1) if percent else (1, 3)
     return f'{scale * statistics.mean(values):.{digits}f} ± {scale * statistics.stdev(values):.{digits}f}'
+
+
+def compile_latex(latex, folder, start='\\documentclass{article}\\usepackage{booktabs}'):
+    """What pdflatex prints about a document with this table, which it must accept."""
+    if shutil.which('pdflatex') is None:
+        pytest.skip('pdflatex is not installed')
+    (folder / 'd.tex').write_text(f'{start}\\begin{{document}}\n{latex}\\end{{document}}\n')
+    done = subprocess.run(['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 'd.tex'], cwd=folder,
+                          capture_output=True, text=True, errors='replace')
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout

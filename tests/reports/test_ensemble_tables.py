@@ -1,7 +1,5 @@
 """Tables of ensembles: on known records, the tests that they print are scipy's."""
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ from scipy import stats
 
 from reports import ensemble_tables, tables
 from reports.significance import holm
+from tests.reports.printed import compile_latex
 
 
 def records(scores, n_folds=4, metric='test_map_at_r'):
@@ -97,12 +96,5 @@ def test_the_report_of_one_seed_one_method_and_metrics_without_a_best():
 
 
 def test_the_latex_compiles(tmp_path):
-    if shutil.which('pdflatex') is None:
-        pytest.skip('pdflatex is not installed')
     log, folds = records({'A_b': {0: .3, 1: .31}, 'B': {0: .4, 1: .5}, 'C': {0: .4}})
-    latex = ensemble_tables.report(log, folds, ['test_map_at_r'])['latex']
-    (tmp_path / 'd.tex').write_text('\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n' + latex
-                                    + '\\end{document}\n')
-    done = subprocess.run(['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 'd.tex'], cwd=tmp_path,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:]
+    compile_latex(ensemble_tables.report(log, folds, ['test_map_at_r'])['latex'], tmp_path)

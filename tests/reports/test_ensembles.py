@@ -3,14 +3,17 @@ import csv
 import itertools
 import shutil
 import sqlite3
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from scipy import stats
 
 import Evaluate_Ensemble
 import main
+from evaluation.embedding import Embedded
 from records import checkpoint, run_folder
 from reports import ensembles
 from reports.significance import t_interval
@@ -176,6 +179,13 @@ def test_tensorboard_has_the_same_numbers(runs, evaluate, tmp_path):
         assert ('test/nmi/sem' in events.Tags()['scalars']) == (form == 'separated')
 
 
+def test_each_network_has_the_same_weight():
+    images = SimpleNamespace(class_names=['one', 'other'], labels=np.array([0, 0, 1]), sources='cab')
+    parts = [factor * torch.rand(3, 2) for factor in (1, 9)]
+    found = ensembles.joined([[Embedded(part, images)] for part in parts])
+    assert found.numpy() == pytest.approx(np.hstack([unit(part.numpy()) for part in parts]))
+
+
 def test_principal_components_are_those_of_the_development_images(runs, evaluate, tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', ['main.py'])
     members = [runs['A', fold, 1] for fold in (0, 1)]
@@ -290,10 +300,6 @@ def other_test_classes(splits):
     splits['test'] |= {'hash': 'x', 'classes': {'class_99': 5}}
 
 
-def cut(file):
-    file.write_bytes(file.read_bytes()[:1000])
-
-
 REFUSALS = {
     'test classes': (lambda one, other: change_splits(other, other_test_classes), 'folds have different test classes'),
     'trained on': (lambda one, other: change_splits(other, lambda splits: splits['train']['classes'].update(
@@ -306,25 +312,16 @@ REFUSALS = {
     'unfinished': (lambda one, other: (other / 'summary.json').unlink(), 'A_fold1_s0: unfinished: 1 of 1 epochs; fin'),
     'no checkpoint': (lambda one, other: (other / 'checkpoint_val_map_at_r.pt').unlink(),
                       'A_fold1_s0: there is no checkpoint_val_map_at_r.pt'),
-    'broken checkpoint': (lambda one, other: cut(other / 'checkpoint_val_map_at_r.pt'),
-                          'damaged: its checksums do not fit its content'),
     'other checkpoint': (lambda one, other: change_epoch(other), 'it is of epoch 7, but the best one in log.csv is'),
     'no validation': (lambda one, other: change(other, storage_metrics=['nmi']), 'it has no val_nmi, which chooses'),
-    'no splits': (lambda one, other: (one / 'splits.yaml').write_text('splits: {'), 'splits.yaml: not readable'),
-    'broken log': (lambda one, other: cut_log(other), 'log.csv: cut off in its last line'),
     'other images': (lambda one, other: [change_splits(folder, lambda splits: splits['val'].update(n_images=3))
                                          for folder in (one, other)], '--source_path must lead to the same data'),
 }
 
 
 def change_epoch(folder):
-    import torch
     file = folder / 'checkpoint_val_map_at_r.pt'
     torch.save(checkpoint.load(file) | {'epoch': 7}, file)
-
-
-def cut_log(folder):
-    (folder / 'log.csv').write_text((folder / 'log.csv').read_text()[:-3])
 
 
 @pytest.mark.parametrize('damage, sentence', REFUSALS.values(), ids=REFUSALS)
@@ -340,12 +337,11 @@ def test_refused_in_a_sentence_and_nothing_written(damage, sentence, runs, evalu
 
 
 @pytest.mark.parametrize('arguments, sentence', [
-    ([], 'the following arguments are required: RUN_FOLDER'), (['nowhere'], 'nowhere: not a run folder'),
+    (['nowhere'], 'nowhere: not a run folder'),
     (['{A}', '--evaluation_metrics', 'precision'], '--evaluation_metrics precision: unknown'),
     (['{A}', '--evaluation_metrics', 'rho_spectrum@0'], 'rho_spectrum@0: it is a vector, not a number'),
     (['{A}', '--latex', 'nowhere/t.tex'], '--latex nowhere/t.tex: there is no folder nowhere'),
     (['{A}', '--source_path', 'nowhere'], '--dataset folder: expected nowhere/images'),
-    (['{A}', '--pcs', '3'], '--pcs: unknown flag; did you mean pca?'),
 ])
 def test_what_the_user_must_change(arguments, sentence, runs, evaluate, tmp_path):
     code, out, error = evaluate(*(argument.format(A=runs['A', 0, 0]) for argument in arguments))
@@ -359,12 +355,3 @@ def test_methods_with_other_test_classes_are_not_compared(runs, evaluate, tmp_pa
     assert code == 2 and 'they have other test classes and cannot be compared' in error
 
 
-def test_closed_sets_are_refused(data, evaluate, tmp_path, monkeypatch):
-    monkeypatch.setattr('sys.argv', ['main.py'])
-    assert main.main(['--dataset', 'folder', '--source_path', str(data), '--arch', 'conv4_normalize', '--bs', '8',
-                      '--not_pretrained', '--input_size', '16', '--embed_dim', '8', '--kernels', '0', '--n_epochs', '0',
-                      '--device', 'cpu', '--save_path', str(tmp_path), '--pictures', 'none', '--split_scheme',
-                      'closed_set', '--test_size', '0.2', '--n_folds', '2', '--evaluation_metrics', 'e_recall@1',
-                      '--group', 'C_fold0']) == 0
-    code, _, error = evaluate(tmp_path / 'folder' / 'C_fold0_s1')
-    assert code == 2 and 'it trained on 12 of the test classes' in error

@@ -1,5 +1,6 @@
 """The tables of losses beside the library's: against the rows and scipy, and what the losses say of their starts."""
 import csv
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,11 +19,18 @@ def tables():
     return equality.tables()
 
 
+@functools.cache
+def rows_of_groups():
+    found = {}
+    with open(equality.ROWS, newline='') as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row['group'], []).append(row)
+    return found
+
+
 def values(group, column):
     """{seed: points} of a group in the file of the rows."""
-    with open(equality.ROWS, newline='') as file:
-        return {int(row['seed']): 100 * float(row[column]) for row in csv.DictReader(file)
-                if row['group'] == f'Equality_{group}'}
+    return {int(row['seed']): 100 * float(row[column]) for row in rows_of_groups()[f'Equality_{group}']}
 
 
 def sides(rows):

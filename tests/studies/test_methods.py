@@ -50,27 +50,31 @@ def test_a_place_without_a_table_is_an_error():
     assert filled == '<!-- table a -->\n\nx\n\n<!-- end -->\n'
 
 
-def test_the_numbers_and_the_flags_of_a_method():
-    found = methods.read()
-    cells = table(methods.table(found))
+@pytest.fixture(scope='module')
+def study():
+    return methods.read()
+
+
+def test_the_numbers_and_the_flags_of_a_method(study):
+    cells = table(methods.table(study))
     with open(methods.ROWS / 'study.csv', newline='') as file:
         rows = [row for row in csv.DictReader(file) if row['group'] == 'Grocery_MS' and row['test_nmi']]
     for head, name in {'R@1': 'test_e_recall@1', 'MAP@R': 'test_map_at_r', 'NMI': 'test_nmi'}.items():
         values = 100 * np.array([float(row[name]) for row in rows])
         half = stats.t.ppf(.975, len(values) - 1) * stats.sem(values)
         assert cells['`multisimilarity`'][head] == f'{values.mean():.1f}±{half:.1f}'
-    whole = methods.table(found)
+    whole = methods.table(study)
     assert whole.splitlines()[2].startswith(f'| `--loss` and other flags, n = {len(rows)} |')
     omniglot = whole.partition('**Omniglot**')[2]
     five, three = (table(omniglot[omniglot.index(f'| `--loss` and other flags, n = {n} |'):]) for n in (5, 3))
     assert '`multisimilarity`' in five and '`multisimilarity --ema 0.98`' in three
-    method = found['Grocery_MS']
+    method = study['Grocery_MS']
     assert 'Datasets/grocery' in method.command and '--device' not in method.command and '/home' not in method.command
     assert method.lines()[0].startswith(f'Grocery, {len(rows)} seeds: R@1 ')
 
 
-def test_the_losses_that_were_tuned_on_folds():
-    cells = table(methods.tuned_table(methods.read()))
+def test_the_losses_that_were_tuned_on_folds(study):
+    cells = table(methods.tuned_table(study))
     with open(methods.ROWS / 'folds.csv', newline='') as file:
         values = [100 * float(row['concatenated_test_map_at_r']) for row in csv.DictReader(file)
                   if row['group'] == 'Omniglot_NTXent']

@@ -3,16 +3,17 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 
+import Evaluate_Ensemble
 import Hyperparameter_Search
 from tests.helpers import after_training, rows_of
 from tests.tuning.stub import started, study_of, table_of
 
 
-@pytest.mark.parametrize('pruner', ['median', 'hyperband'])
-def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, flags, stub):
+@pytest.mark.parametrize('pruner, rates', [('median', '0.001,0.0011,0.0012,0.0013,0.1'), ('hyperband', '0.001,0.1')])
+def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, rates, flags, stub):
     # slow enough to be pruned before its last epoch
     folder = stub(pace="0.3 if flags['lr'] == 0.1 else 0.05" if pruner == 'median' else '0')
-    tune = ['--tune', 'lr', '0.001,0.0011,0.0012,0.0013,0.1', '--sampler', 'grid']     # the last is far worse
+    tune = ['--tune', 'lr', rates, '--sampler', 'grid']                                # the last is far worse
     assert Hyperparameter_Search.main([*flags, *tune, '--pruner', pruner, '--n_epochs', '6', '--n_trials', '5']) == 0
     trials = study_of(folder).trials
     assert trials[0].state == TrialState.COMPLETE
@@ -28,7 +29,9 @@ def test_hopeless_trials_are_pruned_epoch_by_epoch(pruner, flags, stub):
 
 
 def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(flags, tmp_path, capsys):
-    arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1']
+    """With cascaded embeddings; its reproductions are the members of an ensemble."""
+    arguments = [*flags, '--tune', 'lr', '1e-4,1e-2', '--sampler', 'grid', '--workers', '2', '--reproductions', '1',
+                 '--cascade', '1', '--cascade_fractions', '0.5']
     assert Hyperparameter_Search.main(arguments) == 0
     out = capsys.readouterr().out
     study = tmp_path / 'study'
@@ -49,6 +52,13 @@ def test_a_search_with_real_runs_shares_the_untrained_network_and_reproduces(fla
     assert len(lines) == 2 and all(line.startswith('python main.py --config ') for line in lines)
     assert lines[0].endswith('--group=trial_0001_fold0')
 
+    folders = [str(made / f'study_fold{fold}_s2') for fold in (0, 1)]
+    assert Evaluate_Ensemble.main([*folders, '--save_path', str(tmp_path / 'E')]) == 0
+    log, = (tmp_path / 'E').glob('*/*/log.csv')
+    scores = {row['form']: float(row['test_map_at_r']) for row in rows_of(log.parent, ())
+              if row['trained_status'] == 'trained'}
+    assert scores.keys() == {'separated', 'concatenated'} and all(0 < score < 1 for score in scores.values())
+
 
 def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, capsys):
     folder = stub()
@@ -65,19 +75,17 @@ def test_the_untrained_network_does_not_count_unless_asked_for(flags, stub, caps
 
 def test_a_study_that_began_with_epoch_0_goes_on_with_it(flags, stub):
     folder = stub()
-    tune = ['--tune', 'lr', '0.001,10,11', '--sampler', 'grid', '--n_epochs', '3']
+    tune = ['--tune', 'lr', '0.001,10', '--sampler', 'grid', '--n_epochs', '3']
     assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '1', '--count_epoch_0']) == 0
-    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '3']) == 0
-    assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '0 0', '0 0']
+    assert Hyperparameter_Search.main([*flags, *tune, '--n_trials', '2']) == 0
+    assert [row['best_epochs'] for row in table_of(folder)] == ['3 3', '0 0']
 
 
-@pytest.mark.parametrize('changed, taken', [
-    (['--tune', 'lr', '1e-4,1e-3', '--loss', 's2sd', '--loss_s2sd_source', 'hyperbolic'], [None, None]),
-    (['--tune', 'loss_s2sd_source', 'hyperbolic,triplet,margin', '--loss', 's2sd'], [None, None, 1]),
-], ids=['all', 'one'])
-def test_an_untrained_network_that_a_loss_ranks_is_not_shared(changed, taken, flags, stub):
-    runs = stub() / 'study/trials/folder'
-    assert Hyperparameter_Search.main([*flags, *changed, '--sampler', 'grid', '--n_epochs', '0']) == 0
+@pytest.mark.parametrize('losses, taken', [('triplet,hyperbolic', [None, None]),
+                                           ('hyperbolic,triplet,margin', [None, None, 1])])
+def test_an_untrained_network_that_a_loss_ranks_is_not_shared(losses, taken, flags, stub):
+    runs, tune = stub() / 'study/trials/folder', ['--loss', 's2sd', '--tune', 'loss_s2sd_source', losses]
+    assert Hyperparameter_Search.main([*flags, *tune, '--sampler', 'grid', '--n_epochs', '0']) == 0
     for number, other in enumerate(taken):
         command = (runs / f'trial_{number:04d}_fold1_s1.log').read_text()
         assert command.partition('--reuse_epoch0 ')[2].split('\n')[0] == (

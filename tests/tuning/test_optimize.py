@@ -71,19 +71,19 @@ def test_a_worker_that_was_silent_too_long_leaves_its_trial_to_another(flags, st
 
 def test_two_workers_share_a_study(flags, stub):
     folder = stub(pace=0.1)
-    workers = processes(folder, [*flags, *TUNE, '--n_trials', '5'], 2)
+    workers = processes(folder, [*flags, *TUNE, '--n_trials', '3'], 2)
     for worker, out, errors in workers:
         assert worker.wait(timeout=300) == 0, out.read_text() + errors.read_text()
     rows = table_of(folder)
-    assert len(rows) == 5 and all(row['state'] == 'complete' for row in rows)
-    assert len({row['lr'] for row in rows}) == 5
+    assert len(rows) == 3 and all(row['state'] == 'complete' for row in rows)
+    assert len({row['lr'] for row in rows}) == 3
     assert set(started(folder).values()) == {1}
 
 
 @pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_search_goes_on_without_loss_or_repetition(how, flags, stub):
     folder = stub(pace="0.3 if flags['group'].startswith('trial_0001') else 0")
-    arguments = [*flags, *TUNE, '--n_trials', '3', '--n_epochs', '5']
+    arguments = [*flags, *TUNE, '--n_trials', '2', '--n_epochs', '5']
     (first, _, _), = processes(folder, arguments)
     log = folder / 'study/trials/folder/trial_0001_fold0_s1/log.csv'
     wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
@@ -92,9 +92,8 @@ def test_a_stopped_search_goes_on_without_loss_or_repetition(how, flags, stub):
     (second, out, errors), = processes(folder, arguments)
     assert second.wait(timeout=300) == 0, out.read_text() + errors.read_text()
     rows = table_of(folder)
-    assert len(rows) == 3 and all(row['state'] == 'complete' for row in rows)
-    assert len({row['lr'] for row in rows}) == len({row['trial'] for row in rows}) == 3
-    assert {'trial_0000', 'trial_0001'} < {row['trial'] for row in rows}           # the name of the first try stays
+    assert len(rows) == 2 and all(row['state'] == 'complete' for row in rows) and rows[0]['lr'] != rows[1]['lr']
+    assert {'trial_0000', 'trial_0001'} == {row['trial'] for row in rows}          # the name of the first try stays
     again = started(folder)
     assert again['trial_0000_fold0_s1'] == again['trial_0000_fold1_s1'] == 1
     assert again['trial_0001_fold0_s1'] == (1 if how == signal.SIGKILL else 2)     # the run outlives a killed search

@@ -17,17 +17,14 @@ from utilities.errors import UserError
     (['--tune', 'learning', '1', '2'], '--tune learning: unknown flag'),
     (['--tune', 'loss_triplet_margn', '1', '2'], 'did you mean loss_triplet_margin?'),
     (['--tune', 'lr', '0.1', '0.1'], 'LOW must be less than HIGH'),
-    (['--tune', 'lr', '0.2', '0.1'], 'LOW must be less than HIGH'),
     (['--tune', 'lr', '0', '1', 'log'], 'a log range must begin above 0'),
     (['--tune', 'lr', 'a', 'b'], 'expected two numbers, not a and b'),
     (['--tune', 'lr', '-1', '1'], '--lr: expected a number of at least 0, not -1'),
     (['--tune', 'bs', '6', '12'], 'write --tune bs 6 12 int'),
     (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int]'),
-    (['--tune', 'lr'], 'LOW HIGH [log] [int]'),
     (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
     (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
-    (['--tune', 'n_epochs', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
     ([], 'at least one --tune'),
     ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes are not test classes'),
@@ -35,18 +32,14 @@ from utilities.errors import UserError
     ([*TUNE, '--split_scheme', 'half', '--n_folds', '4'], 'half has no folds'),
     ([*TUNE, '--split_scheme', 'class_folds', '--splits_to_eval', 'test'], 'validation classes only'),
     ([*TUNE, '--fold', '1'], '--fold: a search sets it itself'),
-    ([*TUNE, '--save_path', 'here'], '--save_path: a search sets it itself'),
     ([*TUNE, '--resume', 'here'], '--resume goes with main.py'),
-    ([*TUNE, '--nonsense'], '--nonsense: unknown flag'),
     ([*TUNE, '--gpus', '0', '--workers', '1'], '--gpus and --workers'),
-    ([*TUNE, '--storage', 'nonsense'], '--storage: not the URL of a database'),
-    ([*TUNE, '--storage', 'postgresql://me:secret@127.0.0.1:1/none'], '--storage postgresql://me:***@127.0.0.1'),
     ([*TUNE, '--dataset', 'cub200'], '--dataset cub200: expected'),
 ])
 def test_bad_input_is_refused_in_a_sentence_and_leaves_nothing_behind(changed, sentence, flags, tmp_path, capsys):
     assert Hyperparameter_Search.main([*flags, *changed]) == 2
     error = capsys.readouterr().err
-    assert sentence in error and error.startswith('Hyperparameter_Search.py: error: ') and 'secret' not in error
+    assert sentence in error and error.startswith('Hyperparameter_Search.py: error: ')
     assert not (tmp_path / 'study').exists()
 
 
@@ -69,17 +62,17 @@ def test_a_search_is_a_function_of_its_seed(sampler, flags, stub, tmp_path):
     found = []
     for repetition in range(2):
         flags[1] = str(tmp_path / f'{repetition}' / 'study')
-        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '4', '--sampler', sampler, '--workers', '2',
+        assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2', '--sampler', sampler, '--workers', '2',
                                            '--n_epochs', '0']) == 0
         found.append([(row['lr'], row['map_at_r']) for row in table_of(folder / f'{repetition}')])
-    assert found[0] == found[1] and len(set(found[0])) == 4
+    assert found[0] == found[1] and len(set(found[0])) == 2
 
 
 def test_the_objective_the_table_and_the_best_config(flags, stub):
     folder = stub(has_plots=True)
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '4', '--workers', '2']) == 0
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '3', '--workers', '2']) == 0
     rows = table_of(folder)
-    assert [row['trial'] for row in rows] == [f'trial_{number:04d}' for number in range(4)]
+    assert [row['trial'] for row in rows] == [f'trial_{number:04d}' for number in range(3)]
     for row in rows:
         lr, margin = float(row['lr']), float(row['loss_triplet_margin'])
         folds = [(1 - (np.log10(lr) + 3) ** 2 / 4 - margin / 10) * (1 - np.exp(-np.arange(3) - 1)) + fold / 100
@@ -98,19 +91,17 @@ def test_the_objective_the_table_and_the_best_config(flags, stub):
         parameters.parse(['--split_scheme', 'half', '--n_folds', '2'])
     assert {file.name for file in (folder / 'study' / 'plots').glob('*.png')} == {
         'history.png', 'slice.png', 'contour.png', 'importances.png'}
-    kept = {path.parent.name for path in (folder / 'study').rglob('checkpoint_*.pt')}
-    assert not kept                                                # the stub writes none
 
 
 def test_the_first_trial_that_fails_is_recorded_with_its_reason(flags, stub, capsys):
     folder = stub()
-    tune = ['--tune', 'loss_triplet_margin', '0.1,0.5,0.85,0.95', '--sampler', 'grid']
+    tune = ['--tune', 'loss_triplet_margin', '0.1,0.85,0.95', '--sampler', 'grid']
     assert Hyperparameter_Search.main([*flags, *tune]) == 0
     rows = {row['loss_triplet_margin']: row for row in table_of(folder)}
-    assert [rows[margin]['state'] for margin in ('0.1', '0.5', '0.85', '0.95')] == ['complete'] * 2 + ['fail'] * 2
+    assert [rows[margin]['state'] for margin in ('0.1', '0.85', '0.95')] == ['complete', 'fail', 'fail']
     assert 'exit code 1: main.py: the run failed: the loss is nan' in rows['0.85']['reason']
     assert 'val_map_at_r is not a number in any epoch' in rows['0.95']['reason']
-    assert 'failed: trial_0002_fold0_s1' in capsys.readouterr().out
+    assert 'failed: trial_0001_fold0_s1' in capsys.readouterr().out
 
 
 def test_a_search_in_which_everything_fails_ends(flags, stub, capsys):
@@ -118,28 +109,28 @@ def test_a_search_in_which_everything_fails_ends(flags, stub, capsys):
     assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89']) == 2
     assert 'all of the first 3 trials failed' in capsys.readouterr().err
     assert len(table_of(folder)) == 3
-    repaired = (folder / 'main.py').read_text().replace('0.8 < margin', '0.85 < margin')
+    repaired = (folder / 'main.py').read_text().replace('0.8 < margin', '0.9 < margin')
     (folder / 'main.py').write_text(repaired)                       # the reason was not in the settings
-    assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '6']) == 0
-    assert len(table_of(folder)) == 6
+    assert Hyperparameter_Search.main([*flags, '--tune', 'loss_triplet_margin', '0.81', '0.89', '--n_trials', '4']) == 0
+    assert len(table_of(folder)) == 4
 
 
 def test_an_extended_grid_has_all_points(flags, stub):
     folder = stub()
     grid = [*flags, '--n_epochs', '0', '--tune', 'loss_triplet_margin', '0.1', '0.7', '--sampler', 'grid',
             '--grid_points']
-    assert Hyperparameter_Search.main([*grid, '3']) == 0 and len(table_of(folder)) == 3
-    assert Hyperparameter_Search.main([*grid, '4']) == 0
-    assert sorted(float(row['loss_triplet_margin']) for row in table_of(folder)) == pytest.approx([.1, .3, .4, .5, .7])
+    assert Hyperparameter_Search.main([*grid, '2']) == 0 and len(table_of(folder)) == 2
+    assert Hyperparameter_Search.main([*grid, '3']) == 0
+    assert sorted(float(row['loss_triplet_margin']) for row in table_of(folder)) == pytest.approx([.1, .4, .7])
 
 
 def test_a_finished_search_is_extended_and_its_ranges_stay(flags, stub, capsys):
     folder = stub()
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2']) == 0
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '1']) == 0
     before = table_of(folder)
-    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '3']) == 0
+    assert Hyperparameter_Search.main([*flags, *TUNE, '--n_trials', '2']) == 0
     after = table_of(folder)
-    assert after[:2] == before and len(after) == 3
+    assert after[:1] == before and len(after) == 2
     for changed, sentence in ((['--tune', 'lr', '1e-5', '1', 'log', *TUNE[5:]], 'lr 1e-05 0.1 log, not 1e-05 1.0 log'),
                               (TUNE[5:], '--tune lr 1e-05 0.1 log, not nothing'),
                               ([*TUNE, '--tune', 'decay', '0', '1'], '--tune decay nothing, not 0.0 1.0'),
