@@ -1,5 +1,6 @@
 """Boxes of a CSV file are cropped wherever their images are read."""
 import csv
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from retrieval import review
 from tests.datasets.test_loading import photos  # noqa: F401
 from tests.helpers import after_training, folder_of, manual_seed
 from utilities.errors import UserError
+from utilities.loading import Loader
 
 
 def write_list(file, rows):
@@ -146,3 +148,13 @@ def test_a_column_of_the_box_is_missing(scenes, opt):
     (scenes / 'list.csv').write_text('path,label,x1,y1\n0.png,a,1,2')
     with pytest.raises(UserError, match='a box needs the columns x1,y1,x2,y2; missing: x2,y2'):
         datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
+
+
+def test_loaders_in_other_processes_read_boxes(scenes, opt):
+    data = datasets.select(opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv')), 16)
+    test = data.evaluation['test']
+    loader = Loader(test, batch_size=8, num_workers=1, multiprocessing_context=multiprocessing.get_context('fork'),
+                    generator=torch.Generator())
+    (batch, _, _), = loader
+    expected = torch.stack([test[index][0] for index in range(8)])
+    assert torch.allclose(batch.float() / 255, expected, atol=1e-6)
