@@ -187,15 +187,24 @@ def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_num
 
 
 def test_a_process_that_is_too_busy_to_stop_tells_the_others(quick, tmp_path):
-    """Otherwise, they would wait for the result of process 0 for ever."""
+    """Otherwise, they would wait for its result for ever. One that loses the store with it keeps the exit code."""
     busy = ('import time\n'
             'processes.GRACE = 2\n'
             'def stopped_in_a_long_call():\n'
             '    os.kill(os.getpid(), 15)\n'
             '    time.sleep(600)\n'
             'main.work = lambda arguments: processes.run_on_rank_zero(stopped_in_a_long_call)')
-    codes, _, error = runs(tmp_path, (2, quick, busy), (2, quick, WITHOUT_LAUNCHER, busy), seconds=120)
-    assert codes == [[130, 130]] * 2, error
+    gone = ('import time\n'
+            'def work(arguments):\n'
+            '    if processes.is_main():\n'
+            '        processes.store().set(processes.ENDED, "0 130")\n'
+            '        time.sleep(10 * stopping.POLL)\n'
+            '        os._exit(130)\n'
+            '    dist.all_reduce(torch.zeros(1))\n'
+            'main.work = work')
+    codes, _, error = runs(tmp_path, (2, quick, busy), (2, quick, WITHOUT_LAUNCHER, busy),
+                           (2, quick, WITHOUT_LAUNCHER, gone), seconds=120)
+    assert codes == [[130, 130]] * 3, error
 
 
 def rows_written(folder, n):

@@ -326,13 +326,13 @@ def end(code, place=None):
 
 def code_of_ended():
     """
-    The exit code of the first process that has ended early; None if there is none. Raises RunFailed if the store has a
-    value that no process of the run has written.
+    The exit code of the first process that has ended early; None if there is none, or the store ended before this one
+    had read it. Raises RunFailed if the store has a value that no process of the run has written.
     """
     try:
         entry = store().get(ENDED) if store().check([ENDED]) else None
     except RuntimeError:
-        return None
+        entry = Watcher.entry
     if entry is not None and not WRITTEN.fullmatch(entry):
         raise RunFailed(FOREIGN)
     return entry and exit_code_in(entry)
@@ -353,7 +353,9 @@ class Watcher(threading.Thread):
 
     over:  an Event that is set when this process need not be watched any more.
     store: a connection to the store that is used by this thread only; None until the processes are connected.
+    entry: the value of ENDED, read as soon as it is there: the store may end before the main thread can read it.
     """
+    entry = None
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -368,6 +370,8 @@ class Watcher(threading.Thread):
                 stopping.requested |= bool({signal.SIGINT, signal.SIGTERM} & {*os.read(self.signals, 100)})
             try:
                 ended = self.store.check([ENDED]) if self.store else is_orphan()
+                if ended and self.store:
+                    Watcher.entry = self.store.get(ENDED)
             except RuntimeError:
                 ended = True
         stopping.requested = True
