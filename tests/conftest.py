@@ -51,6 +51,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
+@pytest.fixture(autouse=True)
+def without_a_key(monkeypatch):
+    """What --wandb_key of a run in this process sets in os.environ is undone, and the user's own key is not used."""
+    monkeypatch.setenv('WANDB_API_KEY', 'none')
+    monkeypatch.delenv('WANDB_API_KEY')
+
+
 @pytest.fixture
 def all_plots(monkeypatch):
     """Runs in this process plot what main.py plots."""

@@ -22,12 +22,6 @@ with open(here / 'got.txt', 'a') as file:
 '''
 
 
-@pytest.fixture(autouse=True)
-def without_a_key(monkeypatch):
-    monkeypatch.setenv('WANDB_API_KEY', 'none')                    # what a command sets in os.environ is undone
-    monkeypatch.delenv('WANDB_API_KEY')
-
-
 def assert_nowhere(folder, secret, printed, but=()):
     """The secret is in no file below the folder, except those that the user wrote, and was not printed."""
     files = [file for file in folder.rglob('*') if file.is_file() and file.name not in but]
