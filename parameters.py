@@ -54,7 +54,10 @@ main.py --help all            every flag
 docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector')      # flags of earlier versions that changed no result
+# flags of earlier versions that changed no result
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'loss_nir_logmatch', 'loss_nir_pos_alpha',
+                  'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc',
+                  'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them

@@ -266,11 +266,11 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(copied, refused, tmp_path
 
 def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(copied, refused, run, capsys):
     for changed in ({'class_sample_rate': 0.5}, {'class_sample_rate': 1.0, 'augment_on_gpu': True},
-                    {'class_sample_rate': 1.0, 'augment_on_gpu': False, 'knn_approx': True}):
+                    {'class_sample_rate': 1.0, 'augment_on_gpu': False, 'knn_approx': True, 'loss_nir_delta': 0.2}):
         config = run_folder.read(copied)
         run_folder.write_checked(copied / 'config.yaml', config | {'flags': config['flags'] | changed})
         name, value = [*changed.items()][-1]
-        if name != 'knn_approx':
+        if name != 'loss_nir_delta':
             sentence = f'{copied}: it has --{name} {value}, a flag that this version no longer has'
             assert sentence in refused('--resume', copied, '--n_epochs', '3')
     assert run('--resume', copied, '--n_epochs', '3') == 0
