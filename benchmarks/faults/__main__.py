@@ -26,7 +26,6 @@ from utilities.text_tables import aligned
 KINDS = {
     'kills': (processes.kills, 1, 5),
     'merged kills': (processes.merged_kills, 2, 20),
-    'crash points': (processes.crash_points, 4, None),
     'signals': (processes.signals, 6, 100),
     'damaged files': (files.damaged, 1, 4),
     'damaged starts': (files.damaged_starts, 1, 10),
@@ -34,7 +33,6 @@ KINDS = {
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),
     'ends of two processes': (processes.ends, 2, 50),
-    'foreign values': (processes.foreign_values, 3, 20),
     'lost worker': (processes.lost_worker, 2, 20),
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
