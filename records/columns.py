@@ -102,16 +102,6 @@ def ema_column(name):
     return EMA + name
 
 
-def reranked_column(method, name):
-    """
-    The column of a metric after a re-ranking; as for sem(), parse() takes names without the method.
-
-    >>> reranked_column('alphaqe', 'test_map_at_r'), parse(reranked_column('alphaqe', 'test_map_at_r'))
-    ('alphaqe_test_map_at_r', None)
-    """
-    return f'{method}_{name}'
-
-
 def step_mean_column(name):
     """
     The column of a mean over the steps of an epoch (--tuple_statistics), which is no metric of the training split; None
