@@ -174,9 +174,9 @@ def catches(pid, number):
     return bool(int(handled, 16) >> (number - 1) & 1)
 
 
-def wait_for_none(group, limit=60):
-    """Returns how many processes have the name of this group among their arguments, after `limit` seconds at most."""
-    deadline = time.monotonic() + limit
+def wait_for_none(group):
+    """Returns how many processes have the name of this group among their arguments, after a minute at most."""
+    deadline = time.monotonic() + 60
     while True:
         listed = subprocess.run(['ps', '-eo', 'args='], capture_output=True, text=True, check=True).stdout
         left = sum(f' --group {group} ' in line for line in listed.splitlines())
