@@ -78,11 +78,8 @@ def arguments_of_flags(opt, flag):
     """The arguments of the optimizer of `flag` that have flags of their own, beside learning rate and weight decay."""
     name = getattr(opt, flag)
     if name in ('adam', 'adamw'):
-        return {'eps': opt.adam_eps, 'betas': tuple(opt.adam_betas)}
-    if name in ('sgd', 'rmsprop'):
-        momentum = getattr(opt, flag.replace('optim', 'momentum'))
-        return {'momentum': opt.momentum if momentum is None else momentum}
-    return {}
+        return {'eps': opt.adam_eps}
+    return {'momentum': opt.momentum} if name in ('sgd', 'rmsprop') else {}
 
 
 def check_arguments(opt):
@@ -94,9 +91,9 @@ def check_arguments(opt):
         if not given or name is None:
             continue
         by_flags = arguments_of_flags(opt, flag)
-        if given[0].keys() & {'lr', 'weight_decay', *by_flags}:
-            raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum, --adam_eps and --adam_betas '
-                            'give the learning rate, weight decay, momentum, eps and betas')
+        if given[0].keys() & {'lr', 'weight_decay', *(by_flags if flag == 'optim' else ())}:
+            raise UserError(f'--{flag}_args {given[0]}: --lr, --decay, --momentum and --adam_eps give the learning '
+                            'rate, weight decay, momentum and eps')
         parameter = torch.nn.Parameter(torch.zeros(2, 2))
         parameter.grad = torch.zeros(2, 2)
         try:

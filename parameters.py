@@ -53,10 +53,14 @@ main.py --help all            every flag
 
 docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0}
+REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.999], 'embed_momentum': None,
+           'loss_momentum': None, 'tuple_statistics': False}
+# those that take the place of a REMOVED flag
+INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
+           'loss_momentum': 'give --loss_optim_args'}
 # flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'loss_nir_logmatch', 'loss_nir_pos_alpha',
-                  'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc',
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'loss_nir_logmatch',
+                  'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta', 'loss_nir_pair_perc',
                   'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
@@ -212,8 +216,6 @@ def data_parameters(parser):
         help="largest number of megapixels of an image, counted before decoding; by default Pillow's limit, 179")
     add('--image_cache', metavar='FOLDER', machine=True,
         help='folder for decoded images, shared by runs; by default images are decoded each time')
-    switch('--image_cache_check', machine=True, effect=lambda opt: opt.image_cache,
-           help='compare every image in --image_cache with its checksum at the start; by default only a sample')
     add('--decode',
         choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
                  'exact': 'the pixels that Pillow gives',
@@ -378,25 +380,19 @@ def training_parameters(parser):
     own = {'nargs': '*', 'type': yaml_mapping, 'default': [], 'metavar': 'YAML'}
     add('--optim', default='adam', **kind, help='optimizer of torch.optim')
     add('--optim_args', arguments_of='optim', **own,
-        help="arguments of --optim that have no flag, as YAML, such as '{nesterov: true}'")
+        help="arguments of --optim that have no flag, as YAML, such as '{betas: [0.9, 0.99]}' or '{nesterov: true}'")
     add('--embed_optim', **kind, help='optimizer of the embedding layer; by default, --optim trains it')
     add('--embed_optim_args', arguments_of='embed_optim', **own, effect=lambda opt: opt.embed_optim,
-        help='arguments of --embed_optim, as YAML')
+        help="arguments of --embed_optim, as YAML, such as '{momentum: 0.5}'")
     add('--loss_optim', **kind, effect=trains_loss,
         help='optimizer of the parameters of the loss; by default, --optim trains them')
     add('--loss_optim_args', arguments_of='loss_optim', **own, effect=lambda opt: opt.loss_optim and trains_loss(opt),
         help='arguments of --loss_optim, as YAML')
     add('--adam_eps', type=POSITIVE, default=1e-8, effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
         help='added to the denominator in the optimizers adam and adamw')
-    add('--adam_betas', nargs=2, type=number(float, 0, 0.9999999), default=[0.9, 0.999],
-        effect=lambda opt: {'adam', 'adamw'} & used_optimizers(opt),
-        help='decays of the moving averages of gradients and squared gradients in the optimizers adam and adamw')
     add('--momentum', type=FRACTION, default=0.9, effect=lambda opt: {'sgd', 'rmsprop'} & used_optimizers(opt),
-        help='momentum of the optimizers sgd and rmsprop')
-    add('--embed_momentum', type=FRACTION, effect=lambda opt: opt.embed_optim in ('sgd', 'rmsprop'),
-        help='momentum in --embed_optim sgd and rmsprop; by default --momentum')
-    add('--loss_momentum', type=FRACTION, effect=lambda opt: opt.loss_optim in ('sgd', 'rmsprop'),
-        help='momentum in --loss_optim sgd and rmsprop; by default --momentum')
+        help='momentum of sgd and rmsprop in all three optimizers, unless --embed_optim_args or --loss_optim_args say '
+             'otherwise')
     add('--scheduler',
         choices={'none': 'constant', 'step': 'multiplied by --gamma after each epoch in --tau',
                  'cosine': 'annealed to --lr_floor over --n_epochs',
@@ -535,8 +531,6 @@ def record_parameters(parser):
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', fixed=True,
         help='name of the run folder; group_plus_seed means <group>_s<seed>')
-    switch('--tuple_statistics', resumable=True,
-           help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,
@@ -553,6 +547,7 @@ def build():
                     description='Trains an embedding network on some classes and evaluates it on unseen ones.',
                     gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
                              for name, command in MOVED.items()},
+                          **{name: f'is gone: {other}' for name, other in INSTEAD.items()},
                           **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,

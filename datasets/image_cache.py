@@ -41,7 +41,7 @@ class ImageCache:
     An image that cannot be read has a row with height 0; reading it calls open_photo, which raises the error. Raises
     UserError if the folder cannot be used, the disk is too small, or a checksum does not fit. An image's checksum is
     compared when it is read. When the cache is opened, checksums are compared for a random sample of images (by
-    --seed), or with --image_cache_check for all images.
+    --seed).
     """
 
     def __init__(self, opt, paths, resize=None):
@@ -56,7 +56,7 @@ class ImageCache:
             if len(self.index) < len(paths):
                 self.index = fill(self.folder, paths, resize, self.limit)
             rows = np.random.default_rng(opt.seed).permutation(len(paths))
-            self.check(sorted(rows if opt.image_cache_check else rows[:SAMPLE]), paths)
+            self.check(sorted(rows[:SAMPLE]), paths)
         except OSError as error:
             raise UserError(f'--image_cache {opt.image_cache}: {error.filename or self.folder}: {error.strerror}; '
                             'choose another folder, or leave the flag out') from None

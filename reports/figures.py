@@ -38,7 +38,7 @@ def correlation_matrix(scores, names, file, title):
 
 
 @styled
-def scatter(scores, x, y, file, title, regression=True):
+def scatter(scores, x, y, file, title):
     """A point per run, marked by method, with the regression line and the correlation over the runs."""
     figure = new_figure(1.5 * COLUMN)
     axes = figure.add_subplot(xlabel=titles.axis(x), ylabel=titles.axis(y))
@@ -49,7 +49,7 @@ def scatter(scores, x, y, file, title, regression=True):
                      linewidths=0, zorder=3)
     r, n = correlation(scores[x], scores[y])
     words = f'r = {r:.2f} over {n} runs' if not math.isnan(r) else f'no correlation from {n} runs'
-    if regression and not math.isnan(r):
+    if not math.isnan(r):
         known = in_units[np.isfinite(in_units[x]) & np.isfinite(in_units[y])]
         slope, offset = np.polyfit(known[x], known[y], 1)
         ends = np.array([known[x].min(), known[x].max()])
@@ -91,19 +91,15 @@ def curves(groups, name, file, title):
 
 
 @styled
-def bars(scores, name, file, title, spread='std'):
-    """
-    The methods' means, sorted, as dots with error bars: one standard deviation over seeds, or the
-    result of `spread`, a function of the values.
-    """
-    table = scores.groupby('method', sort=False)[name].agg(['mean', spread, 'count']).sort_values('mean')
-    table.columns = ['mean', 'spread', 'count']
+def bars(scores, name, file, title):
+    """The methods' means, sorted, as dots with error bars: one standard deviation over seeds."""
+    table = scores.groupby('method', sort=False)[name].agg(['mean', 'std', 'count']).sort_values('mean')
     table = table[table['count'] > 0]
     figure = new_figure(COLUMN, 0.7 + 0.14 * len(table))
     axes = figure.add_subplot(xlabel=titles.axis(name), title=title)
     labels = [plain(naming.method(method)) + (f' (n = {count})' if count > 1 else '')
               for method, count in table['count'].items()]
-    mean, half = titles.unit(name) * table['mean'], titles.unit(name) * table['spread'].fillna(0)
+    mean, half = titles.unit(name) * table['mean'], titles.unit(name) * table['std'].fillna(0)
     axes.errorbar(mean, range(len(table)), xerr=half, fmt='o', color='black', capsize=2)
     axes.set_yticks(range(len(table)), labels)
     axes.margins(y=0.6 / len(table))

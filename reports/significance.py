@@ -3,9 +3,14 @@ import numpy as np
 from scipy import stats
 
 
-def t_interval(values, level=0.95):
+def half_width_in_errors(freedom):
+    """Half the width of a 95 % interval by Student's t, in standard errors."""
+    return stats.t.ppf(0.975, freedom)
+
+
+def t_interval(values):
     """
-    (mean, half the width of the interval) of independent values, by Student's t with n − 1 degrees of freedom; the
+    (mean, half the width of the 95 % interval) of independent values, by Student's t with n − 1 degrees of freedom; the
     width is nan for fewer than two values, or if one is infinite.
 
     >>> t_interval([1., 2., 3.])
@@ -14,10 +19,10 @@ def t_interval(values, level=0.95):
     values = np.asarray(values, float)
     if len(values) < 2 or np.isinf(values).any():
         return float(values.mean()), np.nan
-    return float(values.mean()), float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
+    return float(values.mean()), float(half_width_in_errors(len(values) - 1) * stats.sem(values))
 
 
-def difference_interval(one, other, level=0.95):
+def difference_interval(one, other):
     """
     (mean(one) − mean(other), half the width of its interval) of independent values. By Welch's t: Welch, The
     Generalization of Student's Problem when Several Different Population Variances are Involved, Biometrika 34, 1947.
@@ -29,13 +34,13 @@ def difference_interval(one, other, level=0.95):
     one, other = np.asarray(one, float), np.asarray(other, float)
     difference = float(one.mean() - other.mean())
     if len(one) < 2 or len(other) < 2:
-        return difference, t_interval(one, level)[1]
-    return difference, welch_half_width([stats.sem(one), stats.sem(other)], [len(one) - 1, len(other) - 1], level)
+        return difference, t_interval(one)[1]
+    return difference, welch_half_width([stats.sem(one), stats.sem(other)], [len(one) - 1, len(other) - 1])
 
 
-def welch_half_width(errors, freedoms, level=0.95):
+def welch_half_width(errors, freedoms):
     """
-    Half the width of the interval of the difference between two independent means.
+    Half the width of the 95 % interval of the difference between two independent means.
 
     errors: the standard errors of the two means. freedoms: their degrees of freedom, n − 1.
     """
@@ -43,7 +48,7 @@ def welch_half_width(errors, freedoms, level=0.95):
     if not squares.any():
         return 0.0
     freedom = squares.sum() ** 2 / (squares ** 2 / freedoms).sum()
-    return float(stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(squares.sum()))
+    return float(half_width_in_errors(freedom) * np.sqrt(squares.sum()))
 
 
 def welch_test(one, other):

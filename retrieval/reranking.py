@@ -21,7 +21,7 @@ from evaluation.protocol import build_pool, embed_splits, splits_to_evaluate
 from evaluation.ranking.nearest import first
 from evaluation.ranking.neighbours import Search
 from evaluation.ranking.precision import on_the_sphere
-from records.columns import Column, reranked_column
+from records.columns import Column
 from utilities import processes
 from utilities.arrays import chunks, in_threads, pick, take_rows
 from utilities.command_line import FRACTION, NOT_NEGATIVE, POSITIVE_INT, auto_or
@@ -31,7 +31,6 @@ from utilities.text_tables import aligned
 CHUNK = 1 << 21              # scores that each thread holds at a time: 8 MB, and twice as much for their overlaps
 ROWS = 1 << 12               # images whose encodings are computed together
 PAIRS = 1 << 16              # pairs whose distances are computed together: 32 MB with 128 dimensions
-ENTRIES = 1 << 20            # pairs of entries of encodings that each thread compares at a time: about 50 MB
 PLAIN = 'plain'              # the ranking without re-ranking, and its cost, in the table
 K1, K2, N = 20, 6, 50        # the papers' k1 and k2 (Zhong et al.), and n (Radenović et al.)
 
@@ -173,18 +172,12 @@ def overlaps(queries, gallery):
     [q, G] the sum of the minima of two encodings, from sparse matrices: queries [q, N] by row, gallery [G, N] by
     column.
     """
-    starts, counts = gallery.indptr[queries.indices], np.diff(gallery.indptr)[queries.indices].astype(np.int64)
-    before = np.concatenate([[0], counts.cumsum()])[queries.indptr]         # number of entries before each query
-    result, first = np.empty((queries.shape[0], gallery.shape[0])), 0
-    while first < len(result):
-        last = max(first + 1, np.searchsorted(before, before[first] + ENTRIES, 'right') - 1)
-        part = slice(queries.indptr[first], queries.indptr[last])
-        n, ends = counts[part], counts[part].cumsum()
-        entries = np.arange(before[last] - before[first]) + np.repeat(starts[part] - ends + n, n)
-        row = np.repeat(np.arange(last - first), np.diff(before[first:last + 1]))
-        minima = np.minimum(gallery.data[entries], np.repeat(queries.data[part], n))
-        sums = np.bincount(row * len(result[0]) + gallery.indices[entries], minima, (last - first) * len(result[0]))
-        result[first:last], first = sums.reshape(last - first, -1), last
+    result = np.empty((queries.shape[0], gallery.shape[0]))
+    for row in range(len(result)):
+        part = slice(*queries.indptr[row:row + 2])
+        own = gallery[:, queries.indices[part]]
+        minima = np.minimum(own.data, np.repeat(queries.data[part], np.diff(own.indptr)))
+        result[row] = np.bincount(own.indices, minima, len(result[row]))
     return result
 
 
@@ -225,16 +218,22 @@ def work(opt):
 
 
 def report(opt, embedded, splits, methods, names):
-    """The text of work(). embedded: {split: Embedded}; methods: as settings() returns them."""
-    row = {}
+    """
+    The text of work(): a line per split and metric, a column per method.
+
+    embedded: {split: Embedded}; methods: as settings() returns them.
+    """
+    lines = {}
     for split in splits:
         for level in opt.eval_level:
             pool = build_pool(opt, embedded, split, level)
             for method, parameters in ({PLAIN: {}} | methods).items():
-                values = compute_with(opt, method, parameters, names, pool)
-                row |= {reranked_column(method, Column(split, name, level).name): value
-                        for name, value in values.items()}
-    return table(row, methods)
+                for name, value in compute_with(opt, method, parameters, names, pool).items():
+                    lines.setdefault(Column(split, name, level).name, []).append(f'{value:.4f}')
+    used = [f'{method} ({", ".join(f"{name} {value}" for name, value in parameters.items())})'
+            for method, parameters in methods.items()]
+    cells = [['', PLAIN, *methods], *([name, *texts] for name, texts in lines.items())]
+    return f're-ranking by {" and ".join(used)}\n{aligned(cells, left=range(len(cells[0])))}'
 
 
 def settings(opt, train):
@@ -269,26 +268,3 @@ def compute_with(opt, method, parameters, names, pool):
                          'megabytes': tracemalloc.get_traced_memory()[1] / 1e6}
     finally:
         tracemalloc.stop()
-
-
-def table(row, methods):
-    """
-    A {column: value} of re-rankings as text: a line per split and metric, a column per method.
-
-    methods: {method: its parameters}, printed above the table.
-
-    >>> print(table({'plain_test_map_at_r': 0.5, 'alphaqe_test_map_at_r': 0.625}, {'alphaqe': {'n': 4, 'alpha': 3.0}}))
-    re-ranking by alphaqe (n 4, alpha 3.0)
-                   plain   alphaqe
-    test_map_at_r  0.5000  0.6250
-    """
-    lines = {'': {}}
-    for name, value in row.items():
-        method, _, column = name.partition('_')
-        if method in (PLAIN, *METHODS):
-            lines[''][method] = method
-            lines.setdefault(column, {})[method] = f'{value:.4f}'
-    cells = [[name, *(texts.get(method, '') for method in lines[''])] for name, texts in lines.items()]
-    used = [f'{method} ({", ".join(f"{name} {value}" for name, value in parameters.items())})'
-            for method, parameters in methods.items()]
-    return f're-ranking by {" and ".join(used)}\n{aligned(cells, left=range(len(cells[0])))}'

@@ -1,6 +1,5 @@
-"""The rows of benchmarks as files and tables of several machines; the dry runs of benchmarks.gpu and million."""
+"""The table of the benchmarks; the dry runs of benchmarks.gpu and million; the comparison of first steps."""
 import gc
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,14 +12,8 @@ from benchmarks import Row, __main__, equality, figures, gpu, million
 from evaluation.ranking import counting
 from tests import host_waits
 from utilities import errors, stopping
-from utilities.errors import UserError
 
 ROWS = [Row('fast; slow', 1.0, 4.0, .5), Row('slow; fast', 3.0, 2.0, 1.1)]
-
-
-def written(path, benchmark='step', rows=ROWS, **changes):
-    figures.write(path, figures.machine(threads=1) | changes, [figures.as_record(benchmark, row) for row in rows])
-    return path
 
 
 def cells(text):
@@ -29,49 +22,22 @@ def cells(text):
             if line.startswith('| ') and not line.startswith('| ---')][1:]
 
 
-def test_measured_rows_and_their_machine_come_back_from_the_file(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
-    monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
-    monkeypatch.setattr(__main__, 'run', lambda name: (ROWS, 1.0, 'complete'))
-    assert __main__.main(['step', '--json', str(tmp_path / 'a.json')]) == 0
-    shown = capsys.readouterr().out
-    found = json.loads((tmp_path / 'a.json').read_text())
-    assert found['machine']['settings'] == {'OPENBLAS_CORETYPE': 'Haswell', 'ATEN_CPU_CAPABILITY': None}
-    assert found['machine']['threads'] == 1 and found['machine']['versions']['torch'] in torch.__version__
-    assert [[row[key] for key in ('benchmark', 'ratio', 'met')] for row in found['rows']] == [
-        ['step', .25, True], ['step', 1.5, False]]
-    __main__.main(['--table', str(tmp_path / 'a.json')])
-    assert cells(capsys.readouterr().out) == cells(shown) == [
+def test_the_table_has_ratios_and_whether_they_meet_the_targets(capsys, monkeypatch):
+    monkeypatch.setattr('benchmarks.step.short', lambda: ROWS)
+    assert not __main__.main(['step'])
+    assert cells(capsys.readouterr().out) == [
         ['fast; slow', '1', '4', '0.25', '0.50', 'yes'], ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
 
 
-def test_two_machines_stand_side_by_side_and_a_miss_on_either_is_marked(tmp_path, capsys):
-    here = written(tmp_path / 'here.json', rows=[*ROWS, Row('only here; x', 1., 1., 2.)], processor='A')
-    there = written(tmp_path / 'there.json', rows=[Row('fast; slow', 3., 4., .5), Row('slow; fast', 1., 1., 1.1)],
-                    processor='B', device='a GPU')
-    written(there, 'mining', [Row('mined; x', 1., 2., 1.)], processor='B', device='a GPU')
-    __main__.main(['--table', str(here), str(there)])
-    assert cells(capsys.readouterr().out) == [
-        ['fast; slow', '0.25', '**0.75**', '0.50', 'no'], ['slow; fast', '**1.50**', '1.00', '1.10', 'no'],
-        ['only here; x', '1.00', '', '2.00', 'yes'], ['mined; x', '', '0.50', '1.00', 'yes']]
-    __main__.main(['mining', '--table', str(here), str(there)])
-    assert len(cells(capsys.readouterr().out)) == 1
-    written(here, 'step', [Row('again; x', 1., 1., 1.)], processor='A')
-    assert [row['job'] for row in figures.read(here)['rows']] == ['again; x']                # rows of a benchmark anew
-    assert [row['job'] for row in figures.read(written(here, 'mining', ROWS[:1], processor='A'))['rows']] == [
-        'again; x', 'fast; slow']
-    with pytest.raises(UserError, match='has rows of .*; name another file for another'):
-        written(here, processor='another')
+def test_the_machine_is_named_with_the_settings_of_its_kernels(monkeypatch):
+    monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
+    monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
+    told = figures.machine(threads=1)
+    assert 'threads: 1; Python 3' in told and f'torch {torch.__version__[:3]}' in told
+    assert told.endswith('; OPENBLAS_CORETYPE=Haswell')
 
 
-@pytest.mark.parametrize('text', ['', '[1]', '{"machine": {}, "rows": []}'])
-def test_other_files_are_refused(text, tmp_path):
-    (tmp_path / 'a.json').write_text(text)
-    with pytest.raises(UserError, match=r'a\.json: not a file of python -m benchmarks --json'):
-        figures.read(tmp_path / 'a.json')
-
-
-def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, capfd):
+def test_the_gpu_benchmark_runs_every_part_on_the_cpu(monkeypatch, capfd):
     """With one process instead of two, which takes seconds; without the compiler, which takes a minute, and faiss."""
     monkeypatch.setattr(torch, 'compile', lambda model, **options: model)
     monkeypatch.setattr(torch.multiprocessing, 'spawn', lambda work, arguments, n: work(0, *arguments))
@@ -80,12 +46,12 @@ def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, cap
     monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
     monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
     monkeypatch.setattr(stopping, 'install', lambda: None)
-    gpu.main(['--device', 'cpu', '--quick', '--json', str(tmp_path / 'gpu.json')])
-    found = figures.read(tmp_path / 'gpu.json')['rows']
-    assert {row['benchmark'] for row in found} == {f'gpu {part}' for part in gpu.PARTS}
-    assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
+    gpu.main(['--device', 'cpu', '--quick'])
     out, err = capfd.readouterr()
-    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with faiss' in err
+    found = cells(out)
+    assert all(float(ours) > 0 and float(peer) > 0 for _, ours, peer, *_ in found) and len(found) == 14
+    assert all(f's] {part}' in err for part in gpu.PARTS)
+    assert 'faiss is not installed: ranking is not compared with faiss' in err
 
 
 def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):

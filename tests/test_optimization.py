@@ -137,12 +137,12 @@ def test_decay_exclude(kinds, layer_decay, excluded, opt):
 def test_eps_and_betas_reach_adam(opt):
     for optim, kind in (('adam', torch.optim.Adam), ('adamw', torch.optim.AdamW)):
         for flags, expected in (({}, (1e-8, (.9, .999))),
-                                ({'adam_eps': 1., 'adam_betas': [.5, .6]}, (1., (.5, .6)))):
+                                ({'adam_eps': 1., 'optim_args': [{'betas': [.5, .6]}]}, (1., (.5, .6)))):
             flags = opt(arch='conv4', not_pretrained=True, optim=optim, loss='triplet', **flags)
             model = architectures.select(flags)
             optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
             assert type(optimizer) is kind
-            assert {(group['eps'], group['betas']) for group in optimizer.param_groups} == {expected}
+            assert {(group['eps'], tuple(group['betas'])) for group in optimizer.param_groups} == {expected}
 
 
 # Optimizers of the parts
@@ -177,7 +177,8 @@ def test_one_optimizer_or_one_per_part_of_the_same_kind_give_the_same_bits(kind,
 
 def test_each_part_has_the_steps_of_its_own_optimizer(opt):
     """The parts of a run with three kinds are those of three runs with one kind each; SGD without momentum is a sum."""
-    mixed, schedule = after_steps(opt, optim='rmsprop', embed_optim='adam', loss_optim='sgd', loss_momentum=0.)
+    mixed, schedule = after_steps(opt, optim='rmsprop', embed_optim='adam', loss_optim='sgd',
+                                  loss_optim_args=[{'momentum': 0.}])
     assert {type(one).__name__ for one in schedule.further.values()} == {'Adam', 'SGD'}
     for prefix, flags in (('backbone', {'optim': 'rmsprop'}), ('f_embed', {'optim': 'adam'}),
                           ('criterion', {'optim': 'sgd', 'momentum': 0.})):
@@ -277,7 +278,7 @@ def test_a_run_with_an_average_trains_as_one_without(quick, run, tmp_path, capsy
 
 @pytest.mark.parametrize('flags', [
     '--lr_warmup 4 --lr_warmup_unit steps --scheduler cosine --lr_floor 0.1 --layer_decay 0.5 '
-    '--decay_exclude norms biases --optim adamw --adam_eps 1e-4 --adam_betas 0.8 0.9',
+    '--decay_exclude norms biases --optim adamw --adam_eps 1e-4 --optim_args {"betas":[0.8,0.9]}',
     '--optim Adafactor --optim_args {"d":1.5,"eps":[null,1e-3]} --embed_optim nadam --scheduler onecycle '
     '--onecycle_peak 0.5',
     '--ema 0.5 --lr_warmup 1 --warmup 1 --freeze stem --pool avg_max --embed_norm layer',

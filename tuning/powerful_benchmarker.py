@@ -172,24 +172,27 @@ def losses_and_miners(left, settings, notes):
 def optimizers(left, settings, notes):
     """An optimizer each for the backbone, the embedding layer and the parameters of the loss."""
     given = dict(left.get('optimizers') or {})
-    flags = {'trunk_optimizer': ('optim', 'lr', 'decay', 'momentum'),
-             'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay', 'embed_momentum'),
-             'metric_loss_optimizer': ('loss_optim', 'loss_pml_lr', 'loss_decay', 'loss_momentum')}
-    for part, (kind, lr, decay, momentum) in flags.items():
+    flags = {'trunk_optimizer': ('optim', 'lr', 'decay'),
+             'embedder_optimizer': ('embed_optim', 'fc_lr', 'decay'),
+             'metric_loss_optimizer': ('loss_optim', 'loss_pml_lr', 'loss_decay')}
+    for part, (kind, lr, decay) in flags.items():
         name, arguments = only_one(given.get(part))
         if (name or '').lower() not in optimization.OPTIMIZERS:
             continue
         settings[kind] = name.lower()
         options = {'lr': lr, 'weight_decay': decay}
-        options |= {'momentum': momentum} if settings[kind] in ('sgd', 'rmsprop') else {}
-        options |= {'eps': 'adam_eps', 'betas': 'adam_betas'} if settings[kind] in ('adam', 'adamw') else {}
+        options |= {'momentum': 'momentum'} if settings[kind] in ('sgd', 'rmsprop') else {}
+        options |= {'eps': 'adam_eps'} if settings[kind] in ('adam', 'adamw') else {}
         defaults = optimization.OPTIMIZERS[settings[kind]]([torch.zeros(1, 1)]).defaults | {'lr': None}
         for option, flag in options.items():
             value = arguments.get(option, parameters.as_list(defaults.get(option)))
             if settings.get(flag, value) == value:                              # one decay for backbone and embedding
                 arguments.pop(option, None)
                 settings |= {flag: value} if value is not None else {}
-        own = {option: arguments.pop(option) for option in [*arguments] if option not in options}
+            elif option == 'momentum':                                          # another one than the part before it
+                arguments[option] = value
+        shared = options.keys() - {'momentum'}
+        own = {option: arguments.pop(option) for option in [*arguments] if option not in shared}
         settings |= {f'{kind}_args': [own]} if own else {}
         replace(given, part, arguments)
     replace(left, 'optimizers', given)

@@ -92,7 +92,7 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert {'image_cache', 'image_cache_check'} <= parameters.flags_with('machine').keys()
+    assert 'image_cache' in parameters.flags_with('machine')
     assert groups.differences('A', [Namespace(flags={'image_cache': folder}) for folder in ('one', 'other')]) == []
 
 
@@ -207,13 +207,11 @@ def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkey
     looked_at = set(np.random.default_rng(1).permutation(20)[:3].tolist())
     assert 7 not in looked_at
     select(source)
-    with pytest.raises(UserError, match=sentence):
-        select(source, image_cache_check=True)
     damage(folder, min(looked_at) * size)
     with pytest.raises(UserError, match='1 of 3 images looked at'):
         select(source)
     shutil.rmtree(folder)
-    assert_same_items(select(source, image_cache_check=True), select(source, image_cache=None))
+    assert_same_items(select(source), select(source, image_cache=None))
 
 
 @pytest.mark.parametrize('place, is_read_before', [(0, True), (700, True), (3 * 23 * 23 - 1, True), (3, False)])

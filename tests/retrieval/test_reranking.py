@@ -172,7 +172,7 @@ def test_images_of_the_querys_camera_are_neighbours_but_not_ranked():
 def test_computed_in_parts_it_is_the_same(monkeypatch):
     points, labels = images([7] * 20)
     whole = [method(points, labels) for method in reranking.METHODS.values()]
-    for size in ('CHUNK', 'PAIRS', 'ROWS', 'ENTRIES'):
+    for size in ('CHUNK', 'PAIRS', 'ROWS'):
         monkeypatch.setattr(reranking, size, 30)
     for method, one in zip(reranking.METHODS.values(), whole, strict=True):
         parts, some = method(points, labels), np.arange(40, 50)

@@ -251,7 +251,7 @@ def test_idle_uploads_end_and_too_large_ones_are_refused_before_they_are_sent(in
             with socket.create_connection(place, timeout=60) as connection:
                 connection.sendall(head.format(size).encode())
                 answer = connection.makefile('rb').read().decode()
-            assert answer.startswith('HTTP/1.1 413 ') and f'larger than {server.MAX_MB} MB' in answer
+            assert answer.startswith('HTTP/1.1 413 ')
         visit = http.client.HTTPConnection(*place, timeout=60)
         visit.request('POST', '/neighbours', photo('red'))
         assert visit.getresponse().status == 200

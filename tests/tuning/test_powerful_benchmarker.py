@@ -76,14 +76,14 @@ def test_what_has_no_counterpart_stops_the_run_unless_it_is_left_out(tmp_path, q
 
 
 def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
-    given = {'trunk_optimizer': {'NAdam': {'lr': 1e-6, 'momentum_decay': 1e-8}}, 'embedder_optimizer': {'AdamW': {
-        'lr': 1e-5, 'weight_decay': 0, 'amsgrad': True}}, 'metric_loss_optimizer': {'SGD': {'lr': .1, 'nesterov': True,
-                                                                                            'momentum': .8}}}
+    given = {'trunk_optimizer': {'NAdam': {'lr': 1e-6, 'momentum_decay': 1e-8}},
+             'embedder_optimizer': {'AdamW': {'lr': 1e-5, 'weight_decay': 0, 'amsgrad': True, 'betas': [.8, .9]}},
+             'metric_loss_optimizer': {'SGD': {'lr': .1, 'nesterov': True, 'momentum': .8}}}
     folder = write(tmp_path / 'experiment', optimizers={'optimizers': given})
     opt = vars(parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)])))
     expected = {'optim': 'nadam', 'optim_args': [{'momentum_decay': 1e-8}], 'lr': 1e-6, 'decay': 0, 'fc_lr': 1e-5,
-                'embed_optim': 'adamw', 'embed_optim_args': [{'amsgrad': True}], 'adam_betas': [.9, .999],
-                'loss_optim': 'sgd', 'loss_optim_args': [{'nesterov': True}], 'loss_momentum': .8, 'loss_decay': 0}
+                'embed_optim': 'adamw', 'embed_optim_args': [{'amsgrad': True, 'betas': [.8, .9]}],
+                'loss_optim': 'sgd', 'loss_optim_args': [{'nesterov': True}], 'momentum': .8, 'loss_decay': 0}
     assert {name: opt[name] for name in expected} == expected
 
 
