@@ -8,7 +8,7 @@ import torch
 import batch_mining
 import criteria
 from tests.criteria import cases, references
-from tests.criteria.test_references import WAYS, assert_same, batch_of
+from tests.criteria.test_references import WAYS, batch_of
 from utilities import method_flags
 from utilities.loss_sums import triplets_from_masks
 
@@ -63,7 +63,7 @@ def test_masks_and_the_triplets_that_they_make_give_the_same(case, opt):
                   for mask in batch_mining.all_pairs.all_pairs(labels))
     values = [cases.fast(cases.build(cases.flags_of(opt, *case), lambda *_, mined=mined: mined)[0], batch, labels)
               for mined in (masks, triplets_from_masks(*masks))]
-    assert_same(*values, batch, 1e-9)
+    cases.assert_same(*values, batch)
 
 
 def test_the_counts_of_the_log(opt):
