@@ -35,7 +35,8 @@ _RUN = {'n_classes': {'type': 'int', 'at_least': 1, 'help': 'number of classes'}
         'bs': {'default': 112, 'at_least': 1, 'help': 'batch size'},
         'samples_per_class': {'default': 2, 'at_least': 1, 'help': 'images per class in a batch'},
         'seed': {'default': 1, 'at_least': 0, 'help': 'seed of the batches'},
-        'iterations_per_epoch': {'default': 0, 'at_least': 0, 'help': 'batches per epoch, 0: as many as fit'}}
+        'iterations_per_epoch': {'default': 0, 'at_least': 0, 'help': 'batches per epoch, 0: as many as fit'},
+        'tuple_statistics': {'default': False, 'help': 'whether to count the tuples'}}
 
 
 def criterion(loss, miner=None, **settings):

@@ -54,7 +54,7 @@ main.py --help all            every flag
 docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.999], 'embed_momentum': None,
-           'loss_momentum': None, 'tuple_statistics': False}
+           'loss_momentum': None}
 # those that take the place of a REMOVED flag
 INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
            'loss_momentum': 'give --loss_optim_args'}
@@ -529,6 +529,8 @@ def record_parameters(parser):
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--savename', default='group_plus_seed', fixed=True,
         help='name of the run folder; group_plus_seed means <group>_s<seed>')
+    switch('--tuple_statistics', resumable=True,
+           help='count hard pairs in each batch, and write the mean of every training scalar over the epoch to log.csv')
     switch('--log_online', machine=True,
            help='log to --online_backend as well; without a key or a connection, into the run folder')
     add('--online_backend', choices=['wandb', 'comet_ml', 'none'], default='wandb', machine=True,

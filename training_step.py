@@ -14,18 +14,20 @@ import optimization
 from optimization import existing_gradients, optimizer_parameters
 from utilities import device
 from utilities.loading import network_input
+from utilities.trace import hard_pairs
 
 
 class TrainingStep:
     """
-    opt:   amp, compile, clip_grad, clip_grad_value, device.
+    opt:   amp, compile, clip_grad, clip_grad_value, tuple_statistics, device.
     parts: the parts of the run: model, criterion, miner, optimizers and teacher are used.
     """
 
     def __init__(self, opt, parts):
         device.check_step(opt)
         self.opt, self.model, self.criterion = opt, parts.model, parts.criterion
-        self.miner, self.teacher = parts.miner, parts.teacher and parts.teacher.eval()
+        self.miner, self.counted = parts.miner, {}
+        self.teacher = parts.teacher and parts.teacher.eval()
         self.inputs = criteria.required_inputs(opt, self.criterion)        # the inputs that the criterion asks for
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
         self.of_network = [*self.model.parameters()]
@@ -93,6 +95,8 @@ class TrainingStep:
         indices, step and epoch. In a divided step, the gradient goes back to the outputs first, then to the network, so
         that a term may use the gradient with respect to the outputs, but not the one with respect to the images.
         """
+        if self.opt.tuple_statistics:
+            self.counted = hard_pairs(outputs['batch'], more['labels'])
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
     def update(self, loss, norm):
@@ -106,5 +110,5 @@ class TrainingStep:
             self.scaler.step(optimizer)                                       # optimizer.step(), but for --amp float16
         self.scaler.update()
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
-        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner)}
+        log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.counted}
         return {'loss': loss, **log, 'grad_norm': norm} | skipped

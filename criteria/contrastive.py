@@ -18,7 +18,7 @@ MARGIN_UNIT = 'distance'
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 
 
-def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False):
+def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin=1.0, active_only=False, log=None):
     """
     Args:
         distances:   distances of pairs, a tensor of any shape.
@@ -27,6 +27,8 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
         pos_margin:  m⁺, the distance below which positive pairs add no loss.
         neg_margin:  m⁻, the distance above which negative pairs add no loss.
         active_only: average over the pairs with a non-zero loss only (Musgrave et al.), instead of over all pairs.
+        log:         a dict that receives `violating_positives` and `violating_negatives`, the numbers of pairs that
+                     violate their margin.
 
     Returns: scalar, the mean of [ d − m⁺ ]₊ over the positive pairs plus the mean of [ m⁻ − d ]₊ over the negative
     pairs; a mean over no pair is a differentiable zero.
@@ -36,6 +38,9 @@ def contrastive_loss(distances, positives, negatives, pos_margin=0.0, neg_margin
     tensor(1.3750)
     """
     too_far, too_near = F.relu(distances - pos_margin), F.relu(neg_margin - distances)
+    if log is not None:
+        log.update(violating_positives=(positives & (too_far > 0)).count_nonzero(),
+                   violating_negatives=(negatives & (too_near > 0)).count_nonzero())
     return masked_mean(too_far, positives, active_only) + masked_mean(too_near, negatives, active_only)
 
 
@@ -71,6 +76,11 @@ class Criterion(torch.nn.Module):
         self.arguments = (opt.loss_contrastive_pos_margin, opt.loss_contrastive_neg_margin,
                           opt.loss_contrastive_active_only)
         self.batchminer = batchminer
+        self.counts = getattr(opt, 'tuple_statistics', False)
+
+    def counted(self):
+        """Where numbers of violating pairs are counted: in the log, with --tuple_statistics, or nowhere."""
+        return self.log if self.counts else None
 
     def forward(self, batch, labels, references=None, reference_labels=None, own=None, **kwargs):
         """
@@ -88,9 +98,9 @@ class Criterion(torch.nn.Module):
             mined = self.batchminer(batch, labels)
             if isinstance(mined, tuple):
                 self.log = {'tuples': (mined[0] | mined[1]).count_nonzero()}
-                return contrastive_loss(distances_between(batch, batch), *mined, *self.arguments)
+                return contrastive_loss(distances_between(batch, batch), *mined, *self.arguments, log=self.counted())
             anchors, positives, negatives = torch.as_tensor(mined, device=batch.device).long().reshape(-1, 3).T
             self.log = {'tuples': len(anchors)}
             distances = pair_distances(batch, anchors.repeat(2), torch.cat([positives, negatives]))
             is_positive = torch.arange(len(distances), device=batch.device) < len(anchors)
-            return contrastive_loss(distances, is_positive, ~is_positive, *self.arguments)
+            return contrastive_loss(distances, is_positive, ~is_positive, *self.arguments, log=self.counted())

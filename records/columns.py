@@ -3,7 +3,8 @@ The names of metrics in records: in log.csv `<split>_<metric>`, or `<split>_<lev
 `class`; at the backends (TensorBoard, W&B, Comet) with a slash after the split. In the records of an ensemble,
 `sem_<split>_<metric>` is the standard error of the mean over folds. In the records of a run,
 `ema_<split>_<metric>` is the metric of the moving average of the weights (--ema), `kreciprocal_<split>_<metric>` and
-`alphaqe_<split>_<metric>` the metric after a re-ranking (retrieval/reranking.py; in runs of earlier versions).
+`alphaqe_<split>_<metric>` the metric after a re-ranking (retrieval/reranking.py; in runs of earlier versions), and
+`step_<name>` the mean of `train/<name>` over the training steps (--tuple_statistics).
 """
 import re
 from typing import NamedTuple
@@ -14,6 +15,7 @@ LOSS = 'train_loss'
 SEM = 'sem_'
 EMA = 'ema_'
 RERANKINGS = ('kreciprocal', 'alphaqe')
+STEP = 'step_'
 OF_THE_PUBLIC_CODE = re.compile(r'(Train|Val|Test): discriminative_[^:]*: (.+)')    # W&B keys of Roth et al.
 
 
@@ -100,6 +102,18 @@ def ema_column(name):
     return EMA + name
 
 
+def step_mean_column(name):
+    """
+    The column of a mean over the steps of an epoch (--tuple_statistics), which is no metric of the training split; None
+    for other names.
+
+    >>> step_mean_column('train_grad_norm'), step_mean_column(LOSS), step_mean_column('lr/backbone')
+    ('step_grad_norm', None, None)
+    >>> parse('step_grad_norm')
+    """
+    return None if name == LOSS or not name.startswith('train_') else STEP + name.removeprefix('train_')
+
+
 def interval(name):
     """The columns of the lower and the upper end of a metric's bootstrap interval."""
     return f'{name}_low', f'{name}_high'
@@ -113,9 +127,11 @@ def at_backend(name):
     """
     The name at the backends.
 
-    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi')
-    ('test/e_recall@1', 'lr', 'test/nmi/sem')
+    >>> at_backend('test_e_recall@1'), at_backend('lr'), at_backend('sem_test_nmi'), at_backend('step_grad_norm')
+    ('test/e_recall@1', 'lr', 'test/nmi/sem', 'train/grad_norm')
     """
+    if name.startswith(STEP):
+        return f'train/{name.removeprefix(STEP)}'
     for prefix in (SEM, EMA, *(f'{method}_' for method in RERANKINGS)):
         if name.startswith(prefix):
             return f'{at_backend(name.removeprefix(prefix))}/{prefix[:-1]}'

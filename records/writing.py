@@ -91,7 +91,9 @@ class Records:
         spectra = {name: value for name, value in evaluated.items() if isinstance(value, np.ndarray)}
         row = {'epoch': epoch} | {name: trained.get(name) for name in (columns.LOSS, 'lr', 'seconds')} | {
             name: value for name, value in evaluated.items() if name not in spectra}
-        rows = [{name: as_text(value) for name, value in row.items()}]
+        statistics = {columns.step_mean_column(name): value for name, value in trained.items()
+                      if self.opt.tuple_statistics and columns.step_mean_column(name)}
+        rows = [{name: as_text(value) for name, value in (row | statistics).items()}]
         vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split}
                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
                    for name, values in spectra.items()]

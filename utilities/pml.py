@@ -1,4 +1,5 @@
 """Losses and miners of pytorch-metric-learning by name, such as pml:ContrastiveLoss; only these need the library."""
+import contextlib
 import importlib
 import importlib.metadata
 import inspect
@@ -115,12 +116,19 @@ class Criterion(torch.nn.Module):
     def __init__(self, opt, batchminer, given):
         super().__init__()
         known = {'num_classes': opt.n_classes, 'embedding_size': opt.embed_dim}
-        self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
+        self.has_log = opt.tuple_statistics
+        with collected(self.has_log):
+            self.loss = build('losses', opt.loss.removeprefix(PREFIX), given, '--loss', known)
         self.lr = opt.lr if opt.loss_pml_lr < 0 else opt.loss_pml_lr
         self.batchminer = batchminer
 
     def forward(self, batch, labels, **kwargs):
         """batch [B, D] embeddings, labels [B] int64, on one device -> scalar."""
+        value = self.value(batch, labels)
+        self.log = library_statistics(self.loss) if self.has_log else {}
+        return value
+
+    def value(self, batch, labels):
         batch = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
         with torch.autocast(batch.device.type, enabled=False):
             if self.batchminer is None:
@@ -137,13 +145,43 @@ class BatchMiner:
     """
 
     def __init__(self, opt, given):
-        self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
+        self.has_log, self.log = opt.tuple_statistics, {}
+        with collected(self.has_log):
+            self.miner = build('miners', opt.batch_mining.removeprefix(PREFIX), given, '--batch_mining')
 
     @torch.no_grad()
     def __call__(self, batch, labels):
         mined = called(self.miner, batch, labels, flag='--batch_mining')
+        self.log = library_statistics(self.miner) if self.has_log else {}
         if len(mined) == 3:
             return torch.stack(mined, dim=1)
         masks = torch.zeros(2, len(batch), len(batch), dtype=torch.bool, device=batch.device)
         masks[0][mined[:2]], masks[1][mined[2:]] = True, True
         return masks[0], masks[1]
+
+
+@contextlib.contextmanager
+def collected(is_wanted):
+    """If wanted, modules of pytorch-metric-learning that the block makes collect their statistics."""
+    if not is_wanted:
+        yield
+        return
+    from pytorch_metric_learning.utils import common_functions
+    before, common_functions.COLLECT_STATS = common_functions.COLLECT_STATS, True
+    try:
+        yield
+    finally:
+        common_functions.COLLECT_STATS = before
+
+
+def library_statistics(module):
+    """
+    {name: scalar} that a module of pytorch-metric-learning and those inside it have collected in their last call. The
+    name is the name of the attribute; if the loss has several parts, it begins with the part: pos_loss_num_past_filter.
+    """
+    found = {}
+    for place, part in module.named_modules():
+        words = [word for word in place.split('.') if word not in ('', 'reducer', 'reducers')]
+        for name in getattr(part, '_record_these_stats', ()):
+            found['_'.join([*words, name])] = getattr(part, name)
+    return {name: value for name, value in found.items() if isinstance(value, int | float | torch.Tensor)}

@@ -69,3 +69,28 @@ class Trace:
         if 'active_tuples' in self.values:
             means['train_active_share'] = self.total('active_tuples') / max(1, self.total('tuples'))
         return means
+
+
+@torch.no_grad()
+def hard_pairs(batch, labels):
+    """
+    Args:
+        batch:  [B, D] embeddings.
+        labels: [B] int64.
+
+    Returns: {'hard_positives': the number of positive pairs (anchor, positive) that are farther apart than the anchor
+    and its nearest negative, 'hard_negatives': the number of negative pairs (anchor, negative) that are nearer than the
+    anchor and its farthest positive}, tensors. The distance is Euclidean.
+
+    >>> found = hard_pairs(torch.tensor([[0.], [2.], [3.], [9.]]), torch.tensor([0, 0, 1, 1]))
+    >>> found['hard_positives'].item(), found['hard_negatives'].item()
+    (2, 3)
+    """
+    batch = batch.to(torch.promote_types(batch.dtype, torch.float32))
+    distances = torch.cdist(batch, batch)
+    same = labels[:, None] == labels
+    positives = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    nearest = distances.masked_fill(same, torch.inf).amin(dim=1, keepdim=True)
+    farthest = distances.masked_fill(~positives, -torch.inf).amax(dim=1, keepdim=True)
+    return {'hard_positives': (positives & (distances > nearest)).count_nonzero(),
+            'hard_negatives': (~same & (distances < farthest)).count_nonzero()}

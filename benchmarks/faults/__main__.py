@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.faults import files, inputs, processes
+from benchmarks.faults import files, images, inputs, processes
 from benchmarks.faults.runs import Lab, draw, preload
 from utilities.text_tables import aligned
 
@@ -26,6 +26,7 @@ from utilities.text_tables import aligned
 KINDS = {
     'kills': (processes.kills, 1, 5),
     'merged kills': (processes.merged_kills, 2, 20),
+    'crash points': (processes.crash_points, 4, None),
     'signals': (processes.signals, 6, 100),
     'damaged files': (files.damaged, 1, 4),
     'damaged starts': (files.damaged_starts, 1, 10),
@@ -33,12 +34,21 @@ KINDS = {
     'full disk': (files.full_disk, 3, 40),
     'start-ups': (processes.start_ups, 6, 60),
     'ends of two processes': (processes.ends, 2, 50),
+    'foreign values': (processes.foreign_values, 3, 20),
     'lost worker': (processes.lost_worker, 2, 20),
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
+    'swapped files': (files.swapped_files, 1, 3),
     'flipped pixels': (files.flipped_pixels, 4, 30),
+    'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
+    'changed data': (inputs.changed_data, 8, 100),
+    'wrong splits': (inputs.wrong_splits, 5, 50),
     'mutated command lines': (inputs.mutated_command_lines, 30, 300),
+    'foreign image formats': (images.foreign_formats, 6, 40),
+    'image bombs': (images.bombs, 6, 40),
+    'bad requests': (images.bad_requests, 6, 60),
+    'damaged thresholds': (files.damaged_thresholds, 6, 60),
     'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }

@@ -1,4 +1,4 @@
-"""Faults of files: damaged ones, flipped pixels of an image cache, a full disk, damaged indexes and networks."""
+"""Faults of files: damaged, of another run, flipped pixels of an image cache, a full disk, damaged indexes."""
 import argparse
 import functools
 import itertools
@@ -7,6 +7,7 @@ import resource
 import shutil
 
 import numpy as np
+import torch
 
 import parameters
 from benchmarks.faults.runs import Code, outcome, refusal_or_difference, refusal_or_other_value, start
@@ -15,6 +16,17 @@ from retrieval import changes, export, loading, store
 from retrieval.index import Index
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
+OUTPUTS = {                                    # output: the command that writes it
+    'embeddings': 'Evaluate_Network.py {run} embeddings {out}.npz',
+    'export': 'Evaluate_Network.py {run} export {out}.pt2',
+    'pictures': 'Evaluate_Network.py {run} pictures {out} --pictures distances',
+    'overlap': 'Evaluate_Network.py {run} overlap',
+    'table': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --latex {out}.tex --csv {out}.csv',
+    'rows': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --rows {out}.csv',
+    'figures': 'Result_Evaluations.py --runs {run} --metrics e_recall@1 --figures {out}',
+    'index': 'Retrieve_Images.py index {run} {photos} --out {out} --device cpu --kernels 0',
+    'suspects': 'Retrieve_Images.py suspects {run} --out {out}.csv --device cpu --kernels 0',
+}
 
 
 def damage(file, how, generator):
@@ -60,6 +72,22 @@ def damaged_starts(lab, n):
         yield problem and f'{how}: {problem}'
 
 
+def swapped_files(lab, n):
+    """A file of another run in a run folder: refused in a sentence, or the resumed run ends as undisturbed."""
+    group = lab.group()
+    other = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--lr', .002, '--savename', group],
+                     lab.folder / 'runs' / 'folder' / group)
+    for (name, is_old), _ in itertools.product(itertools.product(FILES, (False, True)), range(n)):
+        folder = lab.copied(lab.half)
+        shutil.copy(other / name, folder / name)
+        if is_old:                                        # a checkpoint of a version that wrote no ids
+            states = torch.load(folder / checkpoint.LAST, weights_only=True)
+            del states['run_id']
+            torch.save(states, folder / checkpoint.LAST)
+        problem = resumed(lab, folder)
+        yield problem and f'{name}{", old" * is_old}: {problem}'
+
+
 def resumed(lab, folder):
     """Resumes a damaged copy of lab.half, and removes it; returns None if it was survived, else a text."""
     problem = refusal_or_difference(start(['--resume', folder, '--n_epochs', 3]), lab.undisturbed('plain'), folder)
@@ -95,6 +123,24 @@ def full_disk(lab, n):
         yield f'{size} bytes: {problem}' if problem else lab.end('plain', group)
 
 
+def unwritable_outputs(lab, n):
+    """No file can become larger than a random size while an output is written: a sentence, and nothing is left."""
+    run, photos, folder = lab.undisturbed('plain'), lab.folder / 'data' / 'images', lab.folder / 'outputs'
+    for name, line in OUTPUTS.items():
+        script, *arguments = line.format(run=run, photos=photos, out=folder / 'out').split()
+        for number in range(n + 1):
+            size = 0 if number == 1 else int(4096 + 20_000 * lab.random.random() ** 3)
+            folder.mkdir()
+            if number == 0:                               # without a fault
+                lab.done(arguments, script=script)
+            else:
+                problem = outcome(start(arguments, limited_to(size), script), {2} if number == 1 else {0, 2})
+                left = [path.name for path in folder.rglob('.*') if path.name != '.lock']
+                problem = problem or (f'left over: {left}' if left else None)
+                yield problem and f'{name}, {size} bytes: {problem}'
+            shutil.rmtree(folder)
+
+
 def damaged_indexes(lab, n):
     """A bit of index.json is changed: a sentence, or the same content."""
     folder = lab.folder / 'index'
@@ -109,6 +155,25 @@ def damaged_indexes(lab, n):
         damage(file, 'bit', lab.random)
         problem = refusal_or_other_value(lambda: Index(folder).content, expected)
         yield problem and f'{file.read_bytes()}: {problem}'
+        file.write_bytes(whole)
+
+
+def damaged_thresholds(lab, n):
+    """The open_set.json of a run is damaged or edited: `index` refuses it in a sentence, or has the same thresholds."""
+    group, out, photos = lab.group(), lab.folder / 'thresholds', lab.folder / 'data' / 'images' / 'class_00'
+    flags = ['--n_epochs', 1, '--bs', 6, '--use_tv_split', '--tv_split_perc', 0.5]
+    run = lab.done([*lab.arguments('plain', group), *flags], lab.place(group))
+    lab.done([run, 'open_set', 0.5], script='Evaluate_Network.py')
+    file, index = run / 'open_set.json', ['index', run, photos, '--out', out, '--device', 'cpu', '--kernels', 0]
+    whole, expected = file.read_bytes(), Index(lab.done(index, out, script='Retrieve_Images.py')).content['open_set']
+    for number in range(n):
+        shutil.rmtree(out, ignore_errors=True)
+        how = ['digit', 'bit', 'cut', 'emptied', 'NUL', 'no UTF-8'][number % 6]
+        damage(file, how, lab.random)
+        problem = outcome(start(index, script='Retrieve_Images.py'), {0, 2})
+        if not problem and out.exists() and Index(out).content.get('open_set') != expected:
+            problem = 'other thresholds'
+        yield problem and f'{how}: {problem}: {file.read_bytes()}'
         file.write_bytes(whole)
 
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from benchmarks.faults.runs import outcome, refusal_or_other_value, start
-from records import reading
+from records import reading, run_folder
 
 PATIENCE = 15                                  # seconds after which a run with mutated input is asked to stop
 NASTY = ['', '0', '-1', '9', '1e400', '9' * 25, '9' * 400, '9' * 5000, '0x10', '1_0', '.5', 'nan', '-inf', 'true',
@@ -86,6 +86,62 @@ def mutated_csv(lab, n):
             else:
                 shutil.rmtree(folder)
         yield problem
+
+
+def changed_data(lab, n):
+    """The --csv file of a run that has begun changes so that classes and their sizes stay: a resume refuses it."""
+    file, group = lab.folder / 'list.csv', lab.group()
+    images = sorted((lab.folder / 'data').rglob('*.png'))
+    rows = [[str(image), image.parent.name, '0', '0', '8', '8'] for image in images]
+    head = ['path', 'label', 'x1', 'y1', 'x2', 'y2']
+
+    def save(head, rows):
+        write(file, '\n'.join(map(','.join, [head, *rows])))
+
+    save(head, rows)
+    folder = lab.done([*lab.arguments('plain', group), '--n_epochs', 1, '--label_noise', .2, '--csv', file],
+                      lab.place(group))
+    for i in range(n):
+        changed, columns = [list(row) for row in rows], list(head)
+        one, other = lab.random.sample(range(len(rows)), 2)
+        if i % 4 == 0:                                     # a box
+            changed[one][lab.random.choice([4, 5])] = str(lab.random.randrange(1, 8))
+        elif i % 4 == 1:                                   # two rows change places
+            changed[one], changed[other] = changed[other], changed[one]
+        elif i % 4 == 2:                                   # two files change places, and so their labels
+            changed[one][0], changed[other][0] = changed[other][0], changed[one][0]
+        else:
+            column = lab.random.randrange(len(head))
+            columns[column] = lab.random.choice([columns[column].upper(), columns[column] + ' ', columns[column - 1]])
+        save(columns, changed)
+        child = start(['--resume', folder, '--n_epochs', 2])
+        yield outcome(child, {2})
+
+
+def wrong_splits(lab, n):
+    """
+    A --splits file with a key that is unknown or there twice, or a class that is listed twice or not in the data:
+    refused in a sentence. Class names that are numbers: the classes with these names are trained and tested.
+    """
+    images, file, splits = lab.folder / 'numbers.csv', lab.folder / 'classes.yaml', lab.folder / 'data' / 'images'
+    names = [str(number) for number in range(len([*splits.iterdir()]))]
+    write(images, 'path,label\n' + ''.join(f'{image},{int(image.parent.name[-2:])}\n'
+                                           for image in sorted(splits.rglob('*.png'))))
+    for number in range(n):
+        lab.random.shuffle(names)
+        train, test, group = names[:6], names[6:], lab.group()
+        wrong = number % 5
+        key = ['val', 'Val', 'train', 'val', 'val'][wrong]
+        more = [[test.pop()], test[:1], test[:1], train[:1], ['12']][wrong]
+        lists = [('train', train), ('test', test), (key, more)]
+        write(file, ''.join(f'{key}: [{", ".join(listed)}]\n' for key, listed in lists))
+        problem = outcome(start([*lab.arguments('plain', group), '--n_epochs', 0, '--csv', images, '--splits', file]),
+                          {2 if wrong else 0})
+        if not problem and not wrong:
+            recorded = run_folder.read_checked(lab.place(group) / 'splits.yaml')['splits']
+            if any({*recorded[split]['classes']} != {*listed} for split, listed in lists):
+                problem = 'other classes are trained or tested'
+        yield problem and f'{file.read_text()}: {problem}'
 
 
 def mutated_command_lines(lab, n):

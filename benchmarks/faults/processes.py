@@ -1,7 +1,10 @@
 """Faults of processes: killed and stopped at random moments, while they start and end, and two on one run folder."""
 import contextlib
+import functools
 import itertools
 import os
+import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -9,12 +12,18 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.faults.runs import CONFIGURATIONS, ROOT, difference, outcome, start
+import torch.distributed as dist
+
+from benchmarks.faults.runs import CONFIGURATIONS, ROOT, Code, difference, outcome, start
 from records import checkpoint, reading, run_folder
+from utilities import processes
 from utilities.errors import UserError
 
 TORCHRUN = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2']
 TWO = ['--gpu', '0', '1']
+CALLS = 'run_on_rank_zero/calls of 0'          # key in the store of two processes: the number of results of process 0
+PLACES = ('result', 'number of pieces', 'exit code')                       # places of foreign values in the store
+N_RESULTS = 12                                 # number of results of process 0 in a run of two processes
 
 
 def kills(lab, n):
@@ -47,6 +56,35 @@ def merged_kills(lab, n):
         child.code()
         is_merged = 'merged' in run_folder.read(folder)              # else it was killed before it began
         yield outcome(go_on(folder, *([] if is_merged else changed)), {0}) or difference(whole, folder)
+
+
+def crash_points(lab, n):
+    """The process is killed immediately before or after a file or folder is moved to its place."""
+    def count(report=None, kill_at=None, before=None):
+        made = itertools.count(1)
+
+        def counted(move):
+            def moved(source, target, **options):
+                number = next(made)
+                if number == kill_at and before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                move(source, target, **options)
+                if number == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if report:
+                    print(f'move {number}', flush=True)
+            return moved
+
+        os.replace, os.rename = counted(os.replace), counted(os.rename)
+
+    child = start(lab.arguments('plain', lab.group()), functools.partial(count, report=True))
+    child.code()
+    points = list(itertools.product(range(1, child.text.count('move ') + 1), (True, False)))
+    for kill_at, before in points if n is None else lab.random.sample(points, n):
+        group = lab.group()
+        child = start(lab.arguments('plain', group), functools.partial(count, kill_at=kill_at, before=before))
+        code = child.code()
+        yield f'exit code {code}' if code != -signal.SIGKILL else lab.end('plain', group)
 
 
 def signals(lab, n):
@@ -174,9 +212,9 @@ def catches(pid, number):
     return bool(int(handled, 16) >> (number - 1) & 1)
 
 
-def wait_for_none(group):
-    """Returns how many processes have the name of this group among their arguments, after a minute at most."""
-    deadline = time.monotonic() + 60
+def wait_for_none(group, limit=60):
+    """Returns how many processes have the name of this group among their arguments, after `limit` seconds at most."""
+    deadline = time.monotonic() + limit
     while True:
         listed = subprocess.run(['ps', '-eo', 'args='], capture_output=True, text=True, check=True).stdout
         left = sum(f' --group {group} ' in line for line in listed.splitlines())
@@ -192,3 +230,48 @@ def ends(lab, n):
         child = new_program(arguments, TORCHRUN) if i % 2 == 0 else new_program([*arguments, *TWO])
         problem = outcome(child, {0})
         yield problem or ('terminate called' in child.text and f'exit code 0: {child.text[-300:]}') or None
+
+
+def foreign_values(lab, n):
+    """
+    Another program writes a pickle of code into the store of two processes, as a result of process 0, as its number of
+    pieces, or as an exit code: no code is executed; the run ends in a sentence and can be continued, or ends as
+    undisturbed.
+    """
+    whole = lab.place(group := lab.group())
+    lab.done([*lab.arguments('plain', group), *TWO])
+    ran = lab.folder / 'code_ran'
+    for i in range(n):
+        folder = lab.place(group := lab.group())
+        child, last = start([*lab.arguments('plain', group), *TWO]), lab.random.randrange(1, N_RESULTS)
+        with contextlib.suppress(RuntimeError):                              # the run, and so the store, has ended
+            write_foreign(store_of(child), last, pickle.dumps(Code(ran)), PLACES[i % 3])
+        problem = outcome(child, {0, 1})
+        if child.ended == 1 and 'the run failed: ' not in child.text:
+            problem = problem or f'no sentence: {child.text[-300:]}'
+        if not problem and child.ended == 1 and folder.exists():
+            problem = outcome(start(['--resume', folder, *TWO]), {0})
+        problem = problem or (difference(whole, folder) if folder.exists() else None)
+        yield 'code ran' if ran.exists() else problem
+
+
+def store_of(child):
+    """Returns a connection to the store of the processes that a Child starts. Raises RuntimeError if it ends before."""
+    while child.code(limit=.02) is None:
+        for pid in children(child):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found = re.search(rb'\0MASTER_PORT=(\d+)\0', Path(f'/proc/{pid}/environ').read_bytes())
+                if found:
+                    return dist.TCPStore(processes.HERE, int(found[1]))
+    raise RuntimeError
+
+
+def write_foreign(store, number, content, place):
+    """Waits until process 0 computes its result `number` or a later one, and writes `content` in its place."""
+    while not (calls := [key for key in store.list_keys() if key.endswith(CALLS)]) or store.add(calls[0], 0) < number:
+        time.sleep(.001)
+    prefix, result = calls[0].removesuffix(CALLS), f'run_on_rank_zero/{store.add(calls[0], 0)}'
+    entries = {'result': {f'{result}/0': content, result: '1'}, 'number of pieces': {result: content},
+               'exit code': {processes.ENDED: content}}[place]
+    for key, value in entries.items():
+        store.set(prefix + key, value)

@@ -53,7 +53,7 @@ def preload():
 
 @dataclass
 class Child:
-    """A process that runs main.py; its output comes through a pipe."""
+    """A process that runs a script; its output comes through a pipe."""
     pid: int
     pipe: int
     text: str = ''
@@ -87,16 +87,16 @@ class Child:
         os.close(self.pipe)
 
 
-def start(arguments, fault=None):
+def start(arguments, fault=None, script='main.py'):
     """
-    Runs main.py with these arguments in a process forked from this one, which has imported the packages of runs.
+    Runs a script with these arguments in a process forked from this one, which has imported the packages of runs.
 
     fault: a function that the process calls first.
     """
     def work():
         if fault:
             fault()
-        sys.argv = [str(ROOT / 'main.py'), *map(str, arguments)]
+        sys.argv = [str(ROOT / script), *map(str, arguments)]
         runpy.run_path(sys.argv[0], run_name='__main__')
 
     return fork(work)
@@ -222,10 +222,10 @@ class Lab:
         group = self.group()
         return self.done([*self.arguments('plain', group), '--n_epochs', 1], self.place(group))
 
-    def done(self, arguments, folder=None):
-        """Runs main.py without a fault; returns `folder`."""
-        if problem := outcome(start(arguments), {0}):
-            raise SystemExit(f'without a fault: {shlex.join(map(str, arguments))}: {problem}')
+    def done(self, arguments, folder=None, script='main.py'):
+        """Runs a script without a fault; returns `folder`."""
+        if problem := outcome(start(arguments, script=script), {0}):
+            raise SystemExit(f'without a fault: {script} {shlex.join(map(str, arguments))}: {problem}')
         return folder
 
     def wait(self, name, longest=1.0):
