@@ -157,11 +157,9 @@ def hub(untrained):
     ({'flags': {'arch': 'timm:hf-hub:somebody/else'}}, 'expected a network without a place from which to load it'),
     ({'flags': {'arch': 'resnet18'}}, '--arch resnet18: unknown'),
     ({'flags': {'embed_dim': 10 ** 9}}, 'its weights do not fit the flags'),
-    ({'flags': {'embed_dim': 'many'}}, '--embed_dim'), ({'flags': {'pool': 'token'}}, '--pool token'),
     ({'flags': {'input_size': 18}}, 'sha256'),
-    ({'flags': {'embed_bias': False}}, 'its weights do not fit the flags'),
-    ({'epoch': None}, 'it does not describe an embedding network'), ({'flags': 3}, 'it does not describe an embedding'),
-    ({'sha256': {}}, 'it does not describe an embedding network'), (None, 'it does not describe an embedding network'),
+    ({'epoch': None}, 'it does not describe an embedding network'),
+    (None, 'it does not describe an embedding network'),
     ('weights', 'these are not the weights that config.json describes'),
     ('no weights', 'there is no checkpoint'), ('pickle', 'not weights in the format safetensors but a pickle')])
 def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_path):
@@ -181,7 +179,7 @@ def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_pa
         config = [config]
     else:
         for name, value in change.items():
-            entry[name] = entry[name] | value if name == 'flags' and isinstance(value, dict) else value
+            entry[name] = entry[name] | value if name == 'flags' else value
         entry['sha256'] |= {'flags': published.sha256_of_values(entry['flags'])} if sentence != 'sha256' else {}
     (folder / 'config.json').write_text(json.dumps(config))
     with pytest.raises(UserError, match=sentence):

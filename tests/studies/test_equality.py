@@ -1,11 +1,9 @@
 """The tables of losses beside the library's: against the rows and scipy, and what the losses say of their starts."""
 import csv
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 import criteria
@@ -74,27 +72,6 @@ def test_the_standard_deviations_of_the_starts():
         library, = theirs[name](num_classes=40, embedding_size=128, **given.get(name, {})).parameters()
         assert weights.std().item() == pytest.approx(ours, rel=.05)
         assert library.std().item() == pytest.approx(stated or ours, rel=.05)
-
-
-@pytest.mark.parametrize('name', ['arcface', 'softmax', 'proxynca_pp', 'softtriplet'])
-def test_only_the_rate_over_the_size_of_the_start_counts(name):
-    """Adam: class weights that are 20 times as large, with 20 times the learning rate, train the same embeddings."""
-    trained = []
-    for factor in (1, 20):
-        torch.manual_seed(0)
-        opt = SimpleNamespace(**vars(parameters.build().parse_args([])) | {'n_classes': 4, 'embed_dim': 8})
-        loss = criteria.CRITERIA[name].Criterion(opt).double()
-        points = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
-        weights, = loss.parameters()
-        weights.data *= factor
-        optimizer = torch.optim.Adam([{'params': [points], 'lr': .01}, {'params': [weights], 'lr': .01 * factor}],
-                                     eps=1e-12)
-        for _ in range(20):
-            optimizer.zero_grad()
-            loss(points, torch.arange(16) % 4).backward()
-            optimizer.step()
-        trained.append(points.detach())
-    torch.testing.assert_close(*trained, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize('name', equality.SLOW)
