@@ -31,16 +31,12 @@ KINDS = {
     'damaged starts': (files.damaged_starts, 1, 10),
     'concurrent runs': (processes.concurrent, 1, 10),
     'full disk': (files.full_disk, 3, 40),
-    'start-ups': (processes.start_ups, 6, 60),
-    'ends of two processes': (processes.ends, 2, 50),
     'lost worker': (processes.lost_worker, 2, 20),
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
     'flipped pixels': (files.flipped_pixels, 4, 30),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
     'mutated command lines': (inputs.mutated_command_lines, 30, 300),
-    'damaged indexes': (files.damaged_indexes, 100, 1000),
-    'damaged networks': (files.damaged_networks, 1, 20),
 }
 
 

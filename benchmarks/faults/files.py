@@ -1,18 +1,11 @@
-"""Faults of files: damaged ones, flipped pixels of an image cache, a full disk, damaged indexes and networks."""
-import argparse
+"""Faults of files: damaged ones, flipped pixels of an image cache, a full disk."""
 import functools
 import itertools
-import pickle
 import resource
 import shutil
 
-import numpy as np
-
-import parameters
-from benchmarks.faults.runs import Code, outcome, refusal_or_difference, refusal_or_other_value, start
-from records import checkpoint, published
-from retrieval import changes, export, loading, store
-from retrieval.index import Index
+from benchmarks.faults.runs import outcome, refusal_or_difference, start
+from records import checkpoint
 
 FILES = ('checkpoint_last.pt', 'log.csv', 'spectrum.csv', 'records.sqlite', 'summary.json', 'config.yaml')
 
@@ -93,39 +86,3 @@ def full_disk(lab, n):
         group, size = lab.group(), int(100 * (1.1 * largest / 100) ** lab.random.random())
         problem = outcome(start(lab.arguments('plain', group), limited_to(size)), {0, 1, 2})
         yield f'{size} bytes: {problem}' if problem else lab.end('plain', group)
-
-
-def damaged_indexes(lab, n):
-    """A bit of index.json is changed: a sentence, or the same content."""
-    folder = lab.folder / 'index'
-    if not folder.exists():
-        network = argparse.Namespace(source='run', id='x', settings={'arch': 'conv4'})
-        store.create(folder, network, 0.95)
-        changes.extended(folder, store.read(folder), [[f'/photos/{row}.png', 1, 1] for row in range(20)],
-                         np.eye(20, 8, dtype=np.float32), [])
-    file, expected = folder / store.NAME, Index(folder).content
-    whole = file.read_bytes()
-    for _ in range(n):
-        damage(file, 'bit', lab.random)
-        problem = refusal_or_other_value(lambda: Index(folder).content, expected)
-        yield problem and f'{file.read_bytes()}: {problem}'
-        file.write_bytes(whole)
-
-
-def damaged_networks(lab, n):
-    """A file of an exported network is damaged, or holds a pickle of code: a sentence, or the same network."""
-    whole, ran = lab.folder / 'network', lab.folder / 'code_ran'
-    if not whole.exists():
-        export.write(parameters.parse(['--evaluate', str(lab.half)]), lab.half, whole, hub=True)
-    expected = loading.load(whole, 'cpu')[0].id
-    hows = ['bit', 'digit', 'cut', 'emptied', 'NUL', 'no UTF-8', 'code']
-    for (name, how), _ in itertools.product(itertools.product(
-            (published.CONFIG, published.BACKBONE, published.REST), hows), range(n)):
-        folder = lab.copied(whole)
-        if how == 'code':
-            (folder / name).write_bytes(pickle.dumps(Code(ran)))
-        else:
-            damage(folder / name, how, lab.random)
-        problem = refusal_or_other_value(lambda folder=folder: loading.load(folder, 'cpu')[0].id, expected)
-        shutil.rmtree(folder)
-        yield f'{name}, {how}: code ran' if ran.exists() else problem and f'{name}, {how}: {problem}'

@@ -3,7 +3,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import sys
 
 import numpy as np
@@ -13,7 +12,7 @@ from PIL import Image
 import retrieval
 from retrieval import changes, search, store
 from retrieval.index import Index
-from tests.helpers import after_training, executed, executing, wait_for
+from tests.helpers import after_training
 from tests.test_structure import ROOT
 from utilities import nearest
 from utilities.errors import UserError
@@ -293,38 +292,6 @@ def fail_at(patch, number):
     for name in ('fsync', 'replace', 'unlink'):
         patch.setattr(os, name, counted(getattr(os, name)))
     patch.setattr(store.Path, 'unlink', counted(store.Path.unlink))
-
-
-COMMAND = '''
-import sys
-import Retrieve_Images
-sys.exit(Retrieve_Images.main(sys.argv[1:]))
-'''
-SLOW = '''
-import time
-from retrieval import changes, loading
-changes.SECONDS, embedded = 0, loading.embedded
-def slowly(*arguments):
-    for batch in embedded(*arguments):
-        yield batch
-        time.sleep(0.5)
-loading.embedded = slowly
-''' + COMMAND
-
-
-def test_an_index_that_is_killed_while_it_is_made_is_finished_by_the_same_command(trained, network, photos, tmp_path):
-    arguments = ['index', str(trained), str(photos), '--out', str(tmp_path / 'index'), '--bs', '2', '--kernels', '0',
-                 '--device', 'cpu']
-    process, _, _ = executing(tmp_path, SLOW, *arguments)
-    file = tmp_path / 'index' / 'index.json'
-    wait_for(lambda: file.exists() and json.loads(file.read_text())['n_images'] >= 4)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert 4 <= len(Index(tmp_path / 'index')) < 12
-    code, out, errors = executed(tmp_path, COMMAND, *arguments)
-    assert code == 0 and out.endswith(f'{tmp_path / "index"}: 12 images, exact search\n'), out + errors
-    assert 'cannot be read: 1 of 13 images' in errors and 'broken.jpg' in errors
-    assert whole(Index(tmp_path / 'index')) == whole(make(tmp_path / 'new', network, images_of(photos))[0])
 
 
 @pytest.mark.parametrize('damage, sentence', [

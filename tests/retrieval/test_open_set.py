@@ -189,21 +189,6 @@ def test_thresholds_errors_and_intervals():
                 assert [row[f'{name}_low'], row[f'{name}_high']] == pytest.approx(np.quantile(ends, [.025, .975]))
 
 
-def test_the_threshold_rises_with_the_gallery_and_holds_in_a_larger_one():
-    """For independent points, extrapolation by 8 gives the false-positive rate that was asked for."""
-    random = np.random.default_rng(0)
-    labels = np.repeat(np.arange(4000), 2)
-    part = Embedded(torch.nn.functional.normalize(torch.from_numpy(random.normal(size=(8000, 6))), dim=1).float(),
-                    images_of(labels))
-    large = identification.Calibration(part, 4000, 0)
-    small = identification.Calibration(part, 500, 0)
-    assert large.sizes == [4000] and small.sizes == [500] and not large.row(3999, .1)['is_extrapolated']
-    row = small.row(4000, .1)
-    assert row['is_extrapolated'] and row['threshold'] > small.row(500, .1)['threshold'] + .02
-    assert np.mean(large.unknown >= row['threshold']) == pytest.approx(.1, abs=.02)
-    assert np.mean(large.unknown >= small.row(500, .1)['threshold']) > .4
-
-
 SHORTER = ['--evaluation_metrics', 'e_recall@1', '--n_epochs', '1']
 
 

@@ -72,22 +72,3 @@ def test_the_standard_deviations_of_the_starts():
         library, = theirs[name](num_classes=40, embedding_size=128, **given.get(name, {})).parameters()
         assert weights.std().item() == pytest.approx(ours, rel=.05)
         assert library.std().item() == pytest.approx(stated or ours, rel=.05)
-
-
-@pytest.mark.parametrize('name', equality.SLOW)
-def test_the_loss_states_the_effect_of_its_start(name, tables):
-    stated, row = ' '.join(criteria.CRITERIA[name].__doc__.split()), table(tables['sizes'])[name]
-    assert f'the rate 0.01 instead of {row["slow rate"]}, ' in stated
-    recall, precision = (row[f'{metric} Δ'].strip('*') for metric in ('R@1', 'MAP@R'))
-    assert f'changes R@1 by {recall} and MAP@R by {precision} points (docs/comparison.md)' in stated
-
-
-@pytest.mark.parametrize('n_epochs, infix', [(5, ''), (25, '_long')])
-def test_the_page_states_what_a_fast_rate_does_after_few_and_after_many_epochs(n_epochs, infix):
-    column = 'test_e_recall@1'
-    fast = values(f'arcface{infix and f"{infix}_0.01"}_ours', column)
-    slow = values(f'arcface{infix}_0.0001_ours', column)
-    difference = np.array([fast[seed] - slow[seed] for seed in slow])
-    half = stats.t.ppf(.975, len(slow) - 1) * stats.sem(difference)
-    page = ' '.join((equality.ROWS.parents[2] / 'docs' / 'comparison.md').read_text().split())
-    assert f'{difference.mean():.2f} ± {half:.2f} after {n_epochs}' in page and len(slow) == 10
