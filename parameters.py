@@ -22,7 +22,7 @@ from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits, time_split
 from datasets.transforms import AUGMENTATIONS
-from evaluation import METRICS, PICTURES, ranking
+from evaluation import METRICS, PICTURES
 from records import checkpoint, published, reading, run_folder
 from utilities import command_line, loss_sums, method_flags, pml, processes, torch_losses
 from utilities.command_line import (
@@ -59,7 +59,9 @@ REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9
 INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
            'loss_momentum': 'give --loss_optim_args'}
 # flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check')
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'ranking_backend',
+                  'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta',
+                  'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
@@ -519,8 +521,6 @@ def evaluation_parameters(parser):
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
         default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
-    add('--ranking_backend', choices=ranking.BACKENDS, default='auto', untrained=False,
-        help="method of ranking; auto: the fastest; results are equal up to near-ties within float32's rounding")
 
 
 def record_parameters(parser):

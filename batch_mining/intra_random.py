@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""
-A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020.
-
-Differs: `random_distance` shuffles the labels and changes nothing else. It and `intra_random` have their own names in
-the registry.
-"""
+"""A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020."""
 import torch
 
 

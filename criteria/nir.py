@@ -18,7 +18,6 @@ import torch.nn.functional as F
 ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
-MARGIN_UNIT = 'cosine'          # unit of --loss_nir_margin, which has no effect
 FLAGS = {
     'w_align': {'at_least': 0},
     'proxy_lrmulti': {'default': 4000.0, 'at_least': 0, 'resumable': True,
@@ -36,14 +35,6 @@ FLAGS = {
     'nf_clamp_alpha': {'argument': 'clamp', 'above': 0},
     'nf_fc_init': {'argument': 'init', 'choices': {
         'none': "torch's default", 'xavier': 'Xavier, except in the first layer of each MLP'}},
-    # flags of the public code
-    'logmatch': {'default': 1.0, 'obsolete': True},
-    'pos_alpha': {'default': 1.0, 'obsolete': True},
-    'neg_alpha': {'default': 1.0, 'obsolete': True},
-    'margin': {'default': 0.1, 'obsolete': True},
-    'delta': {'default': 0.2, 'obsolete': True},
-    'pair_perc': {'default': 1.0, 'obsolete': True},
-    'nf_fc_dropout': {'default': 0.0, 'obsolete': True},
 }
 USES = ['loss_oproxy_pos_alpha', 'loss_oproxy_neg_alpha', 'loss_oproxy_pos_delta', 'loss_oproxy_neg_delta']
 

@@ -187,7 +187,7 @@ def compute(metrics, embeddings, labels, is_query=None, seed=0, pool=None, level
         pool:        None, or the Pool in which the retrieval metrics search in place of these images.
         levels, norms: without a pool, the super-classes and norms of these images, as in a Pool.
         ranking:     None, or embeddings [N, D] -> (queries [N, K], gallery [N, K]), whose inner product is the score.
-        backend:     how to rank, one of ranking.BACKENDS.
+        backend:     how to rank, one of ranking.ranks.BACKENDS.
         n_bootstrap: number of resamples of the classes for an interval of each retrieval metric; 0: no intervals.
         search:      what ranks in the metrics of ranks: neighbours.Search, or a re-ranking with its arguments.
 

@@ -66,8 +66,7 @@ def compute_metrics(opt, embedded, splits, metrics):
             part, pool = embedded[split], build_pool(opt, embedded, split, level)
             values = compute([name for name in metrics if is_computed(name, level)],
                              *without_distractors(part.embeddings, level_labels(part.images, level), part.images),
-                             seed=opt.seed, ranking=part.ranking, pool=pool,
-                             backend=opt.ranking_backend, n_bootstrap=opt.bootstrap)
+                             seed=opt.seed, ranking=part.ranking, pool=pool, n_bootstrap=opt.bootstrap)
             row |= {Column(split, name, level).name: value for name, value in values.items()}
     return row
 
@@ -236,8 +235,6 @@ def check_metrics(opt):
         if not is_computed(metric, level):
             raise UserError(f'--storage_metrics {name}: {metric} is not computed at the level {level}; choose another '
                             'metric, or add class to --eval_level')
-    if opt.evaluate_on_gpu and opt.ranking_backend not in ('auto', 'torch'):
-        raise UserError(f'--ranking_backend {opt.ranking_backend} runs on the CPU: leave --evaluate_on_gpu out')
 
 
 def check_data(opt, data):

@@ -94,6 +94,5 @@ def scores(opt, part):
     """--evaluation_metrics of test embeddings, with the test split as queries and gallery."""
     values = evaluation.compute(
         opt.evaluation_metrics, *protocol.without_distractors(part.embeddings, part.images.labels, part.images),
-        seed=opt.seed, ranking=part.ranking, pool=protocol.build_pool(opt, {'test': part}, 'test', 'class'),
-        backend=opt.ranking_backend)
+        seed=opt.seed, ranking=part.ranking, pool=protocol.build_pool(opt, {'test': part}, 'test', 'class'))
     return {'dim': part.embeddings.shape[1]} | {Column('test', name).name: value for name, value in values.items()}

@@ -216,7 +216,7 @@ def principal(dim, train, normalize):
                   if normalize else reduce(points))
 
 
-def measure(code, pool, n_rescored=0, backend='auto'):
+def measure(code, pool, n_rescored=0):
     """
     {'code', 'bytes', 'e_recall@1', 'map_at_r', 'ms'} of a Pool's retrieval by the Code and, with n_rescored, the same
     with `rescored_` in front: the `n_rescored` nearest images by the code are ranked anew by the distances of the
@@ -225,7 +225,7 @@ def measure(code, pool, n_rescored=0, backend='auto'):
     coded, ranking = pool, code.ranking
     if code.symmetric:
         coded, ranking = replace(pool, embeddings=torch.from_numpy(code.as_query(pool.embeddings.numpy()))), None
-    values = compute(METRICS, coded.embeddings, pool.labels, pool=coded, ranking=ranking, backend=backend)
+    values = compute(METRICS, coded.embeddings, pool.labels, pool=coded, ranking=ranking)
     row = {'code': code.name, 'bytes': code.n_bytes} | values
     row['ms'], rescored_ms = times(code, pool, n_rescored)
     if n_rescored:
@@ -299,7 +299,7 @@ def write(opt, embedded, split, file):
     is_unit = opt.eval_normalize or '_normalize' in opt.arch and not (opt.eval_features or opt.pca)
     pool = build_pool(opt, embedded, split, level)
     codes = build_codes(opt.codes, pool.embeddings.shape[1], train, is_unit, opt.eval_normalize)
-    rows = [measure(code, pool, opt.rescore, opt.ranking_backend) for code in codes]
+    rows = [measure(code, pool, opt.rescore) for code in codes]
     write_csv(file, rows)
     plot(rows, file.with_suffix('.png'))
     title = f'{split}: {len(embedded[split].images):,} images, embeddings of {pool.embeddings.shape[1]} dimensions'

@@ -111,8 +111,8 @@ def alone_and_together(opt, embedded, images):
         asked = [query if i == number else np.zeros_like(query) for i, query in enumerate(queries)]
         union = evaluation.Pool(points, labels, is_query=np.concatenate(asked), in_gallery=np.concatenate(gallery))
         alone = evaluation.Pool(own, part.labels, is_query=part.is_query, in_gallery=part.in_gallery)
-        values = [evaluation.compute(chosen_metrics(opt), pool.embeddings, pool.labels, pool=pool,
-                                     backend=opt.ranking_backend) for pool in (alone, union)]
+        values = [evaluation.compute(chosen_metrics(opt), pool.embeddings, pool.labels, pool=pool)
+                  for pool in (alone, union)]
         found.append({name: tuple(value[name] for value in values) for name in chosen_metrics(opt)})
     return found
 

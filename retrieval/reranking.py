@@ -258,7 +258,7 @@ def compute_with(opt, method, parameters, names, pool):
     megabytes (10^6 bytes) that numpy's arrays take at a time. pool: a metrics.Pool.
     """
     search = Search if method == PLAIN else partial(METHODS[method], **parameters)
-    points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else opt.ranking_backend
+    points, backend = pool.embeddings.cpu(), 'sort' if method == 'kreciprocal' else 'auto'
     tracemalloc.start()
     start = time.perf_counter()
     try:

@@ -268,7 +268,8 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(copied, refused, tmp_path
 def test_a_flag_of_an_earlier_version_is_refused_only_where_it_had_an_effect(copied, refused, run, capsys):
     for changed in ({'class_sample_rate': 0.5}, {'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.99]},
                     {'adam_betas': [0.9, 0.999], 'loss_momentum': 0.9},
-                    {'loss_momentum': None, 'tuple_statistics': False, 'knn_approx': True}):
+                    {'loss_momentum': None, 'tuple_statistics': False, 'loss_nir_delta': 0.2,
+                     'knn_approx': True}):
         config = run_folder.read(copied)
         run_folder.write_checked(copied / 'config.yaml', config | {'flags': config['flags'] | changed})
         name, value = [*changed.items()][-1]

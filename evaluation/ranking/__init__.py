@@ -3,6 +3,6 @@ Exact ranks of every query's positives (positive_ranks), in bounded memory: by c
 
 neighbours has what all of them need: queries, gallery and scores. precision keeps float32's digits.
 """
-from evaluation.ranking.ranks import BACKENDS, positive_ranks
+from evaluation.ranking.ranks import positive_ranks
 
-__all__ = ['BACKENDS', 'positive_ranks']
+__all__ = ['positive_ranks']

@@ -127,7 +127,7 @@ def test_distractors_are_in_the_gallery_only(opt):
     random = np.random.default_rng(0)
     classes, parts = [*'aabbccdd', 'none', 'none'], ['test'] * 8 + ['distractor'] * 2
     part, points = images(classes, parts, ['1'] * 10), torch.from_numpy(random.normal(size=(10, 3))).float()
-    flags = opt(evaluation_metrics=['mAP', 'nmi', 'dists@intra'], ranking_backend='auto')
+    flags = opt(evaluation_metrics=['mAP', 'nmi', 'dists@intra'])
     found = ensembles.scores(flags, evaluation.embedding.Embedded(points, part))
     without = evaluation.compute(['nmi', 'dists@intra'], points[:8], part.labels[:8])
     assert {name: found[f'test_{name}'] for name in without} == without

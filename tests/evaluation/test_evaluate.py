@@ -291,7 +291,6 @@ def test_short_names():
     (['--pictures', 'none', 'retrieval'], '--pictures none retrieval: none cannot be combined with others'),
     (['--splits_to_eval', 'train', '--eval_reference', 'train', '--no_train_metrics', 'false'],
      '--eval_reference train sets the gallery of test and validation queries'),
-    (['--evaluate_on_gpu', '--ranking_backend', 'count'], '--ranking_backend count runs on the CPU'),
     (['--pictures', 'umap'], '--pictures umap needs umap-learn'),
 ])
 def test_what_does_not_go_together_is_refused(flags, sentence, quick, run, capsys, monkeypatch):
