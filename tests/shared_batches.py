@@ -64,7 +64,7 @@ TRAINED = LOSSES | {
     'memory': '--loss contrastive+softmax --batch_mining all+none --xbm_size 25 --xbm_start 3',
     'moments of the memory bank': '--data_sampler d2_coreset --data_mb_mom 0.5 --data_idx_full_prec',
     'optimizers of the parts': '--loss margin+softmax --batch_mining distance+none --loss_weights 1 2 --optim rmsprop '
-                               '--embed_optim adam --loss_optim sgd --loss_momentum 0 --clip_grad 0.1',
+                               '--embed_optim adam --loss_optim sgd --loss_optim_args "{momentum: 0}" --clip_grad 0.1',
     'features and layer': '--loss features_and_layer --batch_mining none',
     'maps': '--loss s2sd --loss_s2sd_pool_aggr --loss_s2sd_target_dims 4 6',
     'cascade': '--loss contrastive+margin --batch_mining all+distance --embed_dim 6 --cascade 1 '
