@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020."""
+"""
+A control: triplets within one class, so that positives and negatives have no meaning. Roth et al., ICML 2020.
+
+Differs: `random_distance` shuffles the labels and changes nothing else. It and `intra_random` have their own names in
+the registry.
+"""
 import torch
 
 

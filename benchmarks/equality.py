@@ -34,13 +34,13 @@ def with_our_weights(loss, ours):
     return loss
 
 
-def differences(name, n_samples=112):
+def differences(name, n_samples=112, dim=128):
     """
     (our value, the relative difference of the values, the norm of the gradients' difference over the norm of our
     gradient by the embeddings), in float64.
     """
     case = CASES[name]
-    batch, labels = random_batch(n_samples, SIZES[n_samples], 128)
+    batch, labels = random_batch(n_samples, SIZES[n_samples], dim)
     torch.manual_seed(0)
     triplets = random_triplets(labels, n_samples) if case.triplets else None
     parts = case, batch.detach().double().requires_grad_(), labels, triplets, int(labels.max()) + 1

@@ -1,7 +1,7 @@
 """
 Everything that needs a GPU, in less than ten minutes: the first thing to run where one can be had.
 
-python -m benchmarks.gpu [PART ...]
+python -m benchmarks.gpu [PART ...] [--json FILE]
 python -m benchmarks.gpu --device cpu --quick     runs every part on the CPU at tiny sizes, to test this script
 
 Times are wall-clock seconds between synchronisations. pytorch-metric-learning and faiss are compared if installed.
@@ -172,9 +172,14 @@ def main(arguments):
                         help=f'{", ".join(PARTS)}; all by default')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='where to run')
     parser.add_argument('--quick', action='store_true', help='tiny sizes, whose times mean nothing')
+    parser.add_argument('--json', metavar='FILE', help='also write the rows and the machine to FILE')
     options = parser.parse_args(arguments)
     stopping.install()
     run, rows, failed, began = prepare(options), [], [], time.monotonic()
+    name = torch.cuda.get_device_name() if options.device == 'cuda' else None
+    machine = figures.machine(torch.get_num_threads(), name)
+    if options.json:
+        figures.check(options.json, machine)
     for part in options.parts or PARTS:
         passed = time.monotonic() - began
         print(f'[{passed:.0f} s] {part}{" is not begun, since too little time is left" if passed > LAST else ""}',
@@ -185,18 +190,17 @@ def main(arguments):
         try:
             for row in PARTS[part](run):
                 stopping.check()
-                rows.append(row)
-                print(f'  {row.job}: {row.ours:.3g} / {row.peer:.3g} = {row.ours / row.peer:.2f}', file=sys.stderr,
-                      flush=True)
+                rows.append(figures.as_record(f'gpu {part}', row))
+                print(f'  {row.job}: {row.ours / row.peer:.2f}', file=sys.stderr, flush=True)
         except UserError as error:
             print(f'  not measured: {error}', file=sys.stderr, flush=True)
         except Exception:                                      # the other parts are measured all the same
             traceback.print_exc()
             failed.append(part)
-    device = torch.cuda.get_device_name() if options.device == 'cuda' else None
-    print(figures.machine(torch.get_num_threads(), device))
-    print('Medians of wall-clock seconds where the job names no other unit.\n')
-    print(figures.markdown(rows))
+        if options.json:
+            figures.write(options.json, machine, [row for row in rows if row['benchmark'] == f'gpu {part}'])
+    print(f'{figures.described(machine)}. Medians of wall-clock seconds where the job names no other unit.\n')
+    print(figures.markdown([{'machine': machine, 'rows': rows}]))
     if failed:
         raise RunFailed(f'{", ".join(failed)}: not complete')
 

@@ -1,7 +1,9 @@
 """
 Images per second of one core, from the file to the batch, augmented by random crops and flips at 224 pixels, compared
-with the usual pipelines: Pillow with timm's transforms, and torchvision's decoder with its transforms v2, which give
-normalised float32 images. All run in turn in one process with one thread, on the same crops.
+with the usual pipelines: Pillow with torchvision's transforms, old (v1) and new (v2), and with timm's; torchvision's
+decoder with v2. All run in turn in one process with one thread, on the same crops.
+
+The pipelines to compare with give normalised float32 images, except for one that gives uint8 images, as ours do.
 
 OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.loading [--rounds 9]
 """
@@ -18,6 +20,7 @@ import PIL
 import timm
 import torch
 import torchvision
+import torchvision.transforms as v1
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_sample_images
 from torchvision.io import ImageReadMode, decode_image, read_file
@@ -78,12 +81,30 @@ class Files(torch.utils.data.Dataset):
 
 
 def usual_pipelines():
-    """{name: function path -> image}, the pipelines to compare with."""
-    of_timm = timm.data.create_transform(SIZE, is_training=True, interpolation='bilinear', color_jitter=None)
-    of_torchvision = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(),
-                                 v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-    return {'Pillow, timm': lambda path: of_timm(decoding.opened(path).convert('RGB')),
-            'torchvision, v2': lambda path: of_torchvision(decode_image(read_file(str(path)), ImageReadMode.RGB))}
+    """{name: function path -> image}, the pipelines to compare with. Only the last one returns uint8, as ours do."""
+    augment, normalise = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()], v2.Normalize(MEAN, STD)
+    as_float = v2.ToDtype(torch.float32, scale=True)
+    of_pillow = {
+        'Pillow, v1': [v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)],
+        'Pillow, v2': [*augment, v2.ToImage(), as_float, normalise],
+        'Pillow, timm': [timm.data.create_transform(SIZE, is_training=True, interpolation='bilinear',
+                                                    color_jitter=None)]}
+    of_torchvision = {'torchvision, v2 to float': [*augment, as_float, normalise], 'torchvision, v2, uint8': augment}
+
+    def load(read, transforms):
+        transform = v2.Compose(transforms)
+        return lambda path: transform(read(path))
+
+    return ({name: load(read_by_pillow, transforms) for name, transforms in of_pillow.items()}
+            | {name: load(read_by_torchvision, transforms) for name, transforms in of_torchvision.items()})
+
+
+def read_by_pillow(path):
+    return decoding.opened(path).convert('RGB')
+
+
+def read_by_torchvision(path):
+    return decode_image(read_file(str(path)), ImageReadMode.RGB)
 
 
 def ours(source, cache, *flags):

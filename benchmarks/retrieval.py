@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import Row
 from benchmarks.embeddings import embeddings, recall_at_1
-from benchmarks.measure import measure
+from benchmarks.measure import measure, median_times
 from retrieval import Index, changes, search, store
 
 PER_CLASS = 10
@@ -65,6 +66,22 @@ def processor_seconds(function):
     began = time.process_time()
     function()
     return time.process_time() - began
+
+
+def short():
+    import faiss
+    points, _ = synthetic(100_000, 128, 0.6)
+    flat = faiss.IndexFlatL2(128)
+    flat.add(points)
+    with tempfile.TemporaryDirectory() as folder:
+        make(folder, points, 1)
+        exact, cells = Index(folder), Index(folder)
+        how, centroids, assigned = search.train(points, 0.95)
+        cells.inverted_file = search.inverted_file(points, centroids, assigned, how['n_visited'])
+        for name, index, target in (('exact', exact, 1.1), ('inverted file', cells, 0.5)):
+            times = median_times({'ours': lambda index=index: index.query(points[:1]),
+                                  'peer': lambda: flat.search(points[:1], 10)})
+            yield Row(f'query of 100,000 x 128, {name}; faiss.IndexFlatL2', times['ours'], times['peer'], target)
 
 
 def main():

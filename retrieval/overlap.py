@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pandas
 from tqdm import tqdm
 
 import parts
@@ -115,16 +114,19 @@ def overlap(one, other, contents_one, contents_other, threshold, description=Non
     other pairs that reach the threshold, the most similar ones; and {'copies', 'near_duplicates': the numbers of all
     pairs of both kinds, 'images': how many images of each split are in such a pair}.
     """
-    codes = pandas.factorize(np.array([*contents_one, *contents_other], object))[0]                    # −1 for None
-    of_one, of_other = (pandas.DataFrame({'code': part}).rename_axis('image').reset_index().query('code >= 0')
-                        for part in np.split(codes, [len(one)]))
-    copies = of_one.merge(of_other, on='code')[['image_x', 'image_y']].to_numpy()
+    known = {}
+    for j, content in enumerate(contents_other):
+        known.setdefault(content, []).append(j)
+    known.pop(None, None)
+    codes = {content: code for code, content in enumerate(known)}
+    codes_one, codes_other = (np.array([codes.get(content, missing) for content in contents])
+                              for contents, missing in ((contents_one, -1), (contents_other, -2)))
+    copies = ((i, j) for i, content in enumerate(contents_one) for j in known.get(content, ()))
 
     def near(rows):
         similarities = one[rows] @ other.T
         row, column, similarity = pick(similarities, similarities >= np.float32(threshold))
-        code = codes[rows[row]]
-        others = (code < 0) | (code != codes[len(one) + column])
+        others = codes_one[rows[row]] != codes_other[column]
         return rows[row][others], column[others], similarity[others]
 
     kept, n_near = [np.zeros((0, 3))], 0
@@ -135,10 +137,11 @@ def overlap(one, other, contents_one, contents_other, threshold, description=Non
         kept.append(np.stack([i, j, similarity], axis=1))
         if sum(map(len, kept)) > 2 * MOST:
             kept = [highest(kept)]
-    shared[0][copies[:, 0]] = shared[1][copies[:, 1]] = True
-    pairs = [(i, j, one[i] @ other[j], True) for i, j in copies[:MOST].tolist()]
+    shared[0][np.isin(codes_one, codes_other)] = shared[1][np.isin(codes_other, codes_one)] = True
+    pairs = [(i, j, one[i] @ other[j], True) for i, j in itertools.islice(copies, MOST)]
     pairs += [(int(i), int(j), similarity, False) for i, j, similarity in highest(kept)]
-    return pairs, {'copies': len(copies), 'near_duplicates': n_near, 'images': [int(part.sum()) for part in shared]}
+    n_copies = sum(len(known.get(content, ())) for content in contents_one)
+    return pairs, {'copies': n_copies, 'near_duplicates': n_near, 'images': [int(part.sum()) for part in shared]}
 
 
 def highest(kept):

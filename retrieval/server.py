@@ -2,6 +2,7 @@
 import base64
 import contextlib
 import io
+import json
 import select
 import threading
 from pathlib import Path
@@ -211,10 +212,30 @@ def listening(app, host, port):
     listen.
     """
     import waitress
-    return waitress.create_server(
+    from waitress import channel, parser, utilities
+
+    class Refusal(utilities.RequestEntityTooLarge):
+        def to_response(self, ident=None):
+            return '413 Request Entity Too Large', [('Content-Type', 'application/json')], json.dumps(
+                {'error': TOO_LARGE}).encode()
+
+    class Parser(parser.HTTPRequestParser):
+        def received(self, data):
+            consumed = super().received(data)
+            if isinstance(self.error, utilities.RequestEntityTooLarge):
+                self.error = Refusal(self.error.body)
+            return consumed
+
+    class Channel(channel.HTTPChannel):
+        parser_class = Parser
+
+    server = waitress.create_server(
         app, host=host, port=port, threads=THREADS,
         max_request_body_size=MAX_MB * 2 ** 20 + 1, channel_timeout=IDLE, cleanup_interval=1,
         connection_limit=CONNECTIONS, asyncore_use_poll=hasattr(select, 'poll'))
+    for part in server.map.values() if hasattr(server, 'map') else [server]:       # one for each address of the host
+        part.channel_class = Channel
+    return server
 
 
 def serve(index, network, transform, k=24, host='127.0.0.1', port=8000):

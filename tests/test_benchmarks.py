@@ -1,9 +1,11 @@
-"""The table of the benchmarks; the dry runs of benchmarks.gpu and million; the comparison of first steps."""
+"""The rows of benchmarks as files and tables of several machines; the dry runs of benchmarks.gpu and million."""
 import gc
+import json
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +13,14 @@ from benchmarks import Row, __main__, equality, figures, gpu, million
 from evaluation.ranking import counting
 from tests import host_waits
 from utilities import errors, stopping
+from utilities.errors import UserError
 
 ROWS = [Row('fast; slow', 1.0, 4.0, .5), Row('slow; fast', 3.0, 2.0, 1.1)]
+
+
+def written(path, benchmark='step', rows=ROWS, **changes):
+    figures.write(path, figures.machine(threads=1) | changes, [figures.as_record(benchmark, row) for row in rows])
+    return path
 
 
 def cells(text):
@@ -21,22 +29,49 @@ def cells(text):
             if line.startswith('| ') and not line.startswith('| ---')][1:]
 
 
-def test_the_table_has_ratios_and_whether_they_meet_the_targets(capsys, monkeypatch):
-    monkeypatch.setattr('benchmarks.step.short', lambda: ROWS)
-    assert not __main__.main(['step'])
-    assert cells(capsys.readouterr().out) == [
+def test_measured_rows_and_their_machine_come_back_from_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
+    monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
+    monkeypatch.setattr(__main__, 'run', lambda name: (ROWS, 1.0, 'complete'))
+    assert __main__.main(['step', '--json', str(tmp_path / 'a.json')]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads((tmp_path / 'a.json').read_text())
+    assert found['machine']['settings'] == {'OPENBLAS_CORETYPE': 'Haswell', 'ATEN_CPU_CAPABILITY': None}
+    assert found['machine']['threads'] == 1 and found['machine']['versions']['torch'] in torch.__version__
+    assert [[row[key] for key in ('benchmark', 'ratio', 'met')] for row in found['rows']] == [
+        ['step', .25, True], ['step', 1.5, False]]
+    __main__.main(['--table', str(tmp_path / 'a.json')])
+    assert cells(capsys.readouterr().out) == cells(shown) == [
         ['fast; slow', '1', '4', '0.25', '0.50', 'yes'], ['slow; fast', '3', '2', '1.50', '1.10', 'no']]
 
 
-def test_the_machine_is_named_with_the_settings_of_its_kernels(monkeypatch):
-    monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
-    monkeypatch.delenv('ATEN_CPU_CAPABILITY', raising=False)
-    told = figures.machine(threads=1)
-    assert 'threads: 1; Python 3' in told and f'torch {torch.__version__[:3]}' in told
-    assert told.endswith('; OPENBLAS_CORETYPE=Haswell')
+def test_two_machines_stand_side_by_side_and_a_miss_on_either_is_marked(tmp_path, capsys):
+    here = written(tmp_path / 'here.json', rows=[*ROWS, Row('only here; x', 1., 1., 2.)], processor='A')
+    there = written(tmp_path / 'there.json', rows=[Row('fast; slow', 3., 4., .5), Row('slow; fast', 1., 1., 1.1)],
+                    processor='B', device='a GPU')
+    written(there, 'mining', [Row('mined; x', 1., 2., 1.)], processor='B', device='a GPU')
+    __main__.main(['--table', str(here), str(there)])
+    assert cells(capsys.readouterr().out) == [
+        ['fast; slow', '0.25', '**0.75**', '0.50', 'no'], ['slow; fast', '**1.50**', '1.00', '1.10', 'no'],
+        ['only here; x', '1.00', '', '2.00', 'yes'], ['mined; x', '', '0.50', '1.00', 'yes']]
+    __main__.main(['mining', '--table', str(here), str(there)])
+    assert len(cells(capsys.readouterr().out)) == 1
+    written(here, 'step', [Row('again; x', 1., 1., 1.)], processor='A')
+    assert [row['job'] for row in figures.read(here)['rows']] == ['again; x']                # rows of a benchmark anew
+    assert [row['job'] for row in figures.read(written(here, 'mining', ROWS[:1], processor='A'))['rows']] == [
+        'again; x', 'fast; slow']
+    with pytest.raises(UserError, match='has rows of .*; name another file for another'):
+        written(here, processor='another')
 
 
-def test_the_gpu_benchmark_runs_every_part_on_the_cpu(monkeypatch, capfd):
+@pytest.mark.parametrize('text', ['', '[1]', '{"machine": {}, "rows": []}'])
+def test_other_files_are_refused(text, tmp_path):
+    (tmp_path / 'a.json').write_text(text)
+    with pytest.raises(UserError, match=r'a\.json: not a file of python -m benchmarks --json'):
+        figures.read(tmp_path / 'a.json')
+
+
+def test_the_gpu_benchmark_runs_every_part_on_the_cpu(tmp_path, monkeypatch, capfd):
     """With one process instead of two, which takes seconds; without the compiler, which takes a minute, and faiss."""
     monkeypatch.setattr(torch, 'compile', lambda model, **options: model)
     monkeypatch.setattr(torch.multiprocessing, 'spawn', lambda work, arguments, n: work(0, *arguments))
@@ -45,12 +80,12 @@ def test_the_gpu_benchmark_runs_every_part_on_the_cpu(monkeypatch, capfd):
     monkeypatch.setattr(gc, 'collect', lambda: 0)              # a second in a process of many tests
     monkeypatch.setattr(gpu.step, 'ROUNDS', 2)
     monkeypatch.setattr(stopping, 'install', lambda: None)
-    gpu.main(['--device', 'cpu', '--quick'])
+    gpu.main(['--device', 'cpu', '--quick', '--json', str(tmp_path / 'gpu.json')])
+    found = figures.read(tmp_path / 'gpu.json')['rows']
+    assert {row['benchmark'] for row in found} == {f'gpu {part}' for part in gpu.PARTS}
+    assert all(row['ours'] > 0 and row['peer'] > 0 for row in found)
     out, err = capfd.readouterr()
-    found = cells(out)
-    assert all(float(ours) > 0 and float(peer) > 0 for _, ours, peer, *_ in found) and len(found) == 14
-    assert all(f's] {part}' in err for part in gpu.PARTS)
-    assert 'faiss is not installed: ranking is not compared with faiss' in err
+    assert len(cells(out)) == len(found) and 'faiss is not installed: ranking is not compared with faiss' in err
 
 
 def test_a_part_that_fails_leaves_the_others_and_ends_with_1(monkeypatch, capsys):
@@ -91,6 +126,18 @@ def test_a_million_in_small(monkeypatch, capsys):
     assert .3 < float(re.search(r'e_recall@1 ([\d.]+)', out)[1]) < .8
 
 
+def test_both_sets_of_embeddings_have_the_recall_and_only_one_has_classes_of_unequal_spread():
+    spreads = {}
+    for unequal in (False, True):
+        points, labels, is_query = million.embeddings(1500, 60, 30, 500, 64, .53, unequal)
+        distances = torch.cdist(points[is_query], points[~is_query])
+        recall = np.mean(labels[~is_query][distances.argmin(dim=1)] == labels[is_query])
+        assert abs(recall - .53) < .02 and torch.allclose(points.norm(dim=1), torch.ones(1500))
+        members = [points[labels == number] for number in range(60)]
+        spreads[unequal] = np.std([float(torch.log(group.std(dim=0).norm())) for group in members])
+    assert spreads[False] < .05 < .1 < spreads[True]
+
+
 def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     """A strip of queries takes seconds with a million images: the loop over its tiles checks for requests to stop."""
     points, labels, _ = million.embeddings(5000, 500, 20, 0, 8, .5)
@@ -109,11 +156,31 @@ def test_ctrl_c_ends_ranking_within_a_tile(monkeypatch):
     assert len(products) == 12
 
 
-@pytest.mark.parametrize('name', ['triplet, given', 'multisimilarity', 'cosface', 'subcenter_arcface', 'margin, given'])
+@pytest.mark.parametrize('name', ['triplet, given', 'multisimilarity', 'arcface'])
 def test_the_first_step_is_the_librarys(name):
     pytest.importorskip('pytorch_metric_learning')
     value, *found = equality.differences(name)
     assert value and max(found) <= 1e-6
+
+
+@pytest.mark.parametrize('name', ['cosface', 'subcenter_arcface', 'margin, given'])
+def test_the_library_gets_our_weights(name):
+    """With as many classes as dimensions too, where the shape does not tell rows from columns."""
+    pytest.importorskip('pytorch_metric_learning')
+    case, n = equality.CASES[name], 16
+    batch, labels = equality.random_batch(2 * n, 2, n)
+    parts = case, batch, labels, equality.random_triplets(labels, n), n
+    loss, (theirs, _) = equality.our_loss(*parts)[0], equality.their_loss(*parts)
+    before = [weight.clone() for weight in theirs.parameters()]
+    weights, = loss.parameters()
+    with torch.no_grad():
+        weights.uniform_(-1, 1)
+    assert equality.with_our_weights(theirs, loss) is theirs
+    (old,), (new,) = before, theirs.parameters()
+    rows = weights.flatten(end_dim=-2) if weights.dim() > 1 else weights
+    assert torch.equal(new, rows.T if name in ('cosface', 'subcenter_arcface') else rows) and not torch.equal(new, old)
+    weights.data.zero_()
+    assert new.detach().abs().sum() > 0                                          # a copy, not the same memory
 
 
 def test_the_comparison_of_first_steps_finds_another_loss(monkeypatch, capsys):

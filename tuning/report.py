@@ -106,13 +106,24 @@ def optuna_plots(flags):
 
 def tidy(axes, flags, prefix):
     """
-    Sets the size of a figure by its panels, and shortens the labels.
+    Sets the size of a figure by its panels, shortens the labels, and writes the numbers of log axes plainly.
 
     axes:   array of the panels.
     prefix: the beginning that the names of all flags share; removed from the labels.
     """
+    import matplotlib.ticker
     n_rows, n_columns = axes.shape if axes.ndim > 1 else (1, len(axes))
     axes.flat[0].figure.set_size_inches(3.6 * max(n_columns, 2), 3.2 * max(n_rows, 1.3))
+    for panel in axes.flat:                                   # Optuna draws in matplotlib's style ggplot, on grey
+        panel.set_facecolor('white')
+        panel.grid(color='0.9', linewidth=0.5)
+        panel.set_axisbelow(True)
+        panel.spines[['left', 'bottom']].set(visible=True, color='black', linewidth=0.6)
     for axis in [axis for panel in axes.flat for axis in (panel.xaxis, panel.yaxis)]:
         if axis.get_label_text() in flags:
             axis.set_label_text(axis.get_label_text().removeprefix(prefix), fontsize='small')
+        if axis.get_scale() == 'log':
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5))
+            axis.set_major_formatter(lambda value, _: f'{value:g}')
+            axis.set_minor_formatter(matplotlib.ticker.NullFormatter())

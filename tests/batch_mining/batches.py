@@ -2,8 +2,13 @@
 import torch
 import torch.nn.functional as F
 
+# Of the known values.
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+BATCH = torch.tensor([(1, 0, 0), (.8, .6, 0), (.48, .6, .64), (0, .6, .8), (-.6, 0, .8), (.36, .48, -.8)],
+                     dtype=torch.float64)
+
 SHAPES = {
-    'pairs': torch.tensor([0, 0, 1, 1, 2, 2]),
+    'pairs': LABELS,
     'uneven, not contiguous, one class alone': torch.tensor([5, 0, 5, 2, 0, 5, 9, 2, 5, 0]),
     'four of each': torch.arange(4).repeat_interleave(4),
     'shuffled, of large and negative numbers': torch.tensor([-7, 10 ** 12, 3, -7, 3, 10 ** 12, -7, 3]),

@@ -8,7 +8,7 @@ import torch
 
 import batch_mining
 import criteria
-from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair
+from batch_mining import all_pairs, easyhard, hard, lifted, multisimilarity, npair, semihard
 from docs import method_pages
 from tests.batch_mining import references
 from tests.batch_mining.batches import SHAPES, collapsed, grid, unit
@@ -108,6 +108,20 @@ def test_embeddings_that_are_all_equal(name, miner):
             assert len(found), value                       # for these two no negative may be farther, or as near
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')
+def test_at_most_one_synchronisation_on_a_gpu(name, miner, recwarn):
+    batch, labels = unit(32, dtype=torch.float32).cuda(), torch.arange(8).repeat_interleave(4).cuda()
+    mined(miner, batch, labels)                            # what is set up at the first call does not count
+    torch.cuda.set_sync_debug_mode('warn')
+    try:
+        recwarn.clear()
+        mined(miner, batch, labels)
+        found = [warning for warning in recwarn if 'synchronizing' in str(warning.message)]
+    finally:
+        torch.cuda.set_sync_debug_mode('default')
+    assert len(found) <= 1, [str(warning.message) for warning in found]
+
+
 def test_copied_alone_each_file_runs_its_examples_and_the_snippet_of_its_page(tmp_path):
     snippets = {Path(module.__file__): method_pages.snippet('miners', name) for name, module in MINERS.items()}
     results = examples_alone(list(snippets), tmp_path, snippets)
@@ -138,6 +152,10 @@ def test_semihards_window_is_the_losss_margin_in_its_unit_unless_its_own_flag_sa
     flags.miner_semihard_margin = .3
     miner = batch_mining.select(flags)
     assert (miner.margin, miner.power) == (.3, 2)
+
+
+def test_semihards_units_name_losses_that_there_are():
+    assert set(semihard.MARGIN_POWERS) <= set(TAKES_ANY_MINER)
 
 
 def test_in_a_sum_each_loss_has_its_own_window(opt):
@@ -195,6 +213,16 @@ def test_multisimilarity_keeps_what_its_rule_says(labels):
         masks = multisimilarity.multisimilarity_pairs(batch, labels, epsilon)
         assert tuple(set(map(tuple, mask.nonzero().tolist())) for mask in masks) == multisimilarity_reference(
             batch, labels, epsilon)
+
+
+def test_multisimilarity_agrees_with_pytorch_metric_learning():
+    miners = pytest.importorskip('pytorch_metric_learning.miners')
+    for seed in range(5):
+        batch = unit(10, seed=seed)
+        a1, p, a2, n = miners.MultiSimilarityMiner(epsilon=.1)(batch, UNEVEN)
+        positives, negatives = multisimilarity.multisimilarity_pairs(batch, UNEVEN, .1)
+        assert positives.nonzero().tolist() == sorted(torch.stack([a1, p], dim=1).tolist())
+        assert negatives.nonzero().tolist() == sorted(torch.stack([a2, n], dim=1).tolist())
 
 
 @pytest.mark.parametrize('labels', SHAPES.values(), ids=SHAPES)

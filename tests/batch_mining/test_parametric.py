@@ -1,5 +1,6 @@
 """The parametric miner's distributions, and PADS, which adapts them: state, reward, learning, exact resumption."""
 import copy
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import parameters
 from batch_mining import distance, parametric
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of
+from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
          '--tv_split_perc', '0.5')
@@ -265,3 +267,15 @@ def test_training_does_not_notice_the_evaluations(quick, run, tmp_path, monkeypa
     monkeypatch.setattr(distance, 'BatchMiner', Looking)
     assert run(*arguments, '--group', 'looking') == 0
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'looking_s1'))
+
+
+def test_preserved_generators():
+    def draws():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    expected = draws()
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    with preserved():
+        draws()
+    assert draws() == expected

@@ -177,16 +177,9 @@ def maps_of(batch):
     return batch[:, :, None, None] * torch.tensor([[1., .5], [-1., 2.]], dtype=batch.dtype, device=batch.device)
 
 
-def gradients(value, batch, criterion=None):
+def gradients(value, batch, criterion):
     """Of the batch and of each parameter that trains; 0 where the value does not depend on one."""
-    parameters = criterion.parameters() if criterion else ()
-    wanted = [batch, *(parameter for parameter in parameters if parameter.requires_grad)]
+    wanted = [batch, *(parameter for parameter in criterion.parameters() if parameter.requires_grad)]
     found = torch.autograd.grad(value, wanted, allow_unused=True)
     return [torch.zeros_like(tensor) if gradient is None else gradient
             for tensor, gradient in zip(wanted, found, strict=True)]
-
-
-def assert_same(found, expected, batch, criterion=None, tolerance=1e-9):
-    """The values and their gradients."""
-    for one, other in zip(*([value, *gradients(value, batch, criterion)] for value in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

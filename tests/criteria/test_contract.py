@@ -8,7 +8,7 @@ import torch
 import batch_mining
 import criteria
 from tests.criteria import cases, references
-from tests.criteria.test_references import WAYS, batch_of
+from tests.criteria.test_references import WAYS, assert_same, batch_of
 from utilities import method_flags
 from utilities.loss_sums import triplets_from_masks
 
@@ -63,7 +63,7 @@ def test_masks_and_the_triplets_that_they_make_give_the_same(case, opt):
                   for mask in batch_mining.all_pairs.all_pairs(labels))
     values = [cases.fast(cases.build(cases.flags_of(opt, *case), lambda *_, mined=mined: mined)[0], batch, labels)
               for mined in (masks, triplets_from_masks(*masks))]
-    cases.assert_same(*values, batch)
+    assert_same(*values, batch, 1e-9)
 
 
 def test_the_counts_of_the_log(opt):
@@ -175,3 +175,21 @@ def test_a_loss_with_a_margin_declares_its_unit(loss, opt):
     unit = getattr(criteria.CRITERIA[loss], 'MARGIN_UNIT', None)
     assert (unit is not None) == bool(names)
     assert unit in (None, 'distance', 'distance^power', 'variance ratio', 'cosine', 'radian', 'hyperbolic distance')
+
+
+@pytest.mark.parametrize('loss, flags, scaled, power', [
+    *(('triplet', {'power': power}, ['margin'], power) for power in (1., 1.5, 2.)),
+    ('margin', {'beta_constant': True}, ['margin', 'beta'], 1), ('contrastive', {}, ['pos_margin', 'neg_margin'], 1),
+    ('quadruplet', {}, ['margin_alpha_1', 'margin_alpha_2'], 1), ('dr_triplet', {}, ['margin', 'gamma'], 1),
+    ('snr', {'reg_lambda': 0.}, [], 0), ('snr_contrastive', {'reg_lambda': 0.}, [], 0)])
+def test_margins_scale_with_the_batch_as_their_unit_says(loss, flags, scaled, power, opt):
+    """A loss of s times the batch, with margins in units of distance^power times s^power, is s^power times as large."""
+    unit = {0: 'variance ratio', 1: 'distance'}.get(power, 'distance^power')
+    assert criteria.CRITERIA[loss].MARGIN_UNIT == ('distance^power' if loss == 'triplet' else unit)
+    batch, labels = batch_of('three a class, unordered')
+    values = []
+    for scale in (1, 3):
+        own = flags | {name: getattr(opt(), f'loss_{loss}_{name}') * scale ** power for name in scaled}
+        criterion, _ = cases.build(cases.flags_of(opt, loss, own))
+        values.append(cases.fast(criterion, scale * batch, labels).item())
+    assert values[1] == pytest.approx(values[0] * 3 ** power) and values[0] > 0

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import batch_mining
 import criteria
 from tests import host_waits
-from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS
+from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
 from utilities.trace import Trace
 
 N_CLASSES = 5
@@ -96,6 +96,13 @@ def test_direction_regularisation_adds_no_wait_but_that_for_triplets(loss, miner
     assert found == [*listed(loss, miner), *(CONVERSION if takes_masks else [])]
 
 
+def test_a_sum_waits_for_what_its_losses_wait_for(opt):
+    parts = [('margin', 'distance'), ('roadmap', 'none'), ('triplet', 'all'), ('softmax', 'none')]
+    losses, miners = map('+'.join, zip(*parts, strict=True))
+    with host_waits.fake_gpu() as waits:
+        assert found_in(build(opt, loss=losses, batch_mining=miners), waits) == [SHAPE, NUMBER, SHAPE]
+
+
 def test_a_trace_waits_once_for_each_name_in_50_steps(opt):
     with host_waits.fake_gpu() as waits:
         trace, loss = Trace(epoch=1), torch.ones((), device='cuda')
@@ -114,6 +121,31 @@ def test_the_lists_have_names_of_the_registry_and_are_those_of_the_documentation
     section = re.search(r'## What a training step waits for\n(.*?)\n## ', page, re.DOTALL)[1]
     assert {*re.findall(r'`(\w+)`', ' '.join(line.split('|')[1] for line in section.split('\n') if line[:3] == '| `'))
             } == {*MINERS, *LOSSES, *LOSSES_OF_MASKS}
+
+
+READS = {
+    'a number': (lambda tensor: tensor.sum().item(), [NUMBER]),
+    'indices of a mask': (lambda tensor: tensor.nonzero(), [SHAPE]),
+    'values for a mask': (lambda tensor: tensor.index_put_((tensor > 0,), tensor), [SHAPE]),
+    'a value for a mask': (lambda tensor: tensor.masked_fill(tensor > 0, 1), []),
+    'to the host': (lambda tensor: tensor.cpu(), [COPY]),
+    'to the host, without waiting': (lambda tensor: tensor.to('cpu', non_blocking=True), []),
+    'indices on the host': (lambda tensor: tensor[torch.zeros(2, dtype=torch.int64)], [COPY]),
+    'a number from the host': (lambda tensor: torch.tensor(1., device=tensor.device), [COPY]),
+    'a number as an argument': (lambda tensor: tensor / torch.tensor(2.), []),
+}
+
+
+@pytest.mark.parametrize('read, found', READS.values(), ids=READS)
+def test_what_is_noticed(read, found):
+    with host_waits.fake_gpu() as waits:
+        read(torch.ones(4, device='cuda'))
+    assert waits.found == found
+
+
+def test_mixed_devices_are_an_error():
+    with host_waits.fake_gpu(), pytest.raises(RuntimeError, match='(?i)device'):
+        torch.ones(4, device='cuda') + torch.ones(4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='counts synchronisations of an NVIDIA GPU')

@@ -1,4 +1,6 @@
-"""Values that the losses' authors' code or pytorch-metric-learning gives on a batch of six."""
+"""Values that the losses' authors' code or another library gives on a batch of six, and that library itself."""
+import math
+
 import pytest
 import torch
 
@@ -30,6 +32,7 @@ NUMBERS = [
     ('triplet', {'margin': .1, 'power': 1., 'active_only': True}, UNIT, None, None, 0.608880),
     ('contrastive', {}, UNIT, listed, None, 1.082290),
     ('contrastive', {}, UNIT, None, None, 1.064613),
+    ('contrastive', {'pos_margin': .2, 'neg_margin': .9, 'active_only': True}, UNIT, None, None, 0.939657),
     ('margin', {}, UNIT, listed, BETA * 0 + 1.2, 0.610954),
     ('margin', {'nu': .01}, UNIT, listed, BETA, 0.654287),
     ('multisimilarity', {}, UNIT, None, None, 0.576050),
@@ -38,51 +41,73 @@ NUMBERS = [
     ('npair', {'negatives': 'pairs', 'l2': 0.}, RAW, pair_masks, None, 1.084425),
     ('angular', {}, RAW, None, None, 7.516809),
     ('lifted', {}, RAW, None, None, 2.296669),
+    ('lifted', {'l2': 0.}, RAW, None, None, 2.291252),
     ('liftedstructure', {}, RAW, None, None, 4.665631),
     ('histogram', {'nbins': 11}, UNIT, None, None, 0.375244),
+    ('histogram', {}, UNIT, None, None, 0.333333),
     ('proxynca', {}, UNIT, None, VECTORS, -1.947754),
     ('snr', {}, UNIT, listed, None, 2.304970),
+    ('snr', {'reg_lambda': 0.}, UNIT, listed, None, 2.300170),
     ('softmax', {}, UNIT, None, VECTORS, 4.757040),
     ('softtriplet', {}, UNIT, None, CENTRES, 0.254955),
+    ('softtriplet', {'reg_weight': 0.}, UNIT, None, CENTRES, 0.137591),
+    ('softtriplet', {'lambda': 20., 'reg_weight': .2}, UNIT, None, CENTRES, 0.152148),
     ('arcface', {}, UNIT, None, VECTORS, 4.965025),
     ('ntxent', {}, UNIT, None, None, 7.079472),
     ('cosface', {}, UNIT, None, VECTORS, 21.601519),
     ('fastap', {}, UNIT, None, None, 0.410253),
     ('snr_contrastive', {'reg_lambda': .1}, UNIT, None, None, 4.765729),
     ('dr_triplet', {}, UNIT, listed, None, 0.248678),
+    ('dr_triplet', {}, UNIT, cases.every_triple, None, 0.219843),
     ('dr_proxynca', {}, UNIT, None, VECTORS, 0.780327),
+    ('dr_proxynca', {'gamma': 0.}, UNIT, None, VECTORS, 0.701524),
     ('dr_proxynca', {'scale': 3.}, UNIT, None, VECTORS, -2.021264),
+    ('dr_proxynca', {'scale': 3., 'gamma': 0.}, UNIT, None, VECTORS, -1.947754),
     ('dr_multisimilarity', {}, UNIT, None, None, 0.567525),
+    ('dr_multisimilarity', {'gamma': 0.}, UNIT, None, None, 0.568878),
     ('proxyanchor', {}, UNIT, None, VECTORS, 32.594533),
     ('proxynca_pp', {}, UNIT, None, VECTORS, 4.288202),
     ('circle', {}, UNIT, None, None, 101.607009),
+    ('circle', {'margin': .25, 'gamma': 10.}, UNIT, None, None, 14.779502),
     ('supcon', {}, UNIT, None, None, 5.057405),
     ('subcenter_arcface', {'n_centers': 2}, UNIT, None, CENTRES, 2.963660),
     ('smoothap', {'temperature': .1}, UNIT, None, None, 0.160628),
+    ('smoothap', {}, UNIT, None, None, .111264),
     ('recallatk', {'k': [1, 2], 'rank_temperature': .1}, UNIT, None, None, 0.610934),
+    ('roadmap', {'lambda': 0.}, UNIT, None, None, 0.165846),
     ('roadmap', {'lambda': 0., 'offset': 1.44}, UNIT, None, None, 0.165845),
+    ('roadmap', {'lambda': 1.}, UNIT, None, None, 0.720000),
     ('roadmap', {}, UNIT, None, None, 0.442923),
     ('hyperbolic', {}, RAW, None, None, 3.763481),
     ('oproxy', {}, UNIT, None, VECTORS, 32.594533),
     ('oproxy', {'mode': 'nca'}, UNIT, None, VECTORS, 23.673549),
     ('tcm', {}, UNIT, None, None, 0.781333),
+    ('tcm', {'margin_neg': .6}, UNIT, None, None, 0.720000),
     ('pfml', {'alpha': 2., 'delta': .8}, UNIT, None, VECTORS[:, None], 64.003425),
+    ('pfml', {}, UNIT, None, VECTORS[:, None], 31801.528493),
     ('dcl', {}, UNIT, None, None, 3.773321),
+    ('dcl', {'temperature': .5}, UNIT, None, None, 1.450295),
     ('dcl', {'weighted': True}, UNIT, None, None, 9.157375),
+    ('mfcont', {'reg_weight': 1.}, UNIT, None, VECTORS, 0.400707),
     ('mfcont', {'neg_margin': 1., 'reg_weight': 1.}, UNIT, None, VECTORS, 1.363578),
     ('mfcwms', {}, UNIT, None, VECTORS, 69.419666),
+    ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5}, UNIT, None, VECTORS, 0.619618),
     ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5, 'reg_weight': 1.}, UNIT, None, VECTORS, 0.632703),
+    ('mfcwms', {'alpha': 2., 'beta': 40., 'margin': .5}, UNIT, None, FIVE, 0.871343),
     ('contextual', {}, UNIT, None, None, 0.951714),
+    ('contextual', {'contrastive_weight': 0., 'reg_weight': 0.}, UNIT, None, None, .4 * 0.255642),
     ('contextual', {'contrastive_weight': 0., 'reg_weight': 0., 'k': 2}, UNIT, None, None, .4 * 0.066406),
     ('contextual', {'contrastive_weight': .2, 'reg_similarity': .3, 'context_weight': .8}, UNIT, None, None, 0.544145),
     ('antico', {'pos_alpha': 32., 'neg_alpha': 32.}, UNIT, None, VECTORS, 0.576560),
     ('antico', {'pos_alpha': 32., 'neg_alpha': 32., 'type': 'pair'}, UNIT, None, VECTORS, 0.543031),
+    ('antico', {'w_align': 0., 'rate_term': 'linear'}, UNIT, None, VECTORS, -1.383838),
     ('antico', {'w_align': 0., 'rate_term': 'linear', 'type': 'pair'}, UNIT, None, VECTORS, -1.527461),
     ('ldam', {}, UNIT, None, VECTORS, 11.027614),
     ('ldam', {'weights_beta': .9999}, UNIT, None, VECTORS, 22.917865),
     ('dynamic_arcface', {'n_centers': 1, 'feature_scale': 30.}, UNIT, None, VECTORS[:, None], 8.237572),
     ('dynamic_arcface', {'n_centers': 2, 'feature_scale': 64.}, UNIT, None, CENTRES, 0.783335),
     ('happier', {'lambda': 0., 'offset': 1.44}, UNIT, None, VECTORS, 0.264054),
+    ('happier', {'lambda': 0.}, UNIT, None, VECTORS, 0.264078),
     ('happier', {'offset': 1.44}, UNIT, None, VECTORS, 0.713352),
 ]
 
@@ -206,3 +231,99 @@ def masks_of_all():
     """Each sample's only positive and all its negatives."""
     same = LABELS[:, None] == LABELS
     return same ^ torch.eye(6, dtype=torch.bool), ~same
+
+
+@pytest.fixture
+def in_double():
+    """Some of the other library's constants have torch's default type."""
+    torch.set_default_dtype(cases.F64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def theirs():
+    """The other library's losses that are the same."""
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity, LpDistance, SNRDistance
+    from pytorch_metric_learning.miners import MultiSimilarityMiner
+    from pytorch_metric_learning.reducers import MeanReducer
+    from pytorch_metric_learning.regularizers import SparseCentersRegularizer, ZeroMeanRegularizer
+    mean, plain, snr = MeanReducer(), LpDistance(normalize_embeddings=False), SNRDistance(normalize_embeddings=False)
+    sized, mined = {'num_classes': 3, 'embedding_size': 3}, MultiSimilarityMiner(.1)
+    sums = {'embedding_regularizer': ZeroMeanRegularizer()}
+
+    def with_(loss, **parameters):
+        for name, value in parameters.items():
+            setattr(loss, name, torch.nn.Parameter(value.clone()))
+        return loss
+
+    def with_miner(loss):
+        return lambda batch, labels: loss(batch, labels, mined(batch, labels))
+
+    centres = CENTRES.flatten(0, 1)
+    return {
+        'triplet': losses.TripletMarginLoss(
+            .2, distance=LpDistance(power=2, normalize_embeddings=False), reducer=mean),
+        'triplet margin=0.1 power=1.0 active_only=True': losses.TripletMarginLoss(.1),
+        'contrastive': losses.ContrastiveLoss(0, 1, distance=plain, reducer=mean),
+        'contrastive pos_margin=0.2 neg_margin=0.9 active_only=True':
+            losses.ContrastiveLoss(.2, .9, distance=plain),
+        'margin': losses.MarginLoss(.2, 0, 1.2, distance=plain),
+        'margin nu=0.01': with_(
+            losses.MarginLoss(.2, .01, 1.2, distance=plain, learn_beta=True, num_classes=3), beta=BETA),
+        'multisimilarity': with_miner(losses.MultiSimilarityLoss(2, 40, .5)),
+        'multisimilarity margin=2.0': losses.MultiSimilarityLoss(2, 40, .5),
+        'npair negatives=pairs l2=0.0': losses.NPairsLoss(distance=DotProductSimilarity(normalize_embeddings=False)),
+        'lifted l2=0.0': losses.GeneralizedLiftedStructureLoss(1, 0, distance=plain, reducer=mean),
+        'liftedstructure': losses.LiftedStructureLoss(1, 0, distance=plain),
+        'histogram nbins=11': losses.HistogramLoss(n_bins=10),
+        'histogram': losses.HistogramLoss(n_bins=64),
+        'snr': losses.TripletMarginLoss(.2, distance=snr, embedding_reg_weight=.005, **sums),
+        'softmax': with_(losses.NormalizedSoftmaxLoss(**sized, temperature=.05), W=VECTORS.T),
+        'softtriplet reg_weight=0.0': with_(
+            losses.SoftTripleLoss(**sized, centers_per_class=2, la=8, gamma=.1, margin=.01), fc=centres.T),
+        'softtriplet': with_(losses.SoftTripleLoss(
+            **sized, centers_per_class=2, la=8, gamma=.1, margin=.01, weight_reg_weight=.2,
+            weight_regularizer=SparseCentersRegularizer(3, 2)), fc=centres.T),
+        'arcface': with_(losses.ArcFaceLoss(**sized, margin=math.degrees(.5), scale=16), W=VECTORS.T),
+        'cosface': with_(losses.CosFaceLoss(**sized, margin=.35, scale=64), W=VECTORS.T),
+        'subcenter_arcface n_centers=2': with_(
+            losses.SubCenterArcFaceLoss(**sized, margin=math.degrees(.5), scale=64, sub_centers=2), W=centres.T),
+        'ntxent': losses.NTXentLoss(.07),
+        'fastap': losses.FastAPLoss(10),
+        'snr_contrastive reg_lambda=0.1': losses.SignalToNoiseRatioContrastiveLoss(
+            pos_margin=0, neg_margin=1, distance=snr, embedding_reg_weight=.1, **sums),
+        'proxyanchor': with_(losses.ProxyAnchorLoss(**sized, margin=.1, alpha=32), proxies=VECTORS),
+        'proxynca_pp': with_(losses.ProxyNCALoss(**sized, softmax_scale=9), proxies=VECTORS),
+        'circle': losses.CircleLoss(.4, 80),
+        'supcon': losses.SupConLoss(.1),
+        'tcm': losses.ThresholdConsistentMarginLoss(),
+        'roadmap lambda=1.0': losses.ContrastiveLoss(pos_margin=.9, neg_margin=.6, distance=CosineSimilarity()),
+    }
+
+
+@pytest.mark.filterwarnings('ignore:Using a non-tuple sequence')
+def test_agrees_with_pytorch_metric_learning(opt, in_double):
+    """On the batch of six and, where classes may be larger, on a random one."""
+    named = {cases.named(row[:2]): row[:2] for row in NUMBERS}
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 0, 0])
+    batch = torch.randn(len(labels), 3, dtype=cases.F64, generator=torch.Generator().manual_seed(0))
+    for name, other in theirs().items():
+        loss, flags = named[name]
+        weights = {'margin': BETA if flags else BETA * 0 + 1.2, 'softtriplet': CENTRES, 'subcenter_arcface': CENTRES}
+        unit = loss in ('triplet', 'contrastive', 'margin', 'snr', 'snr_contrastive')
+        batches = [(UNIT, LABELS), (torch.nn.functional.normalize(batch, dim=1), labels)] if unit else [
+            (RAW, LABELS), (batch, labels)]
+        criterion, _ = cases.build(cases.flags_of(opt, loss, flags, n_classes=3, embed_dim=3),
+                                   pair_masks if loss == 'npair' else None, weights.get(loss, VECTORS))
+        tolerance = 5e-7 if name == 'softtriplet' else 1e-8               # no 1e-5 under their regulariser's root
+        for given in batches[:1 if loss == 'npair' else 2]:
+            expected = pytest.approx(other(*given).item(), abs=tolerance)
+            assert cases.fast(criterion, *given).item() == expected, name
+
+
+def test_the_angular_term_agrees_with_pytorch_metric_learning(in_double):
+    """Which leaves the negatives as long as they are, so on unit vectors only."""
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    ours = criteria.angular.angular_terms(UNIT, *masks_of_all()).mean()
+    assert ours.item() == pytest.approx(losses.AngularLoss(alpha=45)(UNIT, LABELS).item(), abs=1e-8)

@@ -1,4 +1,5 @@
-"""What holds for every loss and any batch: names do not matter, nothing is NaN, half precision is upcast."""
+"""What holds for every loss and any batch: order and names do not matter, nothing is NaN, half precision is upcast."""
+import copy
 import itertools
 import re
 
@@ -16,8 +17,8 @@ DETERMINED = {'npair': [0, 0, 1, 1, 2, 2], 'angular': [0, 0, 1, 1, 2, 2], 'quadr
 AS_THEY_ARE = re.search(r'These do not: (.*?)\n\n', TEXT, re.DOTALL)[1].replace('antico', '')
 NORMALISING = [name for name, module in cases.PUBLISHED.items()
                if not module.REQUIRES_BATCHMINER and name not in re.findall(r'\w+', AS_THEY_ARE)]
-# Parameters with a row for each class
-OF_CLASSES = ['weights', 'proxies', 'centers', 'centroids']
+# Parameters and buffers with a row for each class; in hier, not of classes
+OF_CLASSES = ['weights', 'biases', 'proxies', 'centers', 'centroids', 'beta', 'superclasses', 'class_counts']
 
 
 @pytest.fixture(params=criteria.CRITERIA)
@@ -48,14 +49,40 @@ def all_equal(found, expected, rtol=1e-7, atol=1e-8):
         torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize('loss', [loss for loss, module in criteria.CRITERIA.items() if not module.REQUIRES_OPTIM])
-def test_the_names_of_the_classes_do_not_matter(loss, opt):
-    """Where they are not rows of parameters."""
+def assert_the_order_does_not_matter(loss, criterion, batch, labels, seed):
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    if loss == 'hyperbolic':               # the samples of a class meet in the order of the batch: that one is kept
+        place = order.argsort()
+        for label in labels.unique():
+            own = labels == label
+            place[own] = place[own].sort().values
+        order = place.argsort()
+    value, gradient, *others = evaluate(criterion, batch, labels)
+    all_equal(evaluate(criterion, batch[order], labels[order]), [value, gradient[order], *others])
+
+
+def assert_names_do_not_matter(loss, criterion, batch, labels, seed):
+    value, gradient, *others = evaluate(criterion, batch, labels)
+    if others:                             # names are rows of parameters and buffers, which move along
+        names = torch.randperm(4, generator=torch.Generator().manual_seed(seed))
+        criterion, rows, moved = copy.deepcopy(criterion), names.argsort(), set(OF_CLASSES if loss != 'hier' else ())
+        for name, tensor in (*criterion.named_parameters(), *criterion.named_buffers()):
+            tensor.data = tensor.data[rows] if name in moved else tensor.data
+        others = [other[rows] if name in moved else other
+                  for (name, _), other in zip(criterion.named_parameters(), others, strict=True)]
+    else:
+        names = torch.tensor([2 ** 40 - 1, 5, 0, 77]).roll(seed)
+    all_equal(evaluate(criterion, batch, names[labels]), [value, gradient, *others])
+
+
+def test_neither_the_order_of_the_batch_nor_the_names_of_the_classes_matter(loss, opt):
     criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
     for seed in range(5):
         labels = torch.tensor(DETERMINED[loss]) if loss in DETERMINED else random_labels(seed)
-        batch, names = 1.5 * random(seed, len(labels), 4), torch.tensor([2 ** 40 - 1, 5, 0, 77]).roll(seed)
-        all_equal(evaluate(criterion, batch, names[labels]), evaluate(criterion, batch, labels))
+        batch = 1.5 * random(seed, len(labels), 4)
+        if loss != 'hier':                                                       # it samples triplets at random
+            assert_the_order_does_not_matter(loss, criterion, batch, labels, seed)
+        assert_names_do_not_matter(loss, criterion, batch, labels, seed)
 
 
 def degenerate(kind, n, seed):
@@ -135,6 +162,14 @@ def test_losses_that_normalise_do_not_see_norms(loss, opt):
     norms = torch.tensor([1e-6, 1e4, 1, 3, .1, 1e2, 1e-3], dtype=cases.F64)[:, None]
     value, gradient, *others = evaluate(criterion, batch, labels)
     all_equal(evaluate(criterion, norms * batch, labels), [value, gradient / norms, *others], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize('loss', sorted(set(cases.PUBLISHED) - {*NORMALISING, 'snr', 'snr_contrastive'}))
+def test_the_other_losses_do_but_for_those_of_ratios(loss, opt):
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    batch = random(1, len(labels), 4)
+    criterion, _ = cases.build(cases.flags_of(opt, loss, {}))
+    assert abs(evaluate(criterion, batch, labels)[0] - evaluate(criterion, 1.2 * batch, labels)[0]) > 1e-3
 
 
 @pytest.mark.parametrize('device', DEVICES)

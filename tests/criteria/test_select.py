@@ -254,7 +254,7 @@ def memory_of(opt, loss='contrastive', **flags):
 
 
 def test_the_known_number_of_the_memorys_term(opt):
-    """Which pytorch-metric-learning has alone, without the batch's."""
+    """Which the other library has alone, without the batch's."""
     _, criterion = memory_of(opt, bs=2)
     earlier = torch.tensor([(.6, 0, -.8), (0, 1, 0)], dtype=cases.F64)
     value(criterion, earlier, torch.tensor([2, 0]))
@@ -263,6 +263,11 @@ def test_the_known_number_of_the_memorys_term(opt):
     _, weighted = memory_of(opt, bs=2, xbm_weight=.25)
     value(weighted, earlier, torch.tensor([2, 0]))
     assert value(weighted).item() == pytest.approx(.25 * 1.139633 + 1.064613, abs=1.1e-6)
+    losses = pytest.importorskip('pytorch_metric_learning.losses')
+    from pytorch_metric_learning.reducers import MeanReducer
+    theirs = losses.CrossBatchMemory(losses.ContrastiveLoss(0, 1, reducer=MeanReducer()), 3, memory_size=8)
+    theirs(earlier, torch.tensor([2, 0]))
+    assert theirs(UNIT, LABELS).item() == pytest.approx(1.139633, abs=1e-6)
 
 
 @pytest.mark.parametrize('loss', ['contrastive', 'multisimilarity', 'ntxent', 'supcon', 'circle'])
@@ -282,7 +287,9 @@ def test_the_memory_is_a_ring_of_past_batches_and_this_one_without_each_samples_
         expected = value(plain, batch, labels) + plain(
             batch=batch, labels=labels, references=entries, reference_labels=entry_labels,
             own=torch.arange(len(kept) - size, len(kept)))
-        cases.assert_same(total, expected, batch, tolerance=1e-8)
+        gradients = [torch.autograd.grad(loss, batch)[0] for loss in (total, expected)]
+        torch.testing.assert_close(total, expected, rtol=0, atol=1e-8)
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-8)
 
 
 def test_the_memory_is_used_after_its_start_and_filled_before(opt):
@@ -348,7 +355,10 @@ def test_dr_weight_subtracts_the_mean_direction(loss, labels, opt):
     expected = value(base, batch, labels) - .4 * references.average(
         [references.direction(*batch[[a, p, n]]) for a, p, n in triplets], batch)
     found = value(select(namespace), batch, labels)
-    cases.assert_same(found, expected, batch)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    gradients = [torch.autograd.grad(total, batch)[0] for total in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+    assert found.isfinite() and gradients[0].isfinite().all()
 
 
 def test_dr_weight_and_a_memory_together_count_the_direction_once(opt):
@@ -455,9 +465,11 @@ def test_a_loss_of_the_library_gets_its_sizes_trains_and_adds_up(opt):
     ({'loss': 'triplet', 'batch_mining': 'pml:Nonsense'}, 'has no such class in miners; choose from .*HardMiner'),
     ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{'nonsense': 1}]},
      '--loss pml:TripletMarginLoss: .*nonsense.*; its arguments are set with --loss_pml_args'),
+    ({'loss': 'pml:TripletMarginLoss', 'loss_pml_args': [{}, {}]}, r'--loss_pml_args: expected one .*\(1\), not 2'),
     ({'loss': 'pml:DynamicSoftMarginLoss'}, 'pml:DynamicSoftMarginLoss does not work here: it keeps a histogram'),
     ({'loss': 'pml:CrossBatchMemory', 'loss_pml_args': [{'loss': {'ContrastiveLoss': {}}}]},
      'pml:CrossBatchMemory does not work here: it keeps earlier batches.* --xbm_size'),
+    ({'loss': 'pml:SelfSupervisedLoss', 'loss_pml_args': [{'loss': {'CrossBatchMemory': {}}}]}, 'it keeps earlier'),
     ({'loss': 'pml:TripletMarginLoss', 'dr_weight': .1}, '--dr_weight does not work with --loss pml:TripletMargin'),
 ])
 def test_what_the_library_does_not_have_or_take_is_refused(flags, sentence, opt):
@@ -493,6 +505,7 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
 
 @pytest.mark.parametrize('loss, miner, arguments', [
     ('VICRegLoss', 'distance', {}), ('ContrastiveLoss', 'none', {'distance': 3}),
+    ('BaseMetricLossFunction', 'none', {}),
     ('ContrastiveLoss', 'pml:EmbeddingsAlreadyPackagedAsTriplets', {}),
 ])
 def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, arguments):
@@ -504,8 +517,9 @@ def test_classes_of_the_library_that_do_not_work_are_refused(opt, loss, miner, a
 
 
 @pytest.mark.parametrize('mined, sentence', [
-    (None, 'it returned None'), ([1, 2, 3], 'it returned list of 3, the first int'),
+    (None, 'it returned None'), ({'a': 1}, 'it returned dict'), ([1, 2, 3], 'it returned list of 3, the first int'),
     (torch.rand(4, 3), r'it returned Tensor of float32 \[4, 3\]'),
+    (torch.zeros(4, 2).long(), r'it returned Tensor of int64 \[4, 2\]'),
     (torch.eye(8).bool(), r'it returned Tensor of bool \[8, 8\]'),
     ((torch.eye(3).bool(),) * 2, r'it returned tuple of 2, the first Tensor of bool \[3, 3\]'),
 ])

@@ -1,7 +1,10 @@
-"""The flags of Launch_Runs.py: what is refused in a sentence."""
+"""The flags of Launch_Runs.py: what is refused in a sentence, and the slots that they amount to."""
+import shlex
+
 import pytest
 
 import Launch_Runs
+from launching import plan, slots, slurm
 
 
 @pytest.mark.parametrize('arguments, sentence', [
@@ -19,3 +22,17 @@ def test_flags_that_cannot_be(arguments, sentence, script, capsys, monkeypatch, 
     runs = script([], [])
     assert Launch_Runs.main([argument.replace('{script}', runs) for argument in arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_slots():
+    def of_flags(*arguments):
+        return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
+    assert of_flags('--gpus', '0,2', '--per_gpu', '2') == [['--gpu', '0'], ['--gpu', '2']] * 2
+    assert of_flags() == [[]]
+
+
+@pytest.mark.parametrize('arguments', [['--config=x.yaml'], ['--seed', '1', '--group', 'a b']])
+def test_a_job_of_slurm_gets_the_arguments_of_its_line(arguments, tmp_path):
+    job = slurm.slurm_job(plan.Planned(arguments, {}, tmp_path, 'r_s1'), n_gpus=2)
+    opt = Launch_Runs.build().parse_args(job.command[2:])
+    assert shlex.split(opt.line) == arguments and (opt.gpus_per_job, opt.nodes) == (2, 1)

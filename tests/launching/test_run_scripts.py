@@ -91,17 +91,20 @@ def test_a_budget_of_the_study_leaves_out_seeds_and_then_miners():
     small = {'SECTIONS': 'miners samplers'}
     whole, samplers = hours('miners samplers'), hours('samplers')
     everything, fewer, fewest = (budget(f'{share * whole:.3f}', **small) for share in (1.01, .75, .5))
+    assert [done.returncode for done in (everything, fewer, fewest)] == [0, 0, 0]
     assert of(everything)[0] == set('01234') and 'leaves out' not in everything.stderr
     assert of(fewer) == (set('012'), of(everything)[1]) and 'leaves out the seeds 3 4.' in fewer.stderr
     left_out = fewest.stderr.partition('leaves out the miners ')[2].partition('.')[0].split()
     assert of(fewest)[0] == set('012') and 'random_distance' in left_out and 'distance' not in left_out
     assert of(everything)[1] - of(fewest)[1] == {f'Omniglot_{loss}_{miner}' for loss in ('triplet', 'margin')
                                                  for miner in left_out}
-    estimate = float(fewest.stderr.partition('The runs take about ')[2].partition(' hours on two threads')[0])
-    assert 0 < estimate <= .5 * whole + .005
+    for done, limit in ((everything, 1.01 * whole), (fewer, .75 * whole), (fewest, .5 * whole)):
+        estimate = float(done.stderr.partition('The runs take about ')[2].partition(' hours on two threads')[0])
+        assert 0 < estimate <= limit + .005
     none = budget(f'{samplers / 5:.3f}', **small)
     assert none.returncode == 2 and not none.stdout and 'hours; choose fewer SECTIONS' in none.stderr
     assert float(none.stderr.partition('exceed it by ')[2].split()[0]) == pytest.approx(samplers * .4, abs=.02)
+    assert 'expected a number of hours' in budget('many').stderr
 
 
 def test_a_run_of_the_study_is_listed_once_with_all_seeds_of_its_sections():

@@ -32,9 +32,11 @@ def test_a_plain_file_of_commands(text, commands, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('text, sentence', [
     ('python main.py --seed 1\nfor seed in 1 2; do\n', 'line 2: expected python main.py ...'),
+    ('cd /somewhere\npython main.py', 'line 1: expected python main.py ..., not cd /somewhere'),
     ('source run_lines.sh\nline --seed 1', 'line 1: expected .*second line "# Launch_Runs.py executes this'),
     ('python main.py --source $NOWHERE', r'line 1: \$NOWHERE has no value; .*NOWHERE=VALUE python'),
     ('python main.py --gpu $1', r'line 1: \$1 is an argument of a script, .* gpu=0 python Launch_Runs.py'),
+    ('python main.py\nNOWHERE=$2', r'line 2: \$NOWHERE has no value; set it in the file, or in the environment'),
     ('gpu=${1:-0}\npython main.py --gpu $gpu', r'line 1: only a shell can interpret \${1:-0}'),
     ('python main.py --seed 1 &', 'line 1: only a shell can interpret &'),
     ('python main.py --group "a', 'line 1: no closing quotation'),
@@ -52,10 +54,13 @@ def test_what_is_no_script_of_runs(text, sentence, tmp_path, monkeypatch):
     '# --list\ntouch {mark}\npython main.py --seed 1',
     '#!/bin/bash\n# ./runs.sh [--list]\ntouch {mark}\npython main.py --seed 1',
     'python main.py --seed 1 --group "$(touch {mark})" # --list',
+    'python main.py --seed 1 --group `touch {mark}` # --list',
     'group=$(touch {mark})\npython main.py --group $group # --list',
     'python main.py --seed 1; touch {mark} # --list',
     f'# first\n{script.MARKER}\ntouch {{mark}}\npython main.py',                # without #!
+    f'#!/bin/bash\n\n{script.MARKER}\ntouch {{mark}}\npython main.py',          # not the second line
     f'#!/bin/bash\n{script.MARKER}, or not\ntouch {{mark}}\npython main.py',
+    f'#!/bin/bash\n  {script.MARKER}\ntouch {{mark}}\npython main.py',
 ])
 def test_no_file_is_executed_that_does_not_ask_for_it(text, tmp_path, capsys):
     (tmp_path / 'runs.sh').write_text(text.replace('{mark}', str(tmp_path / 'mark')))

@@ -63,9 +63,10 @@ def test_a_search_leaves_no_key_and_no_password(flags, tmp_path, monkeypatch, ca
         assert_nowhere(tmp_path, secret, printed, but=('main.py',))
 
 
-@pytest.mark.parametrize('url', ['postgresql://u:pa55word@:x/db', 'nodatabase://u:pa55word@h/db', 'pa55word',
-                                 'postgresql://u:p@pa55word@127.0.0.1:1/db',
-                                 'postgresql://127.0.0.1:1/db?user=u&password=pa55word'])
+@pytest.mark.parametrize('url', ['postgresql://u:pa55word@:x/db', 'postgresql://u:pa55word@', 'postgresql://u:/pa55word',
+                                 'postgresql://u:12/pa55word@127.0.0.1:1/db', 'nodatabase://u:pa55word@h/db',
+                                 'postgresql://u:p@pa55word@127.0.0.1:1/db', 'postgresql://u:pa55word@[::1/db',
+                                 'postgresql://127.0.0.1:1/db?user=u&password=pa55word', 'pa55word'])
 def test_a_storage_that_cannot_be_used_is_refused_without_its_password(url, flags, tmp_path, capsys):
     assert Hyperparameter_Search.main([*flags, *TUNE, '--storage', url]) == 2
     error = capsys.readouterr().err

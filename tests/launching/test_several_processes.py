@@ -29,7 +29,7 @@ def test_slots_of_several_gpus():
     def of_flags(*arguments):
         return slots.slot_arguments(Launch_Runs.build().parse_args(arguments))
     pairs = [['--gpu', '0', '1'], ['--gpu', '2', '5']]
-    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs and of_flags() == [[]]
+    assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2') == pairs
     assert of_flags('--gpus', '0,1,2,5', '--gpus_per_run', '2', '--per_gpu', '2') == pairs * 2
     with pytest.raises(UserError, match='--gpus 0,1,2 --gpus_per_run 2: the number of GPUs must be a multiple of 2'):
         of_flags('--gpus', '0,1,2', '--gpus_per_run', '2')

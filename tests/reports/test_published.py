@@ -96,7 +96,8 @@ def welch_freedom(one, n, other, m):
 
 @pytest.mark.parametrize('flags, reason', [
     ({'arch': 'resnet50_frozen'}, 'arch resnet50_frozen, published resnet50_frozen_normalize'),
-    ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'split_scheme': 'class_folds'}, 'published half'),
+    ({'embed_dim': 64}, 'embed_dim 64, published 128'), ({'bs': 80}, 'bs 80, published 112'),
+    ({'n_epochs': 100}, 'n_epochs 100, published 150'), ({'split_scheme': 'class_folds'}, 'published half'),
     ({'use_tv_split': True}, 'use_tv_split True, published False'),
     ({'reached': 80}, 'epoch 80 reached, published 150')])
 def test_a_run_under_another_protocol_has_the_reason_in_its_place(flags, reason, roth, evaluate, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from records import run_folder
-from reports import final_rows
+from reports import final_rows, tables
 from tests.reports.printed import cells, column_of, compile_latex, expected
 
 
@@ -145,8 +145,12 @@ def damage(folder, kind):
     lines = log.read_text().splitlines(keepends=True)
     if kind == 'cut':
         log.write_text(''.join(lines)[:-5])
+    elif kind == 'short line':
+        log.write_text(''.join(lines[:-1]) + '4,0.5\n')
     elif kind == 'rows missing':
         log.write_text(''.join(lines[:-2]))
+    elif kind == 'no numbers':
+        log.write_text(''.join(lines).replace('1e-05', 'x'))
     elif kind == 'summary':
         (folder / 'summary.json').write_text('{"finished": tr')
     elif kind == 'config':
@@ -155,7 +159,9 @@ def damage(folder, kind):
 
 @pytest.mark.parametrize('kind, sentence', [
     ('cut', 'A_s1/log.csv: cut off in its last line'),
+    ('short line', 'A_s1/log.csv, line 6: cut off or damaged: 2 value'),
     ('rows missing', 'A_s1/log.csv: 2 of 4 epochs, but summary.json has epoch 4: rows are missing'),
+    ('no numbers', 'A_s1/log.csv, line 2: not the numbers of a run'),
     ('summary', 'A_s1/summary.json: not a complete summary'), ('config', 'A_s1/config.yaml: not readable'),
 ])
 def test_half_written_records_are_named_and_nothing_is_written(kind, sentence, make, evaluate, tmp_path):
@@ -314,3 +320,17 @@ def test_groups_that_cannot_be_averaged(make, evaluate, tmp_path):
     (folder / 'log.csv').write_text(text.replace(str(column_of(folder, 'test_nmi')[-1]), 'nan'))
     code, _, error = evaluate('--only', 'C_')
     assert code == 2 and 'group C, seed(s) 0: test_nmi is not a number' in error
+
+
+@pytest.mark.parametrize('n_datasets, n_metrics, environment', [
+    (1, 2, 'table'), (1, 3, 'table*'), (3, 5, 'table*')])
+def test_tables_fit_a_page_of_two_columns(n_datasets, n_metrics, environment, tmp_path):
+    names = [f'test_{name}' for name in ('e_recall@1', 'map_at_r', 'nmi', 'f1', 'mAP')][:n_metrics]
+    datasets = ['cub200', 'cars196', 'online_products'][:n_datasets]
+    table = {method: {(dataset, name): tables.Cell(.8, .01, 3, 3, '82.4 ± 0.1', best=method == 'MS')
+                      for dataset in datasets for name in names} for method in ('Contrastive_Distance', 'MS')}
+    latex = tables.latex(table, datasets, names, 'Mean ± standard deviation (n − 1).')
+    assert rf'\begin{{{environment}}}' in latex and (r'\resizebox' in latex) == (n_datasets * n_metrics > 9)
+    printed = compile_latex(latex, tmp_path, '\\documentclass[twocolumn]{article}\\usepackage{booktabs,graphicx}'
+                            '\\setlength{\\textwidth}{487pt}\\setlength{\\columnsep}{18pt}')
+    assert 'Overfull' not in printed

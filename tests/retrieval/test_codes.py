@@ -102,6 +102,16 @@ def test_codes_of_many_images_equal_brute_force(name, n_queries, monkeypatch):
     assert row['ms'] > 0 and row['rescored_ms'] > 0 and again['map_at_r'] >= row['map_at_r'] - 1e-12
 
 
+def test_all_images_re_scored_have_the_metrics_of_the_embeddings():
+    labels = np.arange(60) // 4
+    pool = evaluation.Pool(torch.from_numpy(points_of(15, 8)[labels] + points_of(60, 8, seed=1)), labels)
+    expected = evaluation.compute(METRICS, pool.embeddings, labels)
+    for name in ('8', '2', 'int8', 'binary'):
+        row = measured(name, pool, 1000)
+        assert {metric: row[f'rescored_{metric}'] for metric in METRICS} == pytest.approx(expected, abs=1e-12)
+    assert measured('8', pool)['map_at_r'] == expected['map_at_r']
+
+
 def test_int8_is_within_half_a_step_and_reads_its_rows_as_embeddings():
     points = np.concatenate([points_of(9, 6), np.zeros((1, 6), np.float32), 1e30 * points_of(2, 6),
                              1e-30 * points_of(1, 6)])

@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,6 +90,20 @@ def test_the_file_gives_the_embeddings_of_the_network(arch, suffix, patterns, tm
         assert 'CenterCrop' in program.described['before'][1] and program.described['network'] == network.id
 
 
+def test_a_run_is_exported_with_its_average_weights(quick, run, tmp_path):
+    assert run(*quick, '--ema', '0.5', '--evaluation_metrics', 'e_recall@1') == 0
+    folder, features, found = folder_of(tmp_path), ['--eval_features', '--eval_normalize'], []
+    for flags in features, [*features, '--eval_ema']:
+        assert after_training(folder, 'embeddings', tmp_path / 'embeddings.npz', *flags) == 0
+        found.append(np.load(tmp_path / 'embeddings.npz')['embeddings'][:5])
+    assert after_training(folder, 'export', tmp_path / 'network.pt2', *flags) == 0
+    paths = [*np.load(tmp_path / 'embeddings.npz')['paths'][:5]]
+    images = datasets.ImageSet(datasets.base.ImageTable(paths, paths), range(5), retrieval.load(folder)[1].pipeline)
+    batch = images.transform.collate([image for image, _, _ in images.loaded(range(5))])
+    np.testing.assert_allclose(runner(tmp_path / 'network.pt2')(batch.contiguous()), found[1], atol=1e-5)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
 @pytest.mark.parametrize('arch, flags', [
     ('timm:test_vit_normalize', ['--input_size', '32', '--lora_rank', '2']),
     ('conv4_normalize', ['--embed_layers', '8', '--pool', 'gem', '--ema', '.5', '--bootstrap', '20'])])
@@ -142,9 +157,11 @@ def hub(untrained):
     ({'flags': {'arch': 'timm:hf-hub:somebody/else'}}, 'expected a network without a place from which to load it'),
     ({'flags': {'arch': 'resnet18'}}, '--arch resnet18: unknown'),
     ({'flags': {'embed_dim': 10 ** 9}}, 'its weights do not fit the flags'),
+    ({'flags': {'embed_dim': 'many'}}, '--embed_dim'), ({'flags': {'pool': 'token'}}, '--pool token'),
     ({'flags': {'input_size': 18}}, 'sha256'),
-    ({'epoch': None}, 'it does not describe an embedding network'),
-    (None, 'it does not describe an embedding network'),
+    ({'flags': {'embed_bias': False}}, 'its weights do not fit the flags'),
+    ({'epoch': None}, 'it does not describe an embedding network'), ({'flags': 3}, 'it does not describe an embedding'),
+    ({'sha256': {}}, 'it does not describe an embedding network'), (None, 'it does not describe an embedding network'),
     ('weights', 'these are not the weights that config.json describes'),
     ('no weights', 'there is no checkpoint'), ('pickle', 'not weights in the format safetensors but a pickle')])
 def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_path):
@@ -164,7 +181,7 @@ def test_a_changed_folder_is_refused_in_a_sentence(change, sentence, hub, tmp_pa
         config = [config]
     else:
         for name, value in change.items():
-            entry[name] = entry[name] | value if name == 'flags' else value
+            entry[name] = entry[name] | value if name == 'flags' and isinstance(value, dict) else value
         entry['sha256'] |= {'flags': published.sha256_of_values(entry['flags'])} if sentence != 'sha256' else {}
     (folder / 'config.json').write_text(json.dumps(config))
     with pytest.raises(UserError, match=sentence):

@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 import retrieval
 from retrieval import changes, search, store
 from retrieval.index import Index
-from tests.helpers import after_training
+from tests.helpers import after_training, executed, executing, wait_for
 from tests.test_structure import ROOT
 from utilities import nearest
 from utilities.errors import UserError
@@ -94,6 +95,16 @@ def test_an_index_of_codes_takes_a_quarter_and_finds_the_nearest_of_them(with_fa
     assert Index(tmp_path / 'int8').nearest(embeddings[:1], 1)[0].tolist() == [[266]]
 
 
+def test_a_large_index_of_codes_has_cells(tmp_path, monkeypatch):
+    pytest.importorskip('faiss')
+    monkeypatch.setattr(search, 'LARGE', 1000)
+    embeddings = clustered(1100, 24, 11, 0.05)
+    index = index_of(tmp_path / 'index', embeddings, recall=0.9, codes='int8')
+    assert index.content['search']['n_cells'] == 33 and index.inverted_file.ntotal == 1100
+    rows, _ = index.nearest(embeddings[::7], 11)
+    assert np.mean(rows // 11 == np.arange(0, 1100, 7)[:, None] // 11) >= 0.9
+
+
 def test_a_large_index_finds_planted_neighbours_by_visiting_few_cells(tmp_path, monkeypatch):
     pytest.importorskip('faiss')
     monkeypatch.setattr(search, 'LARGE', 2000)
@@ -129,22 +140,20 @@ def test_search_stays_exact_where_cells_do_not_help(tmp_path, monkeypatch):
     assert index_of(tmp_path / 'small', noise[:1999]).content['search'] == search.EXACT
 
 
-@pytest.mark.parametrize('codes', ['float32', 'int8'])
-def test_another_recall_chooses_the_search_again(codes, tmp_path, monkeypatch):
+def test_another_recall_chooses_the_search_again(tmp_path, monkeypatch):
     pytest.importorskip('faiss')
     monkeypatch.setattr(search, 'LARGE', 1000)
     embeddings = clustered(1100, 16, 11, 0.05)
-    index_of(tmp_path / 'index', embeddings, recall=1, codes=codes)
-    changes.create(tmp_path / 'index', NETWORK, 0.9, codes=codes)
+    index_of(tmp_path / 'index', embeddings, recall=1)
+    changes.create(tmp_path / 'index', NETWORK, 0.9)
     changes.refit(Index(tmp_path / 'index'))
     how = Index(tmp_path / 'index').content['search']
     assert how['n_cells'] == 33 and how['recall'] >= 0.9 and how['n_images'] == 1100
-    changes.create(tmp_path / 'index', NETWORK, 1, codes=codes)
+    changes.create(tmp_path / 'index', NETWORK, 1)
     changes.refit(Index(tmp_path / 'index'))
     index = Index(tmp_path / 'index')
     assert index.inverted_file is None and index.content['files'].keys() == {'embeddings', 'photos'}
-    np.testing.assert_allclose(index.embeddings, embeddings, atol=.005 * (codes == 'int8'))
-    assert len(list((tmp_path / 'index').iterdir())) == 3
+    assert np.array_equal(index.embeddings, embeddings) and len(list((tmp_path / 'index').iterdir())) == 3
 
 
 def images_of(folder):
@@ -292,6 +301,38 @@ def fail_at(patch, number):
     for name in ('fsync', 'replace', 'unlink'):
         patch.setattr(os, name, counted(getattr(os, name)))
     patch.setattr(store.Path, 'unlink', counted(store.Path.unlink))
+
+
+COMMAND = '''
+import sys
+import Retrieve_Images
+sys.exit(Retrieve_Images.main(sys.argv[1:]))
+'''
+SLOW = '''
+import time
+from retrieval import changes, loading
+changes.SECONDS, embedded = 0, loading.embedded
+def slowly(*arguments):
+    for batch in embedded(*arguments):
+        yield batch
+        time.sleep(0.5)
+loading.embedded = slowly
+''' + COMMAND
+
+
+def test_an_index_that_is_killed_while_it_is_made_is_finished_by_the_same_command(trained, network, photos, tmp_path):
+    arguments = ['index', str(trained), str(photos), '--out', str(tmp_path / 'index'), '--bs', '2', '--kernels', '0',
+                 '--device', 'cpu']
+    process, _, _ = executing(tmp_path, SLOW, *arguments)
+    file = tmp_path / 'index' / 'index.json'
+    wait_for(lambda: file.exists() and json.loads(file.read_text())['n_images'] >= 4)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 4 <= len(Index(tmp_path / 'index')) < 12
+    code, out, errors = executed(tmp_path, COMMAND, *arguments)
+    assert code == 0 and out.endswith(f'{tmp_path / "index"}: 12 images, exact search\n'), out + errors
+    assert 'cannot be read: 1 of 13 images' in errors and 'broken.jpg' in errors
+    assert whole(Index(tmp_path / 'index')) == whole(make(tmp_path / 'new', network, images_of(photos))[0])
 
 
 @pytest.mark.parametrize('damage, sentence', [

@@ -92,7 +92,8 @@ def nearest_of(points, query, gallery, by_ranking):
     return (-np.inf, None) if best is None else (scores[best], gallery[best])
 
 
-@pytest.mark.parametrize('by_ranking, share, seed', [(False, 0, 0), (False, .3, 1), (False, .7, 2), (True, .3, 0)])
+@pytest.mark.parametrize('by_ranking, share, seed', [(False, 0, 0), (False, .3, 1), (False, .7, 2), (False, .3, 3),
+                                                     (True, .3, 0), (True, .7, 1), (True, 0, 2)])
 def test_answers_equal_a_loop_over_queries(by_ranking, share, seed, monkeypatch):
     ranking = (lambda points: (points, points)) if by_ranking else None
     part = random_part(seed, ranking=ranking)
@@ -113,6 +114,20 @@ def test_answers_equal_a_loop_over_queries(by_ranking, share, seed, monkeypatch)
         assert found.is_known[place] == (sizes[labels[query]] > 0)
 
 
+@pytest.mark.parametrize('share', [0, .5])
+def test_tight_clusters_are_judged_as_in_float64(share):
+    """Clusters of several classes, too small for float32 to order their images."""
+    random = np.random.default_rng(0)
+    labels, centres = random.integers(0, 40, 400), random.normal(size=(8, 32))
+    points = centres[labels % 8] / np.linalg.norm(centres[labels % 8], axis=1, keepdims=True)
+    part = Embedded(torch.from_numpy(points + 3e-5 * random.normal(size=points.shape)).float(), images_of(labels))
+    wide, (is_query, in_gallery) = part.embeddings.double().numpy(), identification.divided(part.images, share, 0)
+    squared = ((wide[is_query][:, None] - wide[in_gallery]) ** 2).sum(axis=2)
+    found = identification.top_answers(identification.build_search(part, share, 0))
+    assert np.array_equal(found.is_right, labels[in_gallery][squared.argmin(axis=1)] == labels[is_query])
+    np.testing.assert_allclose(found.similarity, 1 - squared.min(axis=1) / 2, rtol=0, atol=1e-15)
+
+
 def test_a_fixed_gallery_stays_and_loses_the_unknown_classes():
     images = images_of([0, 0, 1, 1, 2, 2, 3], [True, False] * 3 + [True])
     is_query, in_gallery = identification.divided(images, 1 / 3, 0)
@@ -130,7 +145,7 @@ def test_distractors_stay_in_the_gallery_and_are_no_queries():
     assert in_gallery[4] and in_gallery.sum() == 2 and (is_query == fixed.is_query).all()
 
 
-@pytest.mark.parametrize('seed', range(2))
+@pytest.mark.parametrize('seed', range(3))
 def test_the_calibration_equals_searches_with_and_without_the_class(seed):
     part = random_part(seed, sizes=(7, 1, 4, 2, 5, 9))
     labels, points = part.images.labels, part.embeddings.double().numpy()
@@ -187,6 +202,21 @@ def test_thresholds_errors_and_intervals():
         for name, ends in values.items():
             if ends:
                 assert [row[f'{name}_low'], row[f'{name}_high']] == pytest.approx(np.quantile(ends, [.025, .975]))
+
+
+def test_the_threshold_rises_with_the_gallery_and_holds_in_a_larger_one():
+    """For independent points, extrapolation by 8 gives the false-positive rate that was asked for."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4000), 2)
+    part = Embedded(torch.nn.functional.normalize(torch.from_numpy(random.normal(size=(8000, 6))), dim=1).float(),
+                    images_of(labels))
+    large = identification.Calibration(part, 4000, 0)
+    small = identification.Calibration(part, 500, 0)
+    assert large.sizes == [4000] and small.sizes == [500] and not large.row(3999, .1)['is_extrapolated']
+    row = small.row(4000, .1)
+    assert row['is_extrapolated'] and row['threshold'] > small.row(500, .1)['threshold'] + .02
+    assert np.mean(large.unknown >= row['threshold']) == pytest.approx(.1, abs=.02)
+    assert np.mean(large.unknown >= small.row(500, .1)['threshold']) > .4
 
 
 SHORTER = ['--evaluation_metrics', 'e_recall@1', '--n_epochs', '1']

@@ -17,7 +17,8 @@ import torch
 from PIL import Image, ImageColor
 
 from retrieval import server, unknown
-from tests.helpers import wait_for
+from tests.helpers import executed, wait_for
+from utilities import machine
 from utilities.errors import UserError
 
 flask = pytest.importorskip('flask')
@@ -171,8 +172,7 @@ def test_pixels_are_counted_before_they_are_decoded(client, index, monkeypatch, 
 
 def test_few_photos_are_decoded_at_a_time_and_other_requests_need_not_wait(index, monkeypatch):
     monkeypatch.setattr(server, 'WAITING', 4)
-    running, most, given_back, go_on = [], [], [], threading.Event()
-    monkeypatch.setattr(server.machine, 'give_back', lambda: given_back.append(1))         # the memory of a photo
+    running, most, go_on = [], [], threading.Event()
 
     def slow(image):
         running.append(image)
@@ -191,8 +191,36 @@ def test_few_photos_are_decoded_at_a_time_and_other_requests_need_not_wait(index
     refused = [answer.result().json['error'] for answer in answers if answer.result().status_code == 503]
     assert refused == ['Many photos are waiting to be decoded; try again in a moment.'] * 2
     assert [answer.result().status_code for answer in answers].count(200) == 6 and max(most) == server.DECODERS
-    assert len(given_back) == 6 + 1
     assert server.THREADS > 2 * (server.DECODERS + server.WAITING) + 2
+
+
+# argv: the paths of an index, joined by colons, and a file with a large photo. Nothing else uses this process's memory.
+DECODING = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+import numpy as np
+from tests.retrieval.test_server import MeanColour, server, transform
+
+index = SimpleNamespace(paths=sys.argv[1].split(':'), is_current=lambda: True, answers=lambda distances: [{}],
+                        nearest=lambda queries, k: (np.zeros((1, k), int), np.zeros((1, k))))
+app = server.application(index, MeanColour(), lambda image: transform(image.copy()), k=3)
+data = Path(sys.argv[2]).read_bytes()
+for n in 1, 4:
+    with ThreadPoolExecutor(n) as pool:                 # glibc has a heap of its own for each thread
+        assert {answer.status_code for answer in pool.map(
+            lambda _: app.test_client().post('/neighbours', data=data), range(n))} == {200}
+    print(int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE') / 2 ** 20)
+"""
+
+
+@pytest.mark.skipif(not machine.has_glibc(), reason='other C libraries return memory by themselves')
+def test_memory_of_decoded_photos_goes_back(index, tmp_path):
+    Image.new('RGB', (5000, 4000), 'red').save(tmp_path / 'large.png', compress_level=1)
+    code, out, errors = executed(tmp_path, DECODING, ':'.join(index.paths), tmp_path / 'large.png')
+    assert code == 0, errors
+    before, after = map(float, out.split())
+    assert after < before + 60                               # a decoded photo has 60
 
 
 def test_a_format_that_browsers_do_not_show_is_sent_back_as_jpeg(client):
@@ -223,7 +251,7 @@ def test_idle_uploads_end_and_too_large_ones_are_refused_before_they_are_sent(in
             with socket.create_connection(place, timeout=60) as connection:
                 connection.sendall(head.format(size).encode())
                 answer = connection.makefile('rb').read().decode()
-            assert answer.startswith('HTTP/1.1 413 ')
+            assert answer.startswith('HTTP/1.1 413 ') and f'larger than {server.MAX_MB} MB' in answer
         visit = http.client.HTTPConnection(*place, timeout=60)
         visit.request('POST', '/neighbours', photo('red'))
         assert visit.getresponse().status == 200
@@ -375,3 +403,19 @@ def test_the_page_can_be_used_without_a_mouse_and_read_aloud(page):
     page.keyboard.press('Tab')
     assert page.evaluate('document.activeElement.id') == 'file' and page.get_by_label('Choose a photo').count() == 1
     assert page.evaluate("document.querySelector('#status').getAttribute('role')") == 'status'
+    for scheme in 'light', 'dark':                                    # WCAG 2.2: at least 4.5 to 1
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRAST) > 4.5
+
+
+CONTRAST = '''() => Math.min(...['#hint', 'h1', '#size', 'label.button', '#results span span'].map(selector => {
+    const element = document.querySelector(selector)
+    let ground = element
+    const colour = name => getComputedStyle(name).backgroundColor
+    while (colour(ground) === 'rgba(0, 0, 0, 0)') ground = ground.parentElement
+    const luminance = text => text.match(/\\d+/g).slice(0, 3).map(Number).map(value => value / 255)
+        .map(value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4)
+        .reduce((sum, value, channel) => sum + value * [.2126, .7152, .0722][channel], 0)
+    const values = [luminance(getComputedStyle(element).color), luminance(colour(ground))].sort((a, b) => a - b)
+    return (values[1] + .05) / (values[0] + .05)
+}))'''

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 import Retrieve_Images
-from retrieval import suspects
+from datasets import folder
+from retrieval import review, suspects
 
 
 def clusters(n_classes=10, n_images=20, dim=32, seed=0):
@@ -164,3 +165,22 @@ def test_what_cannot_be_examined(arguments, sentence, photos, tmp_path, capsys, 
     os.rename(tmp_path / 'named' / 'class' / '0.png', os.fsencode(tmp_path / 'named' / 'class') + b'/b\xff.png')
     assert Retrieve_Images.main(['suspects', *(argument.format(**places) for argument in arguments)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_most_of_5_percent_shuffled_labels_of_grocery_photos_are_found(shared, tmp_path):
+    """With ImageNet features, of 14 photos of every second product, at 96 pixels."""
+    table = folder.class_folders(shared / 'data' / 'grocery' / 'images')
+    listed = tmp_path / 'some.csv'
+    counts, lines = {}, ['path,label']
+    for path, name in zip(table.paths, table.classes, strict=True):
+        counts[name] = counts.get(name, 0) + 1
+        lines += [f'{path},{name}'] if counts[name] <= 14 and len(counts) % 2 else []
+    listed.write_text('\n'.join(lines))
+    part, = review.embed_photos(listed, None, [
+        '--arch', 'mobilenet_v2', '--weights', str(shared / 'weights' / 'mobilenet_v2_imagenet.pth'), '--input_mean',
+        '0.5', '--input_std', '0.5', '--input_size', '96', '--device', 'cpu', '--kernels', '0'])
+    random, true = np.random.default_rng(0), part.images.labels
+    labels, wrong = true.copy(), random.permutation(len(true))[:len(true) // 20]
+    labels[wrong] = (labels[wrong] + random.integers(1, 41, len(wrong))) % 41
+    found = {suspect.image for suspect in of_kind(suspects.find(part.embeddings, labels), 'label')}
+    assert len(found & set(wrong)) > max(0.6 * len(wrong), 0.85 * len(found))

@@ -1,9 +1,11 @@
 """The tables of losses beside the library's: against the rows and scipy, and what the losses say of their starts."""
 import csv
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import criteria
@@ -72,3 +74,43 @@ def test_the_standard_deviations_of_the_starts():
         library, = theirs[name](num_classes=40, embedding_size=128, **given.get(name, {})).parameters()
         assert weights.std().item() == pytest.approx(ours, rel=.05)
         assert library.std().item() == pytest.approx(stated or ours, rel=.05)
+
+
+@pytest.mark.parametrize('name', ['arcface', 'softmax', 'proxynca_pp', 'softtriplet'])
+def test_only_the_rate_over_the_size_of_the_start_counts(name):
+    """Adam: class weights that are 20 times as large, with 20 times the learning rate, train the same embeddings."""
+    trained = []
+    for factor in (1, 20):
+        torch.manual_seed(0)
+        opt = SimpleNamespace(**vars(parameters.build().parse_args([])) | {'n_classes': 4, 'embed_dim': 8})
+        loss = criteria.CRITERIA[name].Criterion(opt).double()
+        points = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+        weights, = loss.parameters()
+        weights.data *= factor
+        optimizer = torch.optim.Adam([{'params': [points], 'lr': .01}, {'params': [weights], 'lr': .01 * factor}],
+                                     eps=1e-12)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss(points, torch.arange(16) % 4).backward()
+            optimizer.step()
+        trained.append(points.detach())
+    torch.testing.assert_close(*trained, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', equality.SLOW)
+def test_the_loss_states_the_effect_of_its_start(name, tables):
+    stated, row = ' '.join(criteria.CRITERIA[name].__doc__.split()), table(tables['sizes'])[name]
+    assert f'the rate 0.01 instead of {row["slow rate"]}, ' in stated
+    recall, precision = (row[f'{metric} Δ'].strip('*') for metric in ('R@1', 'MAP@R'))
+    assert f'changes R@1 by {recall} and MAP@R by {precision} points (docs/comparison.md)' in stated
+
+
+@pytest.mark.parametrize('n_epochs, infix', [(5, ''), (25, '_long')])
+def test_the_page_states_what_a_fast_rate_does_after_few_and_after_many_epochs(n_epochs, infix):
+    column = 'test_e_recall@1'
+    fast = values(f'arcface{infix and f"{infix}_0.01"}_ours', column)
+    slow = values(f'arcface{infix}_0.0001_ours', column)
+    difference = np.array([fast[seed] - slow[seed] for seed in slow])
+    half = stats.t.ppf(.975, len(slow) - 1) * stats.sem(difference)
+    page = ' '.join((equality.ROWS.parents[2] / 'docs' / 'comparison.md').read_text().split())
+    assert f'{difference.mean():.2f} ± {half:.2f} after {n_epochs}' in page and len(slow) == 10

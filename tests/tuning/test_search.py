@@ -16,16 +16,19 @@ from utilities.errors import UserError
 @pytest.mark.parametrize('changed, sentence', [
     (['--tune', 'learning', '1', '2'], '--tune learning: unknown flag'),
     (['--tune', 'loss_triplet_margn', '1', '2'], 'did you mean loss_triplet_margin?'),
+    (['--tune', 'lr', '0.1', '0.1'], 'LOW must be less than HIGH'),
     (['--tune', 'lr', '0', '1', 'log'], 'a log range must begin above 0'),
     (['--tune', 'lr', 'a', 'b'], 'expected two numbers, not a and b'),
     (['--tune', 'lr', '-1', '1'], '--lr: expected a number of at least 0, not -1'),
     (['--tune', 'bs', '6', '12'], 'write --tune bs 6 12 int'),
     (['--tune', 'lr', '1', '2', 'lin'], 'LOW HIGH [log] [int]'),
+    (['--tune', 'optim', 'adam,adam'], 'two choices or more'),
     (['--tune', 'optim', 'adam,adamm'], '--optim: adamm is unknown; choose from '),
     (['--tune', 'seed', '1', '5', 'int'], 'not a flag to tune'),
     (['--tune', 'lr', '1e-4', '1', '--tune', 'lr', '1e-3', '1'], '--tune lr: given twice'),
     ([], 'at least one --tune'),
     ([*TUNE, '--n_folds', '20'], '--n_folds 20: only 6 of the 12 classes are not test classes'),
+    ([*TUNE, '--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty'),
     ([*TUNE, '--split_scheme', 'half', '--n_folds', '4'], 'half has no folds'),
     ([*TUNE, '--split_scheme', 'class_folds', '--splits_to_eval', 'test'], 'validation classes only'),
     ([*TUNE, '--fold', '1'], '--fold: a search sets it itself'),
@@ -40,7 +43,8 @@ def test_bad_input_is_refused_in_a_sentence_and_leaves_nothing_behind(changed, s
     assert not (tmp_path / 'study').exists()
 
 
-@pytest.mark.parametrize('sampler, n_folds, batch', [('image_random', 4, (24, 2)), ('class_random', 2, (18, 6))])
+@pytest.mark.parametrize('sampler, n_folds, batch', [('class_random', 4, (24, 6)), ('image_random', 4, (24, 2)),
+                                                     ('class_random', 2, (18, 6))])
 def test_a_default_batch_is_one_that_every_fold_allows(sampler, n_folds, batch, flags, capsys):
     """6 of the 12 classes, with 6 images each, are divided into folds; with 4 folds, 4 or 5 are training classes."""
     at = flags.index('--bs')

@@ -1,0 +1,135 @@
+"""
+The costs of the study of Musgrave et al., A Metric Learning Reality Check, ECCV 2020: 14 losses, 50 trials, 4 folds, 10
+reproductions, 3 data sets; in GPU-hours, memory and network traffic, for several numbers of GPUs. They are computed
+from costs that --measure measures on this machine's processor and from assumed figures of a GPU; all of these are
+flags.
+"""
+import argparse
+import io
+import time
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import architectures
+import parameters
+from benchmarks.measure import median_times, peak_memory
+from criteria.multisimilarity import multisimilarity_loss
+from datasets import decoding, transforms
+from datasets.base import read_image
+from evaluation import compute
+
+# data set: validation images of a fold (a quarter of the training classes), and the epochs from one evaluation to the
+# next in configs/mlrc/
+DATA = {'CUB200': (1466, 2), 'CARS196': (2014, 5), 'SOP': (14888, 20)}
+HOUR, DAY = 3600, 24
+
+
+def build():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def add(name, default, help):
+        parser.add_argument(f'--{name}', type=type(default), default=default, help=help)
+    for name, default, help in [
+            ('losses', 14, 'number of losses'), ('trials', 50, 'trials of each search'), ('folds', 4, 'folds'),
+            ('reproductions', 10, 'reproductions of the best setting on every fold'),
+            ('epochs', 100, 'mean number of epochs of a run (assumed)'), ('steps', 100, 'steps of an epoch'),
+            ('bs', 32, 'images of a batch'), ('dim', 128, 'dimension of the embeddings'),
+            ('gmac', 2.05, 'billion multiply-adds of the network per image (measured)'),
+            ('parameters', 10.4, 'million parameters of the network (measured)'),
+            ('activations', 44.0, 'MB that a training step keeps per image (measured)'),
+            ('cpu_train', 0.15, 'seconds of a core per image of a training step (measured)'),
+            ('cpu_decode', 4.4, 'ms of a core to load an image for training (measured)'),
+            ('cpu_rank', 2.7, 's of a core to rank 15,000 embeddings (measured)'),
+            ('gpu_tflops', 24.4, 'TFLOP/s that a GPU sustains in training (assumed: ResNet-50 at 993 images/s)'),
+            ('fill', 0.5, 'fraction of that at --bs images on one GPU (assumed)'),
+            ('link', 200.0, 'GB/s between GPUs of one machine (assumed)'),
+            ('network', 25.0, 'GB/s between machines (assumed)'), ('latency', 50.0, 'us of a collective (assumed)'),
+            ('per_machine', 8, 'GPUs of a machine')]:
+        add(name, default, help)
+    parser.add_argument('--evaluated', nargs=2, type=int, metavar=('IMAGES', 'EVERY'),
+                        help='print only the hours of one run on one GPU, which evaluates IMAGES every EVERY epochs')
+    parser.add_argument('--measure', metavar='IMAGE',
+                        help='measure the costs on this machine; IMAGE: a photo, loaded as a JPEG of 500 x 375 pixels')
+    return parser
+
+
+def measure(opt):
+    """Prints the flags of measurable costs, with the values that are measured on this machine."""
+    torch.set_num_threads(1)
+    flags = parameters.build().parse_args(['--arch', 'bninception_frozen', '--not_pretrained', '--device', 'cpu',
+                                           '--augmentation', 'mlrc', '--input_size', '227'])
+    model = architectures.select(flags, architectures.select_backbone(flags)).to(memory_format=torch.channels_last)
+    model.train()
+    images = torch.rand(4, 3, 227, 227)
+
+    def step(n=4):
+        model(images[:n])[0].sum().backward()
+
+    with FlopCounterMode(display=False) as flops:
+        model(images[:1])
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    labels, batch = torch.arange(8).repeat_interleave(4), torch.randn(32, 128)
+    loading = transforms.mlrc(227)[0]
+    pipeline = transforms.v2.Compose([*loading, *transforms.TO_TENSOR])
+    content = io.BytesIO()
+    with decoding.opened(opt.measure) as image:
+        image.convert('RGB').resize((500, 375)).save(content, 'JPEG', quality=90)
+    times = median_times({'step': step, 'loss': lambda: multisimilarity_loss(batch, labels),
+                          'load': lambda: pipeline(read_image(content))})
+    embeddings, classes = torch.randn(15000, 128), torch.arange(15000) // 5
+    began = time.process_time()
+    compute(['map_at_r', 'precision_at_1', 'r_precision'], embeddings, classes.numpy())
+    print(f'--gmac {flops.get_total_flops() / 2e9:.2f} --parameters {n_parameters / 1e6:.1f} '
+          f'--activations {(peak_memory(step) - peak_memory(lambda: step(1))) / 3e6:.0f} '
+          f'--cpu_train {times["step"] / 4:.3f} --cpu_decode {1e3 * times["load"]:.1f} '
+          f'--cpu_rank {time.process_time() - began:.2f}    (a loss of a batch of 32: {1e3 * times["loss"]:.2f} ms)')
+
+
+def run_costs(opt, n_val, eval_every, n_gpus):
+    """
+    The costs of one run whose batch is shared by n_gpus GPUs, and which evaluates n_val images every eval_every epochs:
+    {'hours': wall time, 'GB': network traffic, 'memory': GB per GPU}.
+    """
+    flop = 2e9 * opt.gmac                                                     # forward pass of one image
+    own = -(-opt.bs // n_gpus)
+    rate = 1e12 * opt.gpu_tflops * min(1, opt.fill * own / opt.bs)            # a part of a batch fills less of a GPU
+    weights, rows = 4e6 * opt.parameters, 4 * opt.bs * (opt.dim + 1024)       # bytes: a gradient; rows sent per batch
+    n_messages = 0 if n_gpus == 1 else 4                                      # gather, scatter, reduce, broadcast
+    speed = 1e9 * (opt.link if n_gpus <= opt.per_machine else opt.network)
+    step = 3 * flop * own / rate + n_messages * (1e-6 * opt.latency + (weights + rows) / 2 / speed)
+    n_evaluations = opt.epochs / eval_every
+    evaluation = n_val * flop / (1e12 * opt.gpu_tflops) / n_gpus + opt.cpu_rank * (n_val / 15000) ** 2
+    return {'hours': (opt.epochs * opt.steps * step + n_evaluations * evaluation) / HOUR,
+            'GB': (n_gpus - 1) * 1e-9 * (opt.epochs * opt.steps * 2 * (weights + rows / n_gpus)
+                                         + n_evaluations * 4 * opt.dim * n_val),
+            'memory': 1e-9 * (4 * weights + 1e6 * opt.activations * own)}    # weights, gradient, two of the optimizer
+
+
+def main():
+    opt = build().parse_args()
+    if opt.measure:
+        return measure(opt)
+    if opt.evaluated:
+        print(f'{run_costs(opt, *opt.evaluated, 1)["hours"]:.2f} hours')
+        return
+    n_runs = opt.losses * opt.folds * (opt.trials + opt.reproductions)
+    n_trained = n_runs * len(DATA) * opt.epochs * opt.steps * opt.bs
+    print(f'{n_runs * len(DATA):,} runs, {n_trained:.3g} images in training steps; on one core '
+          f'{n_trained * opt.cpu_train / HOUR / DAY / 365:.0f} years; to load them, '
+          f'{n_trained * opt.cpu_decode / 1e3 / HOUR:,.0f} core-hours')
+    needed = 1e12 * opt.gpu_tflops * opt.fill / (6e9 * opt.gmac)
+    print(f'one GPU takes {needed:.0f} images/s, which {needed * opt.cpu_decode / 1e3:.1f} cores load\n')
+    print('| GPUs | of one run | at once | GPU-hours | days | GB per GPU | TB of traffic | GB/s of traffic |')
+    print('|---|---|---|---|---|---|---|---|')
+    for n_gpus in (1, 8, 64):
+        for n_of_run in sorted({1, min(n_gpus, opt.per_machine), n_gpus}):
+            costs = [run_costs(opt, *evaluated, n_of_run) for evaluated in DATA.values()]
+            hours = n_runs * sum(cost['hours'] for cost in costs)
+            traffic, at_once = n_runs * sum(cost['GB'] for cost in costs), n_gpus // n_of_run
+            print(f'| {n_gpus} | {n_of_run} | {at_once} | {hours * n_of_run:,.0f} | {hours / at_once / DAY:.1f} | '
+                  f'{costs[0]["memory"]:.1f} | {traffic / 1e3:,.0f} | {traffic / (hours / at_once * HOUR):.1f} |')
+
+
+if __name__ == '__main__':
+    main()
