@@ -1,8 +1,9 @@
 """
 Trains a tiny network by each case below, in one process and in groups of 2 and 3 that share every batch.
 
-work(rank, folder), in three processes at once, with ranks 0 to 2: process 0 computes the plain step, process 1 the same
-in micro-batches; then 2 and 3 processes do so together. Each writes <folder>/<way>_<rank>.pt: {case: what came out}.
+apart(rank, folder), in two processes at once: process 0 computes the plain step, process 1 the same in micro-batches.
+together(rank, folder), in three: 2 and then 3 processes do so together. Each writes <folder>/<way>_<rank>.pt:
+{case: what came out}.
 """
 import argparse
 import functools
@@ -252,13 +253,20 @@ def train_on_gpus(rank, n, flags, folder):
         dist.destroy_process_group()
 
 
-def work(rank, folder):
+def prepare():
     torch.set_num_threads(1)
     for name, criterion in (('features_and_layer', FeaturesAndLayer), ('overflows', Overflows),
                             ('asks_for_all', AsksForAll)):
         criteria.CRITERIA[name] = module_of(criterion)
-    if rank < 2:
-        train_all('alone' if rank == 0 else 'in pieces', rank, folder, '--micro_bs 3' if rank else '')
+
+
+def apart(rank, folder):
+    prepare()
+    train_all('in pieces' if rank else 'alone', rank, folder, '--micro_bs 3' if rank else '')
+
+
+def together(rank, folder):
+    prepare()
     for n in (2, 3):
         if rank < n:
             dist.init_process_group('gloo', f'file://{folder}/group_of_{n}', rank=rank, world_size=n)

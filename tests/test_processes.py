@@ -97,23 +97,33 @@ def runs(folder, *plan, seconds=1200):
     return [list(map(int, line.split())) for line in codes], out, error
 
 
-def test_metrics_embeddings_and_pictures_are_those_of_one_process(quick, tmp_path):
-    """Of 36 images per split: --bs 5 makes eight batches, the last one smaller; --bs 30, fewer than processes."""
-    flags, after = [*quick, *FEW, '--n_epochs', '0'], 'main.work = actions.work'
-    whole = [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
+OF_NETWORK = 'main.work = actions.work'                  # the processes run Evaluate_Network.py
+
+
+def test_metrics_are_those_of_one_process(quick, tmp_path):
+    """Of 36 images per split: --bs 30 makes fewer batches than processes."""
+    flags, whole = [*quick, *FEW, '--n_epochs', '0'], [folder_of(tmp_path, f'run{n}_s1') for n in (1, 3)]
     plan = [(n, [*flags, '--group', f'run{n}', '--pictures', 'spectrum']) for n in (1, 3)]
     plan += [(n, ['--evaluate', whole[0], '--bs', '30', '--eval_reference', 'all', '--pca', '4', '--eval_autocast',
                   'bfloat16', '--no_train_metrics', 'false']) for n in (1, 3)]
-    for n in (1, 3):
-        plan += [(n, [whole[0], 'embeddings', tmp_path / f'{n}.npz', '--bs', '5', '--eval_features', '--eval_normalize',
-                      '--splits_to_eval', 'test'], after),
-                 (n, [whole[0], 'pictures', tmp_path / f'drawn{n}'], after)]
     codes, out, error = runs(tmp_path, *plan)
     assert codes == [[0] * n for n, *_ in plan], error
     assert_same_end(*whole)
     assert len(list(whole[0].parent.iterdir())) == 2 == out.count('run folder: ') / 2 == out.count('Done.')
     one, three = (part.splitlines()[1:] for part in re.split(r'^codes .*$', out, flags=re.MULTILINE)[2:4])
     assert one == three and one[0].endswith(', epoch 0') and len(one) >= 5
+
+
+def test_embeddings_and_pictures_are_those_of_one_process(quick, run, tmp_path):
+    """--bs 5 makes eight batches of 36 images, the last one smaller."""
+    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    plan, folder = [], folder_of(tmp_path)
+    for n in (1, 3):
+        plan += [(n, [folder, 'embeddings', tmp_path / f'{n}.npz', '--bs', '5', '--eval_features', '--eval_normalize',
+                      '--splits_to_eval', 'test'], OF_NETWORK),
+                 (n, [folder, 'pictures', tmp_path / f'drawn{n}', '--pictures', 'distances'], OF_NETWORK)]
+    codes, _, error = runs(tmp_path, *plan)
+    assert codes == [[0] * n for n, *_ in plan], error
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]
     assert len(files[0]['labels']) == 36
     assert all(np.array_equal(files[0][name], files[1][name]) for name in files[0].files)
@@ -158,32 +168,49 @@ def test_what_the_user_must_change_is_said_once(quick, tmp_path):
     assert not list((tmp_path / 'runs').rglob('config.yaml')), 'no folder is left'
 
 
-def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed_by_any_number(quick, tmp_path):
+def test_a_failure_of_any_process_ends_all_and_the_run_can_be_resumed(quick, tmp_path):
     flags = [*quick, *FEW]
     plan = [(3, [*flags, '--group', 'whole']),
             (2, [*flags, '--group', 'nan', '--lr', '1e30', '--loss', 'npair', '--batch_mining', 'npair']),
             (2, [*flags, '--group', 'bug0'], AT_EPOCH_2, 'disturb(0, fail)'),
             (3, [*flags, '--group', 'bug2'], AT_EPOCH_2, 'disturb(2, fail)'),
-            (3, [*flags, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
-            (2, [*flags, '--group', 'term'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 15))'),
-            (2, [*flags, '--group', 'once'], AT_EPOCH_2, 'disturb(0, interrupted_in_a_long_call)'),
-            (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2,
-             'disturb(0, lambda: os.kill(os.getpid(), 15))'),
-            *[(n, ['--resume', folder_of(tmp_path, f'{name}_s1')])
-              for n, name in ((3, 'bug2'), (3, 'killed'), (1, 'term'))]]
-    codes, out, error = runs(tmp_path, *plan)
-    assert codes[:4] == [[0, 0, 0], [1, 1], [1, 1], [1, 1, 1]] and codes[4] == [1, -signal.SIGKILL, 1], error
-    assert codes[5:8] == [[130, 130]] * 3 and codes[8:] == [[0] * 3] * 2 + [[0]], error
+            (3, ['--resume', folder_of(tmp_path, 'bug2_s1')])]
+    codes, _, error = runs(tmp_path, *plan)
+    assert codes == [[0, 0, 0], [1, 1], [1, 1], [1, 1, 1], [0, 0, 0]], error
     assert error.count('main.py: the run failed: Epoch 1, step ') == 1 and error.count('the loss is ') == 1
     assert error.count('ZeroDivisionError: of this test') == 2
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'bug2_s1'))
+
+
+def test_a_killed_process_ends_all_and_the_run_can_be_resumed(quick, tmp_path):
+    plan = [(3, [*quick, *FEW, '--group', 'whole']),
+            (3, [*quick, *FEW, '--group', 'killed'], AT_EPOCH_2, 'disturb(1, lambda: os.kill(os.getpid(), 9))'),
+            (3, ['--resume', folder_of(tmp_path, 'killed_s1')])]
+    codes, _, error = runs(tmp_path, *plan)
+    assert codes == [[0, 0, 0], [1, -signal.SIGKILL, 1], [0, 0, 0]], error
     assert error.count('Another process of the run was killed or cannot be reached any more.') == 1
-    assert error.count('press Ctrl-C again') == 1, 'one Ctrl-C counts once'
-    for name in ('term', 'once'):
-        assert out.count(f'Stopped. To continue: python main.py --resume {folder_of(tmp_path, f"{name}_s1")}') == 1
-    for name in ('bug2', 'killed'):
-        assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, f'{name}_s1'))
-    assert len(rows_of(folder_of(tmp_path, 'term_s1'))) == 3
-    assert not (folder_of(tmp_path, 'once_s1') / lock.NAME).exists()
+    assert_same_end(folder_of(tmp_path, 'whole_s1'), folder_of(tmp_path, 'killed_s1'))
+
+
+def test_a_signal_to_any_process_stops_all_and_one_process_can_resume_the_run(quick, tmp_path):
+    flags, folder = [*quick, *FEW], folder_of(tmp_path, 'term_s1')
+    terminated = 'lambda: os.kill(os.getpid(), 15)'
+    plan = [(2, [*flags, '--group', 'term'], AT_EPOCH_2, f'disturb(1, {terminated})'),
+            (2, [*flags, '--group', 'srun'], WITHOUT_LAUNCHER, AT_EPOCH_2, 'processes.GRACE = 2\n',
+             f'disturb(0, {terminated})'),
+            (1, ['--resume', folder])]
+    codes, out, error = runs(tmp_path, *plan)
+    assert codes == [[130, 130]] * 2 + [[0]], error
+    assert out.count(f'Stopped. To continue: python main.py --resume {folder}') == 1 and len(rows_of(folder)) == 3
+
+
+def test_one_ctrl_c_counts_once(quick, tmp_path):
+    plan = (2, [*quick, *FEW, '--group', 'once'], AT_EPOCH_2, 'disturb(0, interrupted_in_a_long_call)')
+    codes, out, error = runs(tmp_path, plan)
+    folder = folder_of(tmp_path, 'once_s1')
+    assert codes == [[130, 130]] and error.count('press Ctrl-C again') == 1, error
+    assert out.count(f'Stopped. To continue: python main.py --resume {folder}') == 1
+    assert not (folder / lock.NAME).exists()
 
 
 def test_a_process_that_is_too_busy_to_stop_tells_the_others(quick, tmp_path):

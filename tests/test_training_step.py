@@ -45,21 +45,28 @@ FEATURES = TRAINED['features and layer']
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """{way: [what each process wrote]} of tests.shared_batches."""
+    """trained(way): what each process of tests.shared_batches wrote; the work of `apart` or `together` is done once."""
     folder = tmp_path_factory.mktemp('shared')
-    code = ('import sys; from pathlib import Path; from tests import shared_batches\n'
-            'shared_batches.work(int(sys.argv[1]), Path(sys.argv[2]))')
-    begun = [executing(folder, code, rank, folder) for rank in range(3)]
-    children = [process for process, _, _ in begun]
-    while any(child.poll() is None for child in children) and not any(child.poll() for child in children):
-        time.sleep(0.1)
-    failed = [child for child in children if child.poll()]
-    for child in children:
-        child.kill()
-        child.wait()
-    assert not failed, '\n'.join(errors.read_text() for _, _, errors in begun)
-    return {way: [torch.load(file) for file in sorted(folder.glob(f'{way}_*.pt'))]
-            for way in ('alone', *WAYS, 'dropout')}
+
+    @functools.cache
+    def work(name, n):
+        code = ('import sys; from pathlib import Path; from tests import shared_batches\n'
+                f'shared_batches.{name}(int(sys.argv[1]), Path(sys.argv[2]))')
+        begun = [executing(folder, code, rank, folder) for rank in range(n)]
+        children = [process for process, _, _ in begun]
+        while any(child.poll() is None for child in children) and not any(child.poll() for child in children):
+            time.sleep(0.1)
+        failed = [child for child in children if child.poll()]
+        for child in children:
+            child.kill()
+            child.wait()
+        assert not failed, '\n'.join(errors.read_text() for _, _, errors in begun)
+
+    @functools.cache
+    def of_way(way):
+        work(*(('apart', 2) if way in ('alone', 'in pieces') else ('together', 3)))
+        return [torch.load(file) for file in sorted(folder.glob(f'{way}_*.pt'))]
+    return of_way
 
 
 def assert_near(one, other, tolerance, case=''):
@@ -75,7 +82,7 @@ def assert_near(one, other, tolerance, case=''):
 @pytest.mark.parametrize('way', WAYS)
 def test_after_eight_steps_in_float64_all_is_equal(way, trained):
     for case in cases_of(way):
-        plain, shared = trained['alone'][0][case], trained[way][0][case]
+        plain, shared = trained('alone')[0][case], trained(way)[0][case]
         assert len(plain['losses']['losses']) == 8 and not torch.equal(*plain['losses']['losses'][[0, -1]]), case
         for part in ('network', 'losses', 'criterion') if plain['criterion'] else ('network', 'losses'):
             assert_near(plain[part], shared[part], 1e-6, case)
@@ -86,14 +93,14 @@ def test_after_eight_steps_in_float64_all_is_equal(way, trained):
 @pytest.mark.parametrize('way', WAYS)
 def test_the_gradients_of_one_step_in_float32(way, trained):
     for loss in IN_FLOAT32:
-        plain, shared = (trained[name][0][f'{loss} in float32'] for name in ('alone', way))
+        plain, shared = (trained(name)[0][f'{loss} in float32'] for name in ('alone', way))
         assert_near(plain['gradients'], shared['gradients'], 1e-4, loss)
         assert plain['logs'][0]['train_grad_norm'] == pytest.approx(shared['logs'][0]['train_grad_norm'], rel=1e-4)
 
 
 @pytest.mark.parametrize('way', WAYS[1:])
 def test_all_processes_have_the_same_bits(way, trained):
-    first, *others = trained[way]
+    first, *others = trained(way)
     assert len(others) == int(way[0]) - 1
     for other in others:
         assert first.keys() == other.keys()
@@ -106,12 +113,12 @@ def test_all_processes_have_the_same_bits(way, trained):
 @pytest.mark.parametrize('way', ['alone', *WAYS])
 def test_a_step_in_float16_that_is_not_finite_is_skipped_by_all_processes(way, trained):
     """Also where only the gradient of the criterion's own parameter, in process 0, is not finite."""
-    for results in trained[way]:
+    for results in trained(way):
         skipped = [log['train_skipped_steps'] for log in results['float16']['logs']]
         assert skipped[0] == 1 and not any(skipped[1:])
         assert all(math.isfinite(log['train_grad_norm']) for log in results['float16']['logs'])
         assert 'train_skipped_steps' not in results['bfloat16']['logs'][0]
-    assert trained[way][0]['float16']['criterion']['factor'].isfinite()
+    assert trained(way)[0]['float16']['criterion']['factor'].isfinite()
 
 
 def test_a_gradient_penalty_acts_in_a_divided_step_too(monkeypatch):
@@ -149,7 +156,7 @@ def statistics_of(starts):
 @pytest.mark.parametrize('way, starts', [('alone', [0]), ('2 processes', [0, 5]), ('3 processes', [0, 4, 7])])
 def test_running_statistics_are_means_over_the_processes(way, starts, trained):
     expected = statistics_of(starts)
-    state = trained[way][0]['statistics']['network']
+    state = trained(way)[0]['statistics']['network']
     assert_near(expected, {name: state[name] for name in expected}, 1e-6)
 
 
@@ -192,7 +199,7 @@ def test_with_dropout_pieces_are_embedded_twice_with_the_same_random_numbers(tra
     """In one process and in two; the miner of the default flags is random, and does not notice the dropout."""
     alone = train('--micro_bs 3', dropout=0.5)['network']
     assert_near(with_graphs('', [0, 3, 6, 8]), alone, 1e-6)
-    together = trained['dropout'][0]['network']
+    together = trained('dropout')[0]['network']
     assert_near(with_graphs('', [0, 2, 4, 5, 7, 9]), together, 1e-6)
     with pytest.raises(AssertionError):
         assert_near(alone, together, 1e-3)
@@ -366,7 +373,7 @@ def test_a_compiled_network_computes_the_same(more, graphs):
 def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compiler):
     opt, built, _ = build('--compile --micro_bs 5', torch.float32, dropout=0.5)
     step = built.step
-    built.model.backbone.append(torch.nn.Dropout(0.3))
+    built.model.backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 24), torch.nn.Dropout(0.3))
     built.model.start_epoch(warming_up=False)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
