@@ -182,7 +182,7 @@ def utilities(pairs, distances):
     [C, T] utilities of the classes of two images or more at each of the ascending thresholds `distances` [T]: the
     harmonic mean of two fractions, the accepted pairs of the class and the rejected pairs with one image of it.
     """
-    thresholds = Thresholds((1 - np.square(distances) / 2)[::-1])
+    thresholds = (1 - np.square(distances) / 2)[::-1]
     counts = np.zeros((2, len(pairs.n_positives), len(distances) + 1), np.int64)
 
     def add(rows, columns, similarities, same):
@@ -190,9 +190,9 @@ def utilities(pairs, distances):
         is_same[same] = True
         if rows == columns:
             np.fill_diagonal(similarities, -np.inf)
-        row, column, similarity = pick(similarities, similarities >= thresholds.lowest)
+        row, column, similarity = pick(similarities, similarities >= thresholds[0])
         kind = 1 - is_same[row * similarities.shape[1] + column]
-        bins = thresholds.reached_by(similarity)
+        bins = thresholds.searchsorted(similarity, 'right')
         for images, index in ((rows, row), (columns, column))[:1 + (rows != columns)]:
             labels = pairs.labels[images]
             shape = 2, labels[-1] - labels[0] + 1, counts.shape[2]
@@ -208,26 +208,6 @@ def utilities(pairs, distances):
     specificity = 1 - negatives[several] / pairs.n_negatives[several, None]
     total = sensitivity + specificity
     return 2 * sensitivity * specificity / np.where(total > 0, total, 1)
-
-
-class Thresholds:
-    """
-    Ascending thresholds [T]. A table gives the number of thresholds below each bin of rounded similarities; only where
-    thresholds lie within a bin are its similarities compared with them.
-    """
-
-    def __init__(self, thresholds):
-        self.thresholds, self.lowest = thresholds, thresholds[0]
-        middle = np.arange(N_BINS) / STEPS - 1
-        self.reached, most = (thresholds.searchsorted(middle + width / STEPS, 'right') for width in (-0.51, 0.51))
-        self.is_open = most > self.reached
-
-    def reached_by(self, similarities):
-        """[n] the number of thresholds that each of the similarities [n] reaches."""
-        bins = rounded(similarities)
-        reached, is_open = self.reached.take(bins), np.flatnonzero(self.is_open.take(bins))
-        reached[is_open] = self.thresholds.searchsorted(similarities[is_open], 'right')
-        return reached
 
 
 def opis(pairs):

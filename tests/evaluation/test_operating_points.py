@@ -89,13 +89,6 @@ def test_thresholds_of_classes_do_not_depend_on_their_estimates(chunk, estimate,
         assert pairs.class_thresholds(rate).tolist() == expected
 
 
-def test_thresholds_are_looked_up_exactly():
-    random = np.random.default_rng(0)
-    lowest = np.sort(np.concatenate([random.uniform(-.1, .6, 50), [.25, .5]]))
-    values = np.concatenate([random.uniform(-1, 1, 10000), lowest, np.nextafter(lowest.astype('f4'), 2)]).astype('f4')
-    assert (verification.Thresholds(lowest).reached_by(values) == lowest.searchsorted(values, 'right')).all()
-
-
 def test_the_utilities_of_six_points():
     pairs = verification.Pairs(torch.from_numpy(A), LABELS)
     assert verification.utilities(pairs, np.linspace(.5, 1, 101)).var(axis=0).mean() == pytest.approx(.194700, abs=1e-6)
