@@ -33,6 +33,7 @@ class Search:
     cameras:    None, or [N]: the camera of each image; the gallery images of a query's class and camera are left out of
                 its ranking. Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 
+    keys:        of the queries and of the gallery: equal for images of one class and camera, or for the same image.
     query_index, gallery_index: the indices of the queries and of the gallery among the N images.
     own:         [number of queries] the index of each query in the gallery; -1 where it is not in it.
     n_left_out:  [number of queries] the number of gallery images that are left out: the query, images of its camera.
@@ -53,12 +54,10 @@ class Search:
         self.own = index[self.query_index]
         self.query_labels, self.gallery_labels = labels[self.query_index], labels[self.gallery_index]
         self.sizes = np.bincount(self.gallery_labels, minlength=int(labels.max()) + 1)
-        self.keys, self.n_left_out = None, (self.own >= 0).astype(int)
-        if cameras is not None:
-            keys = np.unique(cameras, return_inverse=True)[1]
-            keys = np.unique(labels * (keys.max() + 1) + keys, return_inverse=True)[1]
-            self.keys = keys[self.query_index], keys[self.gallery_index]
-            self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
+        cameras = np.arange(len(labels)) if cameras is None else np.unique(cameras, return_inverse=True)[1]
+        keys = np.unique(labels * (cameras.max() + 1) + cameras, return_inverse=True)[1]
+        self.keys = keys[self.query_index], keys[self.gallery_index]
+        self.n_left_out = np.bincount(self.keys[1], minlength=keys.max() + 1)[self.keys[0]]
         self.n_positives = self.sizes[self.query_labels] - self.n_left_out
         self.euclidean = ranking is None
         as_query, as_gallery = ranking or (embeddings, embeddings)
@@ -112,13 +111,8 @@ class Search:
         [G] the gallery in the order of its classes and their cameras; [number of queries] the place in it at which the
         images that are left out begin.
         """
-        if self.keys:
-            order = np.argsort(self.keys[1], kind='stable')
-            return order, self.keys[1][order].searchsorted(self.keys[0])
-        order = np.argsort(self.gallery_labels, kind='stable')
-        places = np.full(len(order) + 1, len(order))
-        places[order] = np.arange(len(order))
-        return order, places[self.own]
+        order = np.argsort(self.keys[1], kind='stable')
+        return order, self.keys[1][order].searchsorted(self.keys[0])
 
     def positives(self, rows):
         """[q, R] indices of the queries' positives in the gallery, and [q, R] bool: False where a query has fewer."""
@@ -161,9 +155,6 @@ class Search:
 
     def left_out(self, rows):
         """Places in `rows` and gallery images, [n] each: the pairs that are left out of the rankings."""
-        if not self.keys:
-            selves = np.flatnonzero(self.own[rows] >= 0)
-            return selves, self.own[rows[selves]]
         (order, first), counts = self.by_class, self.n_left_out[rows]
         ends = counts.cumsum()
         place = np.repeat(np.arange(len(rows)), counts)
@@ -176,17 +167,10 @@ class Search:
     @functools.cached_property
     def originals(self):
         """[G] for each gallery image, the index of the first one with the same embedding, bit by bit."""
-        rows, originals = np.ascontiguousarray(self.gallery.cpu().numpy()), np.arange(len(self.gallery))
-        words = rows.view(np.uint32)
-        odd = np.random.default_rng(0).integers(0, 2 ** 63, words.shape[1], dtype=np.uint64) * 2 + 1
-        sums = np.einsum('gw,w->g', words, odd, dtype=np.uint64, casting='unsafe')      # modulo 2^64, as a hash
-        _, place, counts = np.unique(sums, return_inverse=True, return_counts=True)
-        alike = np.flatnonzero(counts[place] > 1)
-        if len(alike):
-            _, first, place = np.unique(rows[alike].view(f'V{rows.strides[0]}')[:, 0], return_index=True,
-                                        return_inverse=True)
-            originals[alike] = alike[first[place]]
-        return originals
+        rows = np.ascontiguousarray(self.gallery.cpu().numpy())
+        whole = rows.view(f'V{rows.itemsize * rows.shape[1]}')[:, 0]
+        _, first, place = np.unique(whole, return_index=True, return_inverse=True)
+        return first[place]
 
     @functools.cached_property
     def copies(self):
