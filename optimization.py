@@ -13,19 +13,13 @@ from utilities.errors import UserError, nearest
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
 
 
-def why_unfit(kind):
-    """Why an optimizer of torch.optim, a class, cannot train a run; None where it can."""
-    if inspect.signature(kind.step).parameters['closure'].default is inspect.Parameter.empty:
-        return 'it computes the loss several times in a step, by a closure, and a run computes it once'
-    if kind is torch.optim.SparseAdam:
-        return 'it takes sparse gradients, which no network or loss here has'
-    return None
-
-
+# {optimizer of torch.optim that cannot train a run: why}
+UNFIT = {'lbfgs': 'it computes the loss several times in a step, by a closure, and a run computes it once',
+         'sparseadam': 'it takes sparse gradients, which no network or loss here has'}
 # {name in lower case: class}
-TORCH_OPTIMIZERS = {name.lower(): kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)
-                    and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer}
-OPTIMIZERS = {name: kind for name, kind in sorted(TORCH_OPTIMIZERS.items()) if not why_unfit(kind)}
+OPTIMIZERS = {name.lower(): kind for name, kind in sorted(vars(torch.optim).items(), key=lambda item: item[0].lower())
+              if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+              and name.lower() not in ('optimizer', *UNFIT)}
 
 
 def optimizer_name(text):
@@ -33,9 +27,8 @@ def optimizer_name(text):
     name = text.lower()
     if name in OPTIMIZERS:
         return name
-    if name in TORCH_OPTIMIZERS:
-        reason = why_unfit(TORCH_OPTIMIZERS[name])
-        raise argparse.ArgumentTypeError(f'{text} of torch.optim does not work here: {reason}')
+    if name in UNFIT:
+        raise argparse.ArgumentTypeError(f'{text} of torch.optim does not work here: {UNFIT[name]}')
     raise argparse.ArgumentTypeError(f'{text} is unknown; choose from {", ".join(OPTIMIZERS)}'
                                      f'{nearest(name, OPTIMIZERS)}')
 

@@ -11,7 +11,7 @@ import torch
 
 from evaluation.ranking import precision
 from evaluation.ranking.counting import estimate
-from utilities.arrays import in_threads, pick, true_places
+from utilities.arrays import in_threads, pick
 
 TILE = 1024                  # images on each side of a tile: 4 MB of similarities
 CHUNK = 1 << 23              # similarities that each thread holds at a time, where whole rows are needed: 32 MB
@@ -63,7 +63,7 @@ class Pairs:
             for left in range(first, n, TILE):
                 columns, same = slice(left, min(left + TILE, n)), np.arange(0)
                 if self.labels[left] <= self.labels[rows.stop - 1]:
-                    same = true_places(self.labels[rows][:, None] == self.labels[columns])
+                    same = np.flatnonzero(self.labels[rows][:, None] == self.labels[columns])
                 work(rows, columns, self.similarities(rows, columns), same)
 
         for _ in in_threads(strip, range(0, n, TILE), 'compare pairs'):

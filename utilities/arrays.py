@@ -23,19 +23,9 @@ def pick(scores, chosen):
     if not chosen.flags.c_contiguous:
         column, row, score = pick(scores.T, chosen.T)
         return row, column, score
-    places = true_places(chosen)
+    places = np.flatnonzero(chosen)
     row = places // chosen.shape[1]
     return row, places - row * chosen.shape[1], scores.ravel().take(places)
-
-
-def true_places(array):
-    """np.flatnonzero of a bool array, faster if few are True: looks only into groups of 8 that are not all False."""
-    if array.size % 8 or np.count_nonzero(array) > array.size / 10:
-        return np.flatnonzero(array)
-    words = array.ravel().view(np.uint64)
-    some = np.flatnonzero(words != 0)
-    within = np.flatnonzero(words.take(some).view(bool))
-    return (some.take(within >> 3) << 3) + (within & 7)
 
 
 def bisect(table, first, values):
