@@ -279,7 +279,7 @@ def keep_features(opt, parts):
     for images in data.evaluation.values():
         images.keeps_features = True
     of_training = ''
-    takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt, parts.criterion)
+    takes_images = {'feature_maps', 'images'} & criteria.required_inputs(opt)
     if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', and so are the features of the training images'
         data.train.keeps_features = True

@@ -3,9 +3,7 @@
 Multi-similarity loss with direction regularisation. Mohan et al., Moving in the Right Direction, CVPR 2020, Eq. 15.
 With gamma 0 it is the multi-similarity loss.
 
-Differs: The authors have published no code; the defaults follow a public reproduction. With gamma 0, dr_triplet
-is triplet with power 1, dr_multisimilarity is multisimilarity, and dr_proxynca with `--loss_dr_proxynca_scale 3` is
-proxynca. With scale 0, the default, dr_proxynca takes plain distances to proxies that are not normalised.
+Differs: The authors have published no code; the defaults follow a public reproduction.
 """
 import torch
 import torch.nn.functional as F

@@ -111,7 +111,7 @@ class Criterion(torch.nn.Module):
         features = batch_features.flatten(1)
         if self.pools_maps:
             features = feature_maps.mean(dim=(2, 3)) + feature_maps.amax(dim=(2, 3))
-        source, *targets = (functools.partial(self.inner_loss, criterion, labels=labels, batch_features=batch_features,
+        source, *targets = (functools.partial(criterion, labels=labels, batch_features=batch_features,
                                               feature_maps=feature_maps, **kwargs)
                             for criterion in (self.source, *self.targets))
         feature_weight = self.feature_weight if self.distils_features and self.n_batches >= self.delay else 0
@@ -121,7 +121,3 @@ class Criterion(torch.nn.Module):
     def parameter_groups(self):
         return [{'name': 'criterion_heads', 'params': list(self.heads.parameters()), 'lr': self.lr}] + [
             group for criterion in (self.source, *self.targets) for group in criterion.parameter_groups()]
-
-    @staticmethod
-    def inner_loss(criterion, batch, **kwargs):
-        return criterion(batch=batch, **kwargs)

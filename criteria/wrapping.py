@@ -232,7 +232,7 @@ def build_loss(opt, miner):
         given = [miner_for(opt, miner, takes_masks(loss))] if loss.REQUIRES_BATCHMINER else []
         built = public.criterion(loss, opt, *given) if public.is_criterion(loss) else loss.Criterion(opt, *given)
     unasked = {*COSTLY} & {*public.forward_parameters(built)} - {*getattr(loss, 'REQUIRES_INPUTS', ())}
-    if unasked and not getattr(built, 'REQUIRES_MAPS', False):
+    if unasked:
         raise UserError(f'--loss {opt.loss}: its forward() takes {", ".join(sorted(unasked))}, which it gets only if '
                         f'its file asks for it by a constant: REQUIRES_INPUTS = {sorted(unasked)} (docs/extending.md)')
     return finished(built)
@@ -361,13 +361,11 @@ def ranks(opt):
         hasattr(file.Criterion, 'ranking_embeddings') for file in map(criteria.CRITERIA.get, names) if file)
 
 
-def required_inputs(opt, criterion=None):
+def required_inputs(opt):
     """The costly inputs of the criterion: what its losses and the wrappers around them ask for."""
     found = set().union(*map(asked_for, with_nested_losses(parts(opt))))
     for wrapper in chosen(opt):
         found |= {*getattr(wrapper.file, 'REQUIRES_INPUTS', ())}
-    if criterion and any(getattr(module, 'REQUIRES_MAPS', False) for module in criterion.modules()):
-        found.add('feature_maps')                              # the way to ask before REQUIRES_INPUTS existed
     return found
 
 
