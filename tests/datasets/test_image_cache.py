@@ -214,12 +214,17 @@ def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkey
     assert_same_items(select(source), select(source, image_cache=None))
 
 
-def test_a_flipped_bit_is_found_when_its_image_is_read(source, select, monkeypatch, tmp_path):
+@pytest.mark.parametrize('place, is_read_before', [(0, True), (700, True), (3 * 23 * 23 - 1, True), (3, False)])
+def test_a_flipped_bit_is_found_when_its_image_is_read(place, is_read_before, source, select, monkeypatch, tmp_path):
+    """In an image of 1,587 bytes, so that images begin anywhere in a word."""
+    for path in source.rglob('*.png'):
+        Image.open(path).resize((23, 23)).save(path)
     monkeypatch.setattr(image_cache, 'SAMPLE', 0)
     images = select(source).evaluation['test']
     row = images.read.rows[images.paths[3]]
-    images[3]
-    damage(caches(tmp_path)[0], row * 3 * 24 * 24 + 700)
+    if is_read_before:
+        images[3]
+    damage(caches(tmp_path)[0], row * 3 * 23 * 23 + place)
     for index in (0, 1, 2, 4):
         images[index]
     with pytest.raises(UserError, match=f'--image_cache: {images.paths[3]} is damaged in {caches(tmp_path)[0]}. R'):
