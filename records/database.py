@@ -1,29 +1,45 @@
 """records.sqlite: the rows of log.csv in the table `log`, the rows of spectrum.csv in the table `spectrum`."""
-import contextlib
 import math
 import sqlite3
 
-from utilities.files import atomic
+
+class Database:
+    """
+    Rows are dicts from columns to text, as in the CSV files. The file is made anew with the rows that are given first.
+    Every call of add() is one transaction: if the process is killed during it, the tables stay as they were.
+    """
+
+    def __init__(self, file, rows, spectra):
+        for name in (file.name, f'{file.name}-journal'):
+            file.with_name(name).unlink(missing_ok=True)
+        self.connection = sqlite3.connect(file, timeout=60)      # seconds to wait while a reader holds it
+        with self.connection as connection:
+            connection.execute('CREATE TABLE log (epoch INTEGER PRIMARY KEY)')
+            connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
+                               'PRIMARY KEY (epoch, split, number))')
+        self.add(rows, spectra)
+
+    def add(self, rows, spectra):
+        with self.connection as connection:
+            known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
+            for row in map(numbers, rows):
+                for name in [name for name in row if name not in known]:
+                    connection.execute(f'ALTER TABLE log ADD COLUMN {quoted(name)} REAL')
+                known |= row.keys()
+                connection.execute(f'INSERT INTO log ({", ".join(map(quoted, row))}) VALUES '
+                                   f'({", ".join("?" * len(row))})', list(row.values()))
+            connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', (
+                (int(row['epoch']), row['split'], int(name), None if math.isnan(float(text)) else float(text))
+                for row in spectra for name, text in row.items() if name.isdigit() and text))
+
+    def close(self):
+        self.connection.close()
 
 
-def write(file, rows, spectra):
-    """Writes the file anew, atomically. rows, spectra: dicts from columns to text, as in the CSV files."""
-    names = list(dict.fromkeys(name for row in rows for name in row if name != 'epoch'))
-    with atomic(file) as temporary, contextlib.closing(sqlite3.connect(temporary)) as connection, connection:
-        connection.execute('CREATE TABLE log (epoch INTEGER PRIMARY KEY' + ''.join(
-            f', {quoted(name)} REAL' for name in names) + ')')
-        connection.executemany(f'INSERT INTO log VALUES (?{", ?" * len(names)})', (
-            [int(row['epoch']), *(number(row.get(name)) for name in names)] for row in rows))
-        connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
-                           'PRIMARY KEY (epoch, split, number))')
-        connection.executemany('INSERT INTO spectrum VALUES (?, ?, ?, ?)', (
-            (int(row['epoch']), row['split'], int(name), number(text))
-            for row in spectra for name, text in row.items() if name.isdigit() and text))
-
-
-def number(text):
-    """A number of a CSV file; None for an empty one and for NaN, which SQLite does not store."""
-    return None if not text or math.isnan(float(text)) else float(text)
+def numbers(row):
+    """A row's numbers, without those that SQLite does not store: empty ones and NaN."""
+    values = {name: float(text) for name, text in row.items() if text != '' and name != 'epoch'}
+    return {'epoch': int(row['epoch'])} | {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def quoted(name):

@@ -18,7 +18,7 @@ SPECTRUM = 'rho_spectrum@0'                                # the metric that is 
 
 class Records:
     """
-    A context manager, which closes the backends at the end. It writes in process 0 only.
+    A context manager, which closes the database and the backends at the end. It writes in process 0 only.
 
     folder: the run folder. start: the epoch with which the run begins or continues. Rows from this epoch on, which a
     killed run has left, are dropped, since these epochs are repeated.
@@ -30,9 +30,11 @@ class Records:
         if not processes.is_main():
             return
         self.rows, self.spectra = (recorded['rows'], recorded['spectra']) if recorded else ([], [])
-        damaged = [name for name, rows in (('log.csv', self.rows), ('spectrum.csv', self.spectra))
-                   if not holds(self.folder / name, rows)]
-        self.write()
+        self.database, damaged = database.Database(self.folder / 'records.sqlite', self.rows, self.spectra), []
+        for name, rows in (('log.csv', self.rows), ('spectrum.csv', self.spectra)):
+            if not holds(self.folder / name, rows):
+                damaged.append(name)
+            write_csv(self.folder / name, rows)
         if damaged and start:
             print(f'Note: {self.folder}: {", ".join(damaged)} did not hold what the checkpoint has recorded, and was '
                   'written anew from it.')
@@ -42,11 +44,6 @@ class Records:
             spectra = [spectrum for spectrum in self.spectra if spectrum['epoch'] == row['epoch']]
             self.pass_on(int(row['epoch']), {name: float(value) for name, value in row.items() if value != ''},
                          {Column(spectrum['split'], SPECTRUM).name: singular_values(spectrum) for spectrum in spectra})
-
-    def write(self):
-        database.write(self.folder / 'records.sqlite', self.rows, self.spectra)
-        write_csv(self.folder / 'log.csv', self.rows)
-        write_csv(self.folder / 'spectrum.csv', self.spectra)
 
     @processes.rank_zero_only
     def contents(self):
@@ -99,8 +96,10 @@ class Records:
         vectors = [{'epoch': str(epoch), 'split': columns.parse(name).split}
                    | {str(i): as_text(value) for i, value in enumerate(values.tolist(), start=1)}
                    for name, values in spectra.items()]
+        self.database.add(rows, vectors)
         self.rows, self.spectra = self.rows + rows, self.spectra + vectors
-        self.write()
+        write_csv(self.folder / 'log.csv', self.rows)
+        write_csv(self.folder / 'spectrum.csv', self.spectra)
         self.pass_on(epoch, trained | row, spectra | (histograms or {}))
         return row
 
@@ -120,6 +119,7 @@ class Records:
 
     @processes.rank_zero_only
     def __exit__(self, kind, error, traceback):
+        self.database.close()
         for backend in self.backends:
             if problem := backends.failure(backend.close, kind is not None):
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
