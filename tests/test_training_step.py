@@ -231,7 +231,7 @@ def test_a_step_in_bfloat16_with_every_loss(flags, monkeypatch):
     assert not all(map(torch.equal, before, built.model.parameters()))
 
 
-@pytest.mark.parametrize('arch', ['resnet50', 'googlenet', 'conv4'])
+@pytest.mark.parametrize('arch', ['resnet50', 'googlenet', 'conv4', 'mobilenet_v2', 'efficientnet_lite0'])
 def test_a_step_in_bfloat16(arch, monkeypatch):
     with_blocks(monkeypatch, (1, 1, 1, 1))
     opt, built, _ = build(f'--arch {arch}_normalize --not_pretrained --amp bfloat16 --loss proxyanchor '
