@@ -55,7 +55,7 @@ docs/run_folder.md says more."""
 # {flag of earlier versions: the value with which their runs still resume}
 REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.999], 'embed_momentum': None,
            'loss_momentum': None}
-# those that take the place of a REMOVED flag
+# {REMOVED flag: what takes its place}
 INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
            'loss_momentum': 'give --loss_optim_args'}
 # flags of earlier versions that changed no result

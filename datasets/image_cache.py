@@ -84,7 +84,7 @@ class ImageCache:
     def check(self, rows, paths):
         """Raises UserError if images of these rows are not as they were written."""
         damaged = []
-        for row in tqdm(rows, desc='checking the image cache', disable=None if len(rows) > SAMPLE else True):
+        for row in rows:
             offset, *shape, expected = self.index[row].tolist()
             pixels = np.fromfile(self.folder / 'pixels', np.uint8, math.prod(shape), offset=offset)
             if checksum(self.index[row, :-1], pixels) != expected:

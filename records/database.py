@@ -1,25 +1,31 @@
 """records.sqlite: the rows of log.csv in the table `log`, the rows of spectrum.csv in the table `spectrum`."""
+import contextlib
 import math
 import sqlite3
+
+from utilities.files import atomic
 
 
 class Database:
     """
-    Rows are dicts from columns to text, as in the CSV files. The file is made anew with the rows that are given first.
-    Every call of add() is one transaction: if the process is killed during it, the tables stay as they were.
+    Rows are dicts from columns to text, as in the CSV files. A new file with the rows that are given first takes the
+    place of the old one. Every call of add() is one transaction: if the process is killed during it, the tables stay as
+    they were.
     """
 
     def __init__(self, file, rows, spectra):
-        for name in (file.name, f'{file.name}-journal'):
-            file.with_name(name).unlink(missing_ok=True)
+        file.with_name(f'{file.name}-journal').unlink(missing_ok=True)     # SQLite would apply it to the new file
+        with atomic(file) as temporary:
+            self.connection = sqlite3.connect(temporary)
+            with contextlib.closing(self.connection), self.connection:
+                self.connection.execute('CREATE TABLE log (epoch INTEGER PRIMARY KEY)')
+                self.connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
+                                        'PRIMARY KEY (epoch, split, number))')
+                self.add(rows, spectra)
         self.connection = sqlite3.connect(file, timeout=60)      # seconds to wait while a reader holds it
-        with self.connection as connection:
-            connection.execute('CREATE TABLE log (epoch INTEGER PRIMARY KEY)')
-            connection.execute('CREATE TABLE spectrum (epoch INTEGER, split TEXT, number INTEGER, value REAL, '
-                               'PRIMARY KEY (epoch, split, number))')
-        self.add(rows, spectra)
 
     def add(self, rows, spectra):
+        """Stores rows of further epochs."""
         with self.connection as connection:
             known = {column[1] for column in connection.execute('PRAGMA table_info(log)')}
             for row in map(numbers, rows):

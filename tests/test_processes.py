@@ -116,12 +116,12 @@ def test_metrics_are_those_of_one_process(quick, tmp_path):
 
 def test_embeddings_and_pictures_are_those_of_one_process(quick, run, tmp_path):
     """--bs 5 makes eight batches of 36 images, the last one smaller."""
-    assert run(*quick, *FEW, '--n_epochs', '0') == 0
+    assert run(*quick, *FEW, '--n_epochs', '0', '--pictures', 'spectrum') == 0
     plan, folder = [], folder_of(tmp_path)
     for n in (1, 3):
         plan += [(n, [folder, 'embeddings', tmp_path / f'{n}.npz', '--bs', '5', '--eval_features', '--eval_normalize',
                       '--splits_to_eval', 'test'], OF_NETWORK),
-                 (n, [folder, 'pictures', tmp_path / f'drawn{n}', '--pictures', 'distances'], OF_NETWORK)]
+                 (n, [folder, 'pictures', tmp_path / f'drawn{n}'], OF_NETWORK)]
     codes, _, error = runs(tmp_path, *plan)
     assert codes == [[0] * n for n, *_ in plan], error
     files = [np.load(tmp_path / f'{n}.npz') for n in (1, 3)]

@@ -189,10 +189,9 @@ def optimizers(left, settings, notes):
             if settings.get(flag, value) == value:                              # one decay for backbone and embedding
                 arguments.pop(option, None)
                 settings |= {flag: value} if value is not None else {}
-            elif option == 'momentum':                                          # another one than the part before it
+            elif option in ('momentum', 'eps'):                                 # another one than the part before it
                 arguments[option] = value
-        shared = options.keys() - {'momentum'}
-        own = {option: arguments.pop(option) for option in [*arguments] if option not in shared}
+        own = {option: arguments.pop(option) for option in [*arguments] if option not in ('lr', 'weight_decay')}
         settings |= {f'{kind}_args': [own]} if own else {}
         replace(given, part, arguments)
     replace(left, 'optimizers', given)

@@ -195,7 +195,7 @@ def damage(folder, place):
     pixels.flush()
 
 
-def test_a_flipped_bit_is_found_in_a_sample_or_on_request(source, select, monkeypatch, tmp_path):
+def test_a_flipped_bit_is_found_in_the_sample_that_is_checked_at_the_start(source, select, monkeypatch, tmp_path):
     select(source)
     folder, = caches(tmp_path)
     size = 3 * 24 * 24

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from launching import slurm
-from tests.helpers import wait_for
+from launching import plan, slurm
+from tests.helpers import folder_of, rows_of, wait_for
 from utilities.errors import UserError
 
 
@@ -17,7 +17,7 @@ def test_times_of_slurm(text, minutes):
         slurm.minutes('12h')
 
 
-def test_slurm_jobs_go_on_after_a_pre_emption(tmp_path, monkeypatch):
+def test_slurm_jobs_go_on_after_a_pre_emption(quick, tmp_path, monkeypatch):
     """submitit's own local executor in the place of the cluster: the same job, signals and requeueing."""
     submitit = pytest.importorskip('submitit')
     monkeypatch.setenv('PYTHONPATH', str(slurm.ROOT))
@@ -26,12 +26,16 @@ def test_slurm_jobs_go_on_after_a_pre_emption(tmp_path, monkeypatch):
     python.chmod(0o755)
     executor = submitit.LocalExecutor(folder=tmp_path / 'logs', python=str(python))
     executor.update_parameters(timeout_min=10, signal_delay_s=120)        # patience with a busy machine
-    first, second = tmp_path / 'first', tmp_path / 'second'  # the first try is at work until there is a second one
-    job = executor.submit(slurm.Job(['sh', '-c', f'[ -e {first} ] && touch {second}; touch {first}; '
-                                                 f'while [ ! -e {second} ]; do sleep .1; done']))
-    wait_for(first.exists)
+    planned = plan.planned_run([*quick, '--n_epochs', '4', '--iterations_per_epoch', '20'])
+    job = executor.submit(slurm.slurm_job(planned))
+    log = folder_of(tmp_path) / 'log.csv'
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) > 2)
     os.kill(int((tmp_path / 'pid').read_text()), signal.SIGUSR2)
     job.result()
-    assert f'Requeued job {job.job_id}' in job.stdout() and second.exists()
+    assert f'Requeued job {job.job_id}' in job.stdout()
+    assert len(rows_of(folder_of(tmp_path))) == 5
+
+
+def test_a_job_that_fails_says_so():
     with pytest.raises(RuntimeError, match='exit code 3'):
         slurm.Job(['sh', '-c', 'exit 3'])()
