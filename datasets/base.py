@@ -78,14 +78,13 @@ class ImageSet(torch.utils.data.Dataset):
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
-    features:    None, or the kept features, float32 [N, F], which loaders return in place of the images.
+    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
     """
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
         self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
-        self.keeps_features, self.features = False, None
+        self.kept = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]

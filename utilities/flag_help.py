@@ -57,6 +57,7 @@ class Facts:
     mode:      it selects what this process does; it is not among the settings of a run.
     untrained: the metrics of the untrained network depend on it.
     common:    most runs set it.
+    embedding: the embedding of an image depends on it, beside the weights; an index and an exported network record it.
     file:      it names a file that the run reads: its checksum is recorded, and --resume refuses a changed file.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
@@ -73,6 +74,7 @@ class Facts:
     mode: bool = False
     untrained: bool = False
     common: bool = False
+    embedding: bool = False
     file: bool = False
     obsolete: bool = False
     names: Iterable | None = None
