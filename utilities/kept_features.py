@@ -6,12 +6,13 @@ class KeptFeatures:
     """
     The pooled features of images, for as long as `network` does not train what computes them.
 
-    others: networks with the same backbone, such as the moving average.
+    others: networks with the same backbone as long as it is not trained, such as the moving average.
     """
 
     def __init__(self, network, *others):
         self.networks = (network, *others)
         self.found = {}                                  # {(ImageSet, its transform as text): {index: features [F]}}
+        self.needed = set()                              # ImageSets that had to be loaded although features are kept
 
     def of(self, images, network):
         """
@@ -21,15 +22,16 @@ class KeptFeatures:
         """
         if not self.networks[0].has_fixed_features():
             self.found.clear()
+            self.networks = self.networks[:1]            # the backbone of the others is no longer the same
             return None
         if network not in self.networks:
             return None
         return self.found.setdefault((images, repr(images.transform)), {})
 
-    def has_all(self, images, network):
-        """Whether the features of all images of an ImageSet are kept."""
+    def suffice(self, images, network):
+        """Whether an ImageSet need not be loaded: all features are kept, and nothing has asked for the images since."""
         rows = self.of(images, network)
-        return rows is not None and len(rows) == len(images)
+        return rows is not None and len(rows) == len(images) and images not in self.needed
 
 
 class Batch:
@@ -60,6 +62,7 @@ class Batch:
 
     def loaded(self):
         if self.pixels is None:
+            self.images.kept.needed.add(self.images)
             loaded = [pixels for pixels, _, _ in self.images.loaded(self.indices.tolist())]
             self.pixels = self.images.transform.collate(loaded)
         return self.pixels

@@ -135,7 +135,7 @@ class TrainingLoader:
         sampled = processes.run_on_rank_zero(self.sampled, epoch)
         self.whole = [[(index, seed) for index, seed in batch] for batch in sampled]
         kept = getattr(self.dataset, 'kept', None)
-        if kept and kept.has_all(self.dataset, kept.networks[0]):
+        if kept and kept.suffice(self.dataset, kept.networks[0]):
             return Unloaded(self.dataset, [[index for index, _ in batch] for batch in self.whole])
         if processes.count() == 1:
             self.batches[:] = self.whole
@@ -190,7 +190,7 @@ def evaluation_loader(opt, dataset, batches, network=None):
     Loads the `batches` of evaluation_batches that one process embeds, each image once: (images [B, 3, H, W], labels
     [B], indices [B]) for each. Where features of `network` are kept, a Batch takes the place of the images.
     """
-    if dataset.kept and dataset.kept.has_all(dataset, network):
+    if dataset.kept and dataset.kept.suffice(dataset, network):
         return Unloaded(dataset, batches)
     return Loader(dataset, batch_sampler=batches, num_workers=workers(opt), pin_memory=opt.device.type == 'cuda',
                   generator=torch.Generator())
