@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from records import checkpoint
 from tests.helpers import FROM_COPY, ROOT, executed, folder_of, rows_of
@@ -50,8 +49,9 @@ def assert_equal_runs(tmp_path, names, tolerance=1e-5):
             value, found = value.double(), other[name].double()
             assert (value - found).abs().max() <= tolerance * value.abs().max().clamp_min(1e-3), (folder.name, name)
         for row, same in zip(rows_of(folders[0]), rows_of(folder), strict=True):
-            assert {name: float(text or 'nan') for name, text in row.items()} == pytest.approx(
-                {name: float(text or 'nan') for name, text in same.items()}, rel=10 * tolerance, abs=tolerance, nan_ok=True)
+            expected = {name: float(text or 'nan') for name, text in same.items()}
+            found = {name: float(text or 'nan') for name, text in row.items()}
+            assert found == pytest.approx(expected, rel=10 * tolerance, abs=tolerance, nan_ok=True), folder.name
 
 
 @pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
