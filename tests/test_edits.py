@@ -1,6 +1,6 @@
 """
-The edits of tests/edits, as researchers make them, act wherever the program trains or embeds: in one process, in pieces,
-in two processes, with and without kept features, after a kill, in --evaluate and in retrieval.embed.
+The edits of tests/edits, as researchers make them, act wherever the program trains or embeds: in one process, in
+pieces, in two processes, with and without kept features, after a kill, in --evaluate and in retrieval.embed.
 """
 import json
 import subprocess

@@ -88,7 +88,8 @@ def imported_modules(path, known):
         elif isinstance(node, ast.ImportFrom):
             inside = {f'{node.module}.{alias.name}' for alias in node.names}
             found |= inside & known.keys() or {node.module}
-    return {name for name in found & known.keys() if path.parent != known[name].parent or known[name].stem != '__init__'}
+    own_package = path.parent / '__init__.py'
+    return {name for name in found & known.keys() if known[name] != own_package}
 
 
 def test_no_files_import_each_other_in_a_circle():
