@@ -138,9 +138,9 @@ def test_another_transform_has_features_of_its_own(quick):
 
 
 def blackened(image):
-    image = np.array(image)
-    image[:8] = 0
-    return image
+    pixels = np.array(image)
+    pixels[:8] = 0
+    return Image.fromarray(pixels)
 
 
 def test_a_batch_is_the_tensor_of_its_images_and_of_other_networks_nothing_is_kept(quick):
