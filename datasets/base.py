@@ -99,6 +99,9 @@ class ImageSet(torch.utils.data.Dataset):
         elif self.is_distractor is not None:
             self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
 
+    def __getstate__(self):
+        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
+
     @property
     def n_classes(self):
         return len(self.class_names)

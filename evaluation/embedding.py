@@ -82,7 +82,8 @@ def embed(opt, model, images, name, features=False, autocast=None):
     """
     model.eval()
     device = opt.device if opt.evaluate_on_gpu else torch.device('cpu')
-    embeddings, norms, batches = None, None, evaluation_batches(opt, images)
+    embeddings = norms = None
+    batches = evaluation_batches(opt, images)
     precision = torch.autocast(opt.device.type, getattr(torch, autocast or 'float32'), enabled=autocast is not None)
     loader = evaluation_loader(opt, images, batches[processes.rank()], model)
     bar = tqdm(loader, desc=f'embed {name}', leave=False, disable=None)

@@ -123,10 +123,9 @@ def save(opt, model, data, embedded, place):
     own = f'--pca {opt.pca}' if opt.pca else f'the ranking of --loss {opt.loss}' if test.ranking else None
     known = None if own else network_id(model, parameters.embedding_settings(opt))
     content = {'network_id': known, 'own_similarity': own, 'share': opt.share, 'fpir': opt.fpir, 'seed': opt.seed,
-               'reason': reason,
-               'thresholds': rows, 'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
-                                            'n_unknown_queries': len(answers.unknown), **found,
-                                            'unknown_classes': sorted(unknown)}}
+               'reason': reason, 'thresholds': rows,
+               'test': {'gallery_size': n_images, 'n_known_queries': len(answers.known),
+                        'n_unknown_queries': len(answers.unknown), **found, 'unknown_classes': sorted(unknown)}}
     file = thresholds_file(place)
     if reason is None or not file.exists():                 # thresholds that were calibrated before stay
         write_json(file, plain(content))

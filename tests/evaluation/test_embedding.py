@@ -1,5 +1,6 @@
 """evaluation/embedding.py: what is changed there acts wherever a network embeds, and kept features are never stale."""
 import json
+import pickle
 import subprocess
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from evaluation import embedding
 from tests.helpers import after_training, assert_same_end, folder_of, printed_metrics, rows_of
 from tests.shared_batches import build
 from utilities.kept_features import Batch
+from utilities.loading import network_input
 
 FROZEN = ['--freeze', 'backbone', '--arch', 'conv4_frozen_normalize', '--no_train_metrics', 'false',
           '--evaluation_metrics', 'e_recall@1', 'map_at_r', 'dists@intra']
@@ -145,7 +147,8 @@ def blackened(image):
 
 def test_a_batch_is_the_tensor_of_its_images_and_of_other_networks_nothing_is_kept(quick):
     opt, built = kept(quick)
-    train, other = built.data.train, parts.build(opt).model
+    train = built.data.train
+    other = parts.build(opt).model
     with torch.no_grad():
         other.backbone[0][0].weight.mul_(2)
     batch = Batch(train, torch.tensor([3, 30, 4]))
@@ -156,11 +159,13 @@ def test_a_batch_is_the_tensor_of_its_images_and_of_other_networks_nothing_is_ke
         assert [len(part) for part in batch.tensor_split(2)] == [2, 1] and len(batch) == 3
         assert batch.tensor_split(2)[1].features(built.model).equal(features[2:])
         torch.testing.assert_close(batch.flip(-1), (pixels.flip(-1) * 255).round().to(torch.uint8))
+        torch.testing.assert_close(network_input(batch, torch.device('cpu')), pixels)
         assert batch.shape == (3, 3, 16, 16)
         for network, images in ((other, batch), (built.model, batch.flip(-1))):
             expected = network(pixels if images is batch else pixels.flip(-1))[1]
             torch.testing.assert_close(embedding.embed_batch(network, images)[1], expected)
         assert torch.equal(batch.features(built.model), features)
+    assert train.kept and pickle.loads(pickle.dumps(train)).kept is None          # as for a data worker
 
 
 def test_images_whose_features_are_kept_are_not_read(quick, run, monkeypatch):
