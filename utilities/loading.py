@@ -92,7 +92,10 @@ class Unloaded:
 
 def network_input(images, device):
     """Images [B, 3, H, W] as a loader gives them -> the network's input: float32 RGB in [0, 1], on `device`."""
-    images = images.to(device, non_blocking=True)
+    if isinstance(images, Batch):
+        images = images.loaded()
+    if images.device != device:                              # torch.export would write down a device that is named here
+        images = images.to(device, non_blocking=True)
     if images.dtype != torch.uint8:
         return images
     layout = torch.channels_last if images.device.type == 'cpu' else torch.contiguous_format  # the network's layout
