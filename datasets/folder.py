@@ -4,6 +4,7 @@ such as <source_path>/train/<class>/* and <source_path>/test/<class>/*, or the i
 """
 import csv
 import difflib
+import functools
 import os
 import re
 import unicodedata
@@ -217,10 +218,14 @@ def without_repeats(file, table, lines):
     the label or the part is not that of the earlier row.
     """
     check_names(table)
+    real_folder = functools.cache(os.path.realpath)                      # a large list names few folders
     first, conflicts = {}, []
     entries = list(zip(table.classes, table.parts or [''] * len(lines), strict=True))
     for i, source in enumerate(table.sources):
-        place = os.path.realpath(boxes.image_path(source))               # the same for links, and for ./a.jpg
+        path = boxes.image_path(source)
+        place = os.path.join(real_folder(path.parent), path.name)        # the same for ./a.jpg, and for links
+        if os.path.islink(place):
+            place = os.path.realpath(place)
         key = (place, *source[1:5]) if isinstance(source, boxes.Box) else place
         earlier = first.setdefault(key, i)
         if entries[i] != entries[earlier]:
