@@ -214,7 +214,7 @@ def test_folders_of_the_official_split(below, train, val, opt, tmp_path, capsys)
     assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'val': ['perch'], 'test': ['crow', 'fox', 'owl']}
     assert data.train.class_names == ['lynx', 'owl'] and data.train.superclass_labels is None
     assert all(train in path.parts for path in data.train.paths)
-    assert 'its official split are the folders' in capsys.readouterr().out
+    assert 'are the official split; --split_scheme half' in capsys.readouterr().out
     halves = select(opt, tmp_path, split_scheme='half')
     assert classes_by_split(halves) == {'train': ['crow', 'fox'], 'test': ['lynx', 'owl', 'perch']}
     assert len(halves.evaluation['test']) == 8                             # owl's images of both folders
@@ -240,7 +240,7 @@ def test_super_classes_in_the_official_parts(opt, tmp_path):
 @pytest.mark.parametrize('other', ['birds/owl', 'dogs'])
 def test_official_parts_beside_other_classes_are_refused(other, opt, tmp_path):
     folders_of(tmp_path / 'images', ['train/crow', 'test/fox', other])
-    with pytest.raises(UserError, match=f'test and train would be the official parts of the data, but '
+    with pytest.raises(UserError, match=f'the folders test, train would be the official split, but '
                                         f'{other.split("/")[0]} contains images or classes, too'):
         select(opt, tmp_path)
 
