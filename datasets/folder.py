@@ -20,11 +20,8 @@ PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
 PART_OF_FOLDER = {'train': 'train', 'training': 'train', 'val': 'val', 'valid': 'val', 'validation': 'val',
                   'test': 'test', 'query': 'query', 'gallery': 'gallery'}
 PART_OF_PERSONS = {'bounding_box_train': 'train', 'query': 'query', 'bounding_box_test': 'gallery'}
-WHERE = '''images/
-    <class>/*.jpg             (or .png ...), one folder per class, also in folders of super-classes
-or  train/<class>/*.jpg
-    test/<class>/*.jpg        also val/, or query/ and gallery/ in place of test/; also in images/
-or  any files that --csv FILE lists'''
+WHERE = ('images/<class>/*.jpg (or .png ...), also in folders of super-classes; or train/<class>/*.jpg and '
+         'test/<class>/*.jpg; or images anywhere that --csv FILE lists')
 
 
 def load(opt):

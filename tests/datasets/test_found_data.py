@@ -188,8 +188,7 @@ def test_the_count_of_inshops_list(opt, tmp_path):
 
 @pytest.mark.parametrize('dataset, folders', [('cub200', ['images/', '001.Black_footed_Albatross/']),
                                               ('cars196', ['cars_train/', 'devkit/', 'train/<class>/']),
-                                              ('online_products', ['Ebay_train.txt', 'bicycle_final/']),
-                                              ('folder', ['images/', '<class>/', 'train/<class>/'])])
+                                              ('online_products', ['Ebay_train.txt', 'bicycle_final/'])])
 def test_the_expected_folders_are_shown_as_a_tree(dataset, folders, opt, tmp_path):
     with pytest.raises(UserError) as caught:
         select(opt, tmp_path, dataset)
