@@ -24,7 +24,8 @@ class Watch:
         for part, known in self.before:
             saved = {*digests(part.state_dict())} if hasattr(part, 'state_dict') else set()
             for (owner, name), values in values_of(part).items():
-                if values != known.get((owner, name), values) and not {*values} <= saved:
+                changed = {*values} - {*known.get((owner, name), values)}
+                if not changed <= saved:
                     print(f'Note: {sentence(owner, name)}', file=sys.stderr)
         self.before = []
 
