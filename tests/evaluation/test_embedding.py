@@ -106,11 +106,10 @@ def test_a_backbone_is_unfrozen_for_an_epoch(flags, quick, run, tmp_path, monkey
     """It is trained in the second of four epochs, and frozen again."""
     start = EmbeddingNetwork.start_epoch
 
-    def start_epoch(network, *arguments, **more):
-        network.n_epochs = getattr(network, 'n_epochs', 0) + 1
-        network.backbone.requires_grad_(network.n_epochs == 2)
-        network.kept = [] if network.n_epochs == 2 else ['']
-        start(network, *arguments, **more)
+    def start_epoch(network, epoch):
+        network.backbone.requires_grad_(epoch == 2)
+        network.kept = [] if epoch == 2 else ['']
+        start(network, epoch)
     monkeypatch.setattr(EmbeddingNetwork, 'start_epoch', start_epoch)
     flags = [*quick, *FROZEN, '--n_epochs', '4', '--lr', '0.1', *flags]
     assert run(*flags) == 0
