@@ -20,7 +20,7 @@ from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
-from datasets import DATASETS, splits, time_split
+from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
 from records import checkpoint, published, reading, run_folder
@@ -115,10 +115,6 @@ def has_folds(opt):
 def has_test_range(opt):
     # None: half, or refused where there is an official split
     return not opt.splits and opt.split_scheme in (*splits.RANGED, None)
-
-
-def splits_by_time(opt):
-    return opt.split_scheme == 'time'
 
 
 def not_in_training(opt):
@@ -224,8 +220,7 @@ def data_parameters(parser):
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
-                 'closed_set': 'every class in all splits, with folds of images',
-                 'time': 'training images before test images', 'predefined': 'the official split'},
+                 'closed_set': 'every class in all splits, with folds of images', 'predefined': 'the official split'},
         help='how the data are split; by default predefined if there is an official split, else half')
     add('--splits', metavar='FILE', resumable=True,
         help='JSON or YAML file with the classes of each split, in place of --split_scheme')
@@ -237,16 +232,10 @@ def data_parameters(parser):
         help='number of folds, for a --split_scheme with folds')
     add('--n_training_folds', type=POSITIVE_INT, untrained=False, effect=has_folds,
         help='number of folds that may be used for validation, the first ones; by default all')
-    add('--test_size', type=FRACTION, default=0.5,
-        effect=lambda opt: has_test_range(opt) or splits_by_time(opt) and opt.test_from is None,
-        help="fraction of the classes (closed_set: of each class's images; time: of the images) in the test split")
+    add('--test_size', type=FRACTION, default=0.5, effect=has_test_range,
+        help="fraction of the classes (closed_set: of each class's images) in the test split")
     add('--test_start', type=FRACTION, default=0.5, effect=has_test_range,
         help='start of the test range, as a fraction of the sorted classes; it wraps around')
-    add('--time_split',
-        choices={'disjoint': 'test images of training classes are left out', 'shared': 'they are kept'},
-        default='disjoint', effect=splits_by_time, help='--split_scheme time: whether the splits may share classes')
-    add('--test_from', type=point_in_time, metavar='TIME', effect=splits_by_time,
-        help='--split_scheme time: first time of the test split, a number or a date; by default as --test_size says')
     switch('--use_tv_split', common=True, help='split a validation set off the training set')
     switch('--tv_split_by_samples', effect=lambda opt: opt.use_tv_split,
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
@@ -275,14 +264,6 @@ def data_parameters(parser):
         help='height and width of the images in evaluation, in pixels; by default --input_size')
     add('--eval_resize', type=POSITIVE_INT, fixed=False, effect=lambda opt: effective_augmentation(opt) != 'characters',
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
-
-
-def point_in_time(text):
-    """An argparse type: a number or a date of ISO 8601, as text."""
-    try:
-        return time_split.moment(text).text
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'expected {time_split.EXPECTED}, not {text}') from None
 
 
 def frozen_part(text):
@@ -728,15 +709,12 @@ def check_splits(parser, opt, unused=()):
                             'them')
         setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
     used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
-    used_by |= {'test_size': splits.SIZED, 'test_start': splits.RANGED, 'time_split': ('time',), 'test_from': ('time',)}
+    used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
     for flag, schemes in used_by.items():
         if (flag in opt.given and flag not in unused and getattr(opt, flag) != parser.get_default(flag)
-                and opt.split_scheme not in ((*schemes, None) if flag in ('test_size', 'test_start') else schemes)):
+                and opt.split_scheme not in ((*schemes, None) if schemes == splits.RANGED else schemes)):
             raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
                             + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_from is not None and 'test_size' in opt.given and opt.test_size != 0.5 and splits_by_time(opt):
-        raise UserError(f'--test_from {opt.test_from} and --test_size {opt.test_size}: both say where the test split '
-                        'begins; leave one of them out')
     if opt.test_size == 1 and not opt.evaluate:
         raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
     if opt.split_scheme in splits.FOLDED:

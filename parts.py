@@ -365,13 +365,4 @@ def summary(opt, folder, built, first):
     return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
                       f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
                       f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)] + over_time(built.data.description))
-
-
-def over_time(description):
-    """A line on --split_scheme time, in a list; an empty list for the other schemes."""
-    if 'time' not in description:
-        return []
-    last, first, n = (description['time'][name] for name in ('last_training_time', 'first_test_time', 'n_left_out'))
-    return [f'time: training until {last}' + (f', test from {first}' if first else '') + (
-        f'; {n:,} images from then on are left out, since their classes have training images' if n else '')]
+                      f'{opt.dataset}: ' + '; '.join(splits)])

@@ -113,7 +113,7 @@ def require_same_files(folder, files):
 def changed_data(config, description):
     """
     How the data of a description by datasets.select differ from those in a run's config.yaml, such as 'other files,
-    boxes'; '' where they are the same. Groups and times are compared where both runs read them.
+    boxes'; '' where they are the same. Groups are compared where both runs read them.
     """
     if config['split_hash'] != description['hash']:
         return f'other classes or numbers of images (hash {description["hash"]}, not {config["split_hash"]})'
