@@ -20,7 +20,7 @@ from architectures.depth import gradients_by_block
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint
 from records.columns import Column
-from records.writing import Records, untrained
+from records.writing import Records
 from utilities import errors, processes, stopping
 from utilities.errors import RunFailed, UserError
 from utilities.files import remove_temporary
@@ -42,7 +42,7 @@ def run(opt, arguments):
             if state.next_epoch == 0:
                 evaluated = None
                 if opt.check_untrained_accuracy or not opt.n_epochs:
-                    evaluated, embedded = evaluate_untrained(opt, built, state.folder)
+                    evaluated, embedded = evaluate(opt, built, epoch=0)
                 record(records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
@@ -149,13 +149,6 @@ def evaluate(opt, built, epoch):
         averaged, _ = evaluation.evaluate(opt, built.ema.average, built.data, built.criterion, epoch)
         row |= {columns.ema_column(name): value for name, value in averaged.items() if isinstance(value, float)}
     return row, embedded
-
-
-def evaluate_untrained(opt, built, folder):
-    """As evaluation.evaluate, for the untrained network; with --reuse_epoch0, the metrics that another run recorded."""
-    if not opt.reuse_epoch0:
-        return evaluate(opt, built, epoch=0)
-    return untrained(opt.reuse_epoch0, folder, parameters.epoch0_flags()), {}
 
 
 def train_epoch(opt, built, loader, epoch):

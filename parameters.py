@@ -180,11 +180,9 @@ def run_parameters(parser):
            help='with --resume: other flags of training may change as well; what no longer fits them starts fresh')
     switch('--auto_resume', mode=True,
            help='continue the run with this --group, this --seed and the same settings, or start it if there is none')
-    add('--reuse_epoch0', '--untrained', metavar='RUN_FOLDER', mode=True,
-        help="copy the untrained network's metrics from this run instead of computing them")
     add('--evaluate', metavar='RUN_FOLDER_OR_CHECKPOINT', mode=True,
         help='do not train; print the metrics of a trained network')
-    add('--seed', type=COUNT, default=1, fixed=True, untrained=True, common=True,
+    add('--seed', type=COUNT, default=1, fixed=True, common=True,
         help='seed of all random numbers of the run')
     switch('--deterministic', help='make the arithmetic repeatable on a GPU too, which is slower; the CPU always is')
     switch('--tf32', help='compute float32 products in TF32 on NVIDIA GPUs: faster, but less precise')
@@ -199,8 +197,7 @@ def run_parameters(parser):
 
 
 def data_parameters(parser):
-    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', untrained=True,
-                            fixed=True)
+    add, switch = new_group(parser, 'data', 'data set, splits, decoding, augmentation', fixed=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
         help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
@@ -230,7 +227,7 @@ def data_parameters(parser):
         help='index of the validation fold, from 0, for a --split_scheme with folds')
     add('--n_folds', type=number(int, 2), default=4, effect=has_folds,
         help='number of folds, for a --split_scheme with folds')
-    add('--n_training_folds', type=POSITIVE_INT, untrained=False, effect=has_folds,
+    add('--n_training_folds', type=POSITIVE_INT, effect=has_folds,
         help='number of folds that may be used for validation, the first ones; by default all')
     add('--test_size', type=FRACTION, default=0.5, effect=has_test_range,
         help="fraction of the classes (closed_set: of each class's images) in the test split")
@@ -243,20 +240,19 @@ def data_parameters(parser):
         help='with --use_tv_split: fraction of the training set that remains for training')
     add('--augmentation', default='base', fixed=False, names=AUGMENTATIONS,
         help='augmentation of the training images; docs/data.md explains each')
-    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'), untrained=False,
+    add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
         fixed=False, effect=crops_randomly,
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
              '1')
-    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), untrained=False, fixed=False,
-        effect=crops_randomly,
+    add('--crop_ratio', nargs=2, type=POSITIVE, metavar=('MIN', 'MAX'), fixed=False, effect=crops_randomly,
         help='smallest and largest width / height of random crops; by default 3/4 and 4/3 (mlrc: 0.75, 1.33)')
     add('--color_jitter', nargs=4, type=NOT_NEGATIVE, metavar=('BRIGHTNESS', 'CONTRAST', 'SATURATION', 'HUE'),
-        untrained=False, fixed=False,
+        fixed=False,
         help='largest random changes of brightness, contrast, saturation (factors 1 - x to 1 + x) and hue; by default '
              'none')
-    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), untrained=False, fixed=False,
+    add('--randaugment', nargs=2, type=COUNT, metavar=('N', 'M'), fixed=False,
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
-    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', untrained=False, fixed=False,
+    add('--random_erasing', type=FRACTION, default=0.0, metavar='P', fixed=False,
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
     add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', fixed=False,
         help='interpolation with which images and crops are resized, in training and evaluation')
@@ -274,8 +270,7 @@ def frozen_part(text):
 
 
 def network_parameters(parser):
-    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', untrained=True,
-                            fixed=True)
+    add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, weights, input', fixed=True)
     add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES,
         help='network, also timm:NAME, torchvision:NAME, pretrainedmodels:NAME; suffixes: _frozen (BatchNorm '
              'statistics), _normalize (norm 1), _double (--pool avg_max)')
@@ -306,7 +301,7 @@ def network_parameters(parser):
         help='--embed_init lda: weight of a multiple of the identity in the within-class covariance')
     add('--freeze', type=frozen_part, default='none', fixed=False, metavar='none|backbone|stem|N',
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
-    switch('--keep_features', default=True, machine=True, untrained=False, effect=lambda opt: opt.freeze == 'backbone',
+    switch('--keep_features', default=True, machine=True, effect=lambda opt: opt.freeze == 'backbone',
            help='with --freeze backbone: compute the features once; --keep_features false computes them in each epoch')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
@@ -458,27 +453,26 @@ def loss_parameters(parser):
 
 
 def evaluation_parameters(parser):
-    add, switch = new_group(parser, 'evaluation', 'metrics, splits, queries and gallery, pictures', resumable=True,
-                            untrained=True)
+    add, switch = new_group(parser, 'evaluation', 'metrics, splits, queries and gallery, pictures', resumable=True)
     add('--evaluation_metrics', nargs='+', metavar='METRIC',
         default=['e_recall@1', 'e_recall@2', 'e_recall@4', 'nmi', 'f1', 'mAP_1000', 'mAP_lim', 'mAP_c', 'dists@intra',
                  'dists@inter', 'dists@intra_over_inter', 'rho_spectrum@0', 'rho_spectrum@-1', 'rho_spectrum@1',
                  'rho_spectrum@2', 'rho_spectrum@10', 'map_at_r', 'precision_at_1', 'r_precision'], names=METRICS,
         help='metrics to compute; the prefix c_ means on L2-normalised embeddings, @ gives a parameter')
-    add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'], untrained=False,
+    add('--storage_metrics', nargs='+', metavar='METRIC', default=['e_recall@1'],
         help='metrics whose best network is kept, such as map_at_r or within_map_at_r; the first selects the best '
              'epoch')
     add('--splits_to_eval', nargs='+', choices=['train', 'val', 'test'],
         help='splits to evaluate; by default all (but not train with --no_train_metrics)')
     switch('--no_train_metrics', common=True, help='do not evaluate the training split')
-    add('--eval_every', type=POSITIVE_INT, default=1, untrained=False,
+    add('--eval_every', type=POSITIVE_INT, default=1,
         help='number of epochs from one evaluation to the next; the last epoch is always evaluated')
     add('--eval_bs', type=POSITIVE_INT, resumable=True,
         help='number of images that are embedded at a time in evaluation; by default --bs')
-    switch('--check_untrained_accuracy', default=True, untrained=False, effect=lambda opt: opt.n_epochs,
+    switch('--check_untrained_accuracy', default=True, effect=lambda opt: opt.n_epochs,
            help='evaluate the untrained network, as epoch 0')
     switch('--evaluate_on_gpu', machine=True, help='compute the metrics on the GPU too, if there is one')
-    add('--cluster_every', type=POSITIVE_INT, default=1, untrained=False,
+    add('--cluster_every', type=POSITIVE_INT, default=1,
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
@@ -500,7 +494,7 @@ def evaluation_parameters(parser):
     add('--evaltypes', nargs='+', choices=['discriminative'], default=['discriminative'], obsolete=True,
         help='without effect, since a network has one kind of embedding; for scripts of the public code')
     add('--pictures', nargs='+', choices=['none', evaluation.curves.SINGLE, *PICTURES], metavar='PICTURE',
-        default=['retrieval', 'spectrum', 'distances', 'classes'], untrained=False, names=PICTURES,
+        default=['retrieval', 'spectrum', 'distances', 'classes'], names=PICTURES,
         help='plots of the test split saved after the last epoch; metrics: a file of curves per metric; or none')
 
 
@@ -691,11 +685,6 @@ def checksums_of_files(settings):
         if file.is_file():
             found[name] = file_hash(file)[:16]
     return found
-
-
-def epoch0_flags():
-    """The names of the flags that the metrics of the untrained network depend on."""
-    return [name for name in flags_with('untrained') if name not in flags_with('machine')]
 
 
 def check_splits(parser, opt, unused=()):

@@ -18,7 +18,7 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
-from records import backends, checkpoint, run_folder
+from records import backends, checkpoint
 from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.randomness import preserved, seed_everything
@@ -146,10 +146,6 @@ def check(opt, data):
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
-    for flags in (vars(opt), run_folder.read(opt.reuse_epoch0)['flags']) if opt.reuse_epoch0 else ():
-        if criteria.ranks(argparse.Namespace(**flags)):
-            raise UserError(f'--reuse_epoch0 {opt.reuse_epoch0}: --loss {flags["loss"]}, of this run or of the other, '
-                            'ranks by a distance of its own; leave --reuse_epoch0 out')
 
 
 def prepare(opt):

@@ -178,14 +178,6 @@ def merged_in_words(config):
                      + f' from epoch {entry["at_epoch"]}' for entry in config.get('merged', []))
 
 
-def first_flags(config):
-    """The flags with which a run began."""
-    flags = dict(config['flags'])
-    for entry in reversed(config.get('merged', [])):
-        flags |= {name: change['from'] for name, change in entry['flags'].items()}
-    return flags
-
-
 def read(folder):
     """The run folder's config.yaml. Raises UserError where it is no run folder."""
     file = Path(folder) / 'config.yaml'

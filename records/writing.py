@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from records import backends, columns, database, reading, run_folder
+from records import backends, columns, database, reading
 from records.columns import Column
 from utilities import processes
-from utilities.errors import UserError
 from utilities.files import read_csv, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
@@ -123,29 +122,6 @@ class Records:
         for backend in self.backends:
             if problem := backends.failure(backend.close, kind is not None):
                 backends.note(type(backend).__name__, 'may have lost the last records', problem, self.folder)
-
-
-@processes.rank_zero_only
-def untrained(other, folder, flags):
-    """
-    The untrained network's metrics, {'<split>_<metric>': float, or array for rho_spectrum@0}, that the run folder
-    `other` has recorded, for the run in `folder`. Raises UserError where one of `flags` or the splits differ.
-    """
-    ours, theirs = run_folder.read(folder), run_folder.read(other)
-    before = run_folder.first_flags(theirs)
-    for name in flags:
-        if ours['flags'].get(name) != before.get(name):
-            raise UserError(f'--reuse_epoch0 {other}: its --{name} is {before.get(name)}, this run\'s '
-                            f'{ours["flags"].get(name)}; the untrained network has other metrics')
-    if changed := run_folder.changed_data(ours, {'hash': theirs['split_hash']} | theirs):
-        raise UserError(f'--reuse_epoch0 {other}: its data have {changed} than this run')
-    reading.read(other)                                  # refuses damaged records
-    rows = reading.read_rows(Path(other) / 'log.csv')
-    if not rows or rows[0]['epoch'] != 0:
-        raise UserError(f'--reuse_epoch0 {other}: it has no record of the untrained network, epoch 0')
-    spectra = {Column(row['split'], SPECTRUM).name: singular_values(row)
-               for row in reading.read_texts(Path(other) / 'spectrum.csv') if row['epoch'] == '0'}
-    return {name: value for name, value in rows[0].items() if columns.parse(name)} | spectra
 
 
 def progress(epoch, trained, evaluated, storage_metrics):

@@ -151,13 +151,7 @@ def rows_of_spectra(folder):
     return reading.read_texts(folder / 'spectrum.csv')
 
 
-def test_a_changed_number_in_the_summary_or_the_spectrum_is_no_traceback(half, run, quick, capsys):
-    arguments = [*quick, *FEW, '--n_epochs', '0', '--reuse_epoch0', half]
-    assert run(*arguments) == 0
-    damage(half / 'spectrum.csv', 'digit', random.Random(0))
-    assert run(*arguments) == 2
-    assert 'spectrum.csv: damaged or edited' in capsys.readouterr().err
-    (half / 'spectrum.csv').unlink()
+def test_a_broken_summary_is_a_sentence(half):
     for text in ('[1]', '{"finished": 1, "last_epoch": null}', '{"finished": true, "last_epoch": {"epoch": "1"}}',
                  '{"finished": true, "last_epoch": null, "records": [1]}', '[' * 100_000):
         (half / 'summary.json').write_text(text)

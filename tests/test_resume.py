@@ -211,8 +211,6 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tm
     assert reading.read(folder).group.startswith('quick (augmentation adv, bs 8, ')
     assert run('--reproduce', folder, '--n_epochs', '0') == 0
     assert 'changed its settings within the run: augmentation adv, bs 8' in capsys.readouterr().out
-    assert run(*arguments, '--bs', '8', '--n_epochs', '0', '--auto_resume', '--untrained', folder) == 0
-    assert rows_of(folder_of(tmp_path, 'quick_s1_2'))[0] == rows_of(folder)[0]
 
 
 def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, capsys):
