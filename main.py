@@ -98,9 +98,6 @@ def continued(opt, arguments):
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume, and records that it goes on."""
-    if moved := parameters.metrics_of_old(opt.resume):
-        print(f'Note: {" and ".join(moved)}: from now on the columns of these metrics are empty; after the training, '
-              f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
     first = state.resume(lambda before, merging: parameters.changed_within_run(
         parameters.build(), before, state.settings, parameters.flags_with('fixed') if merging else None),

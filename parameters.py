@@ -10,6 +10,7 @@ is used. Every part of the program gets the whole namespace.
 """
 import argparse
 import functools
+import sys
 from pathlib import Path
 
 import criteria
@@ -52,24 +53,8 @@ main.py --help resumable      the flags that --resume may change; machine: flags
 main.py --help all            every flag
 
 docs/run_folder.md says more."""
-# {flag of earlier versions: the value with which their runs still resume}
-REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9, 0.999], 'embed_momentum': None,
-           'loss_momentum': None}
-# {REMOVED flag: what takes its place}
-INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
-           'loss_momentum': 'give --loss_optim_args'}
-# flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'ranking_backend',
-                  'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta',
-                  'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
-# flags of earlier versions -> the command of Evaluate_Network.py that has them
-MOVED = {'export': 'export', 'embed': 'embeddings', 'draw': 'pictures', 'on': 'other_data', 'check_overlap': 'overlap',
-         'overlap_threshold': 'overlap', 'codes': 'codes', 'codes_rescore': 'codes', 'open_set': 'open_set',
-         'open_set_fpir': 'open_set',
-         **dict.fromkeys(('rerank', 'rerank_kreciprocal_k1', 'rerank_kreciprocal_k2', 'rerank_kreciprocal_lambda',
-                          'rerank_alphaqe_n', 'rerank_alphaqe_alpha'), 'rerank')}
 
 
 def used_losses(opt):
@@ -519,11 +504,7 @@ def record_parameters(parser):
 
 def build():
     parser = Parser(prog='main.py', usage='main.py [FLAG ...]', epilog=EPILOG,
-                    description='Trains an embedding network on some classes and evaluates it on unseen ones.',
-                    gone={**{name: f'moved: python Evaluate_Network.py RUN {command} ...'
-                             for name, command in MOVED.items()},
-                          **{name: f'is gone: {other}' for name, other in INSTEAD.items()},
-                          **dict.fromkeys(WITHOUT_EFFECT, 'is gone, since it changed no result: leave it out')})
+                    description='Trains an embedding network on some classes and evaluates it on unseen ones.')
     command_line.add_completion(parser)
     for add in (run_parameters, data_parameters, network_parameters, training_parameters, batch_creation_parameters,
                 batch_mining_parameters, loss_parameters, evaluation_parameters, record_parameters):
@@ -622,24 +603,18 @@ def shown(value):
 
 def recorded_flags(place):
     """
-    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported, without
-    flags that have MOVED, are REMOVED or were WITHOUT_EFFECT. Raises UserError where a REMOVED flag had an effect.
+    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
+    whose flags no longer exist are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
         settings = checkpoint.load(checkpoint.find(place))['settings']
     else:
         settings = run_folder.read(place)['flags']
-    for name, default in REMOVED.items():
-        if settings.get(name, default) != default:
-            raise UserError(f'{place}: it has --{name} {shown(settings[name])}, a flag that this version no longer '
-                            'has; use the version that made it (git_commit in its config.yaml)')
-    return {name: value for name, value in settings.items() if name not in {*REMOVED, *WITHOUT_EFFECT, *MOVED}}
-
-
-def metrics_of_old(folder):
-    """The MOVED flags that gave a run of an earlier version metrics in each epoch, as texts."""
-    flags = run_folder.read(folder)['flags']
-    return [f'--{name} {shown(flags[name])}' for name in ('open_set', 'rerank') if flags.get(name)]
+    unknown = sorted(settings.keys() - {*command_line.known_flags(build())})
+    if unknown:
+        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
+              f'--{", --".join(unknown)}', file=sys.stderr)
+    return {name: value for name, value in settings.items() if name not in unknown}
 
 
 def find_run(opt):

@@ -24,7 +24,7 @@ class Run:
     rows:   one per evaluated epoch, in order: {'epoch': int, '<split>_<metric>': float, ...}.
     state:  'finished', or a text that says how the run ended.
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
-    test_images: the hash of its images; None where it is not recorded, as by earlier versions.
+    test_images: the hash of its images; None where it is not recorded.
     merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
     has_twin: whether another run has the same `test`, but other images.
     """
@@ -75,7 +75,7 @@ def read(folder):
     require_recorded(folder)
     state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               run_folder.test_hash(folder, config), config.get('test_images_hash'), run_folder.merged_in_words(config))
+               config.get('test_hash'), config.get('test_images_hash'), run_folder.merged_in_words(config))
 
 
 def find(place, settings, chosen=()):
@@ -94,12 +94,11 @@ def find(place, settings, chosen=()):
 
 def are_same(settings, config, chosen=()):
     """
-    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A
-    config.yaml of an earlier version, which does not name such flags, is accepted. A run whose settings have changed
-    within the run is none.
+    Whether config.yaml describes a run with these settings that chose the values of the flags in `chosen` itself. A run
+    whose settings have changed within the run is none.
     """
     flags = config['flags']
-    return not config.get('merged') and {*chosen} <= {*config.get('chosen', chosen)} and all(
+    return not config.get('merged') and {*chosen} <= {*config.get('chosen', ())} and all(
         flags[name] == value for name, value in settings.items() if name in flags)
 
 

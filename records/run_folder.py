@@ -47,9 +47,11 @@ def make(opt, settings, arguments, description, chosen, files):
     """The work of create()."""
     parent = Path(opt.save_path) / opt.dataset
     name = savename(opt)
+    test = description['splits'].get('test', {})
     config = {'flags': settings, 'command': shlex.join(['python', 'main.py', *arguments]), 'versions': versions(),
               'git_commit': git_commit(), 'split_hash': description['hash'],
-              **split_hashes(description), 'run_id': uuid.uuid4().hex[:8],
+              'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
+              'image_hashes': description['image_hashes'], 'run_id': uuid.uuid4().hex[:8],
               **({'splits_file': description['splits_file']} if 'splits_file' in description else {}),
               **({'files': files} if files else {}),
               'started': time.strftime('%Y-%m-%d %H:%M:%S'), 'chosen': [*chosen], 'resumed': []}
@@ -85,10 +87,7 @@ def places(folder):
 
 
 def require_same_data(folder, description):
-    """
-    Raises UserError where the run began with other data, other splits, or another file of --splits. Prints a note where
-    an earlier version recorded no more than the class names and the numbers of images.
-    """
+    """Raises UserError where the run began with other data, other splits, or another file of --splits."""
     config = read(folder)
     ours, before = (part.get('splits_file', {}).get('hash') for part in (description, config))
     if ours != before:
@@ -97,9 +96,6 @@ def require_same_data(folder, description):
     if changed := changed_data(config, description):
         raise UserError(f'--resume {folder}: the data have {changed} than this run began with; --source_path must lead '
                         'to the same data')
-    if 'image_hashes' not in config:
-        print(f'Note: {folder}: an earlier version of this program recorded only the names and sizes of the classes; '
-              'that files, labels, groups and boxes are those that the run began with could not be checked.')
 
 
 def require_same_files(folder, files):
@@ -146,7 +142,6 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     repair_splits(folder, description)
     config = read(folder)
-    config = split_hashes(description) | config
     changed = changes(config['flags'], settings)
     config['resumed'].append({'at_epoch': epoch, 'command': shlex.join(['python', 'main.py', *arguments]),
                               'versions': versions(), 'changed_flags': changed})
@@ -198,32 +193,6 @@ def are_changes(merged):
         isinstance(entry, dict) and isinstance(entry.get('at_epoch'), int) and isinstance(entry.get('flags'), dict)
         and all(isinstance(change, dict) and {'from', 'to'} <= change.keys() for change in entry['flags'].values())
         for entry in merged)
-
-
-def test_hash(folder, config):
-    """
-    The hash of a run's test split, made from its classes and their numbers of images; None where it has none. config:
-    its config.yaml. Where an earlier version wrote it, it has no such hash, and splits.yaml is read.
-    """
-    if 'test_hash' in config:
-        return config['test_hash']
-    file = Path(folder) / 'splits.yaml'
-    return test_split_entry(read_checked(file)).get('hash') if file.is_file() else None
-
-
-def split_hashes(description):
-    """The entries of config.yaml on the images of all splits, and of the test split, of a description of the data."""
-    test = test_split_entry(description)
-    found = {'test_hash': test.get('hash'), 'test_images_hash': test.get('images_hash'),
-             'image_hashes': description.get('image_hashes')}
-    return {name: value for name, value in found.items() if value or name == 'test_hash'}
-
-
-def test_split_entry(description):
-    """The entry of the test split in a description by datasets.splits.describe; {} where there is no such split."""
-    splits = description.get('splits') if isinstance(description, dict) else None
-    test = splits.get('test') if isinstance(splits, dict) else None
-    return test if isinstance(test, dict) else {}
 
 
 def write_checked(file, content):

@@ -29,21 +29,12 @@ def collect(opt):
 
 
 def tell_images_apart(runs):
-    """
-    Sets Run.has_twin where test splits of equal class names and numbers of images hold different images. Prints a note
-    on the runs, of earlier versions, whose images are then unknown.
-    """
+    """Sets Run.has_twin where test splits of equal class names and numbers of images hold different images."""
     images = {}
     for run in runs:
         images.setdefault(run.test, set()).add(run.test_images)
     for run in runs:
-        if len(images[run.test] - {None}) < 2:
-            continue
-        if run.test_images:
-            run.has_twin = True
-        else:
-            print(f'Note: {run.where}: an earlier version recorded only the names and sizes of its test classes; '
-                  'which of the test sets of such classes it has is unknown', file=sys.stderr)
+        run.has_twin = bool(run.test_images) and len(images[run.test] - {None}) > 1
 
 
 def below(folders, exclude):

@@ -204,20 +204,6 @@ def test_a_file_of_another_run_is_refused_and_nothing_is_changed(name, is_old, h
         assert run('--evaluate', half) == 2 and 'it is of another run' in capsys.readouterr().err
 
 
-def test_a_run_of_an_earlier_version_goes_on(trained, half, resume):
-    states = torch.load(half / 'checkpoint_last.pt', weights_only=True)
-    del states['run_id']
-    torch.save(states, half / 'checkpoint_last.pt')
-    config = run_folder.read(half)
-    hashes = {name: config.pop(name) for name in ('test_hash', 'test_images_hash', 'image_hashes')}
-    text = run_folder.as_yaml(config)                                      # the checksum was in the last line
-    (half / 'config.yaml').write_text(f'{text}{run_folder.CHECKSUM}{run_folder.text_checksum(text)}\n')
-    code, out, _ = resume(half, '--lr', '0.001', '--kernels', '0')
-    assert code == 0 and 'recorded only the names and sizes of the classes' in out
-    assert_same_end(trained['whole'], half)
-    assert run_folder.read(half).items() >= hashes.items()
-
-
 def test_damaged_splits_are_noticed_at_every_resume_and_written_anew(trained, half, other, resume):
     file, generator = half / 'splits.yaml', random.Random(0)
     content = file.read_bytes()

@@ -22,14 +22,9 @@ PLAIN_TAGS = {f'tag:yaml.org,2002:{name}' for name in ('str', 'int', 'float', 'b
 
 
 class Parser(argparse.ArgumentParser):
-    """
-    Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated.
+    """Raises UserError with one line, where argparse would print the usage and exit. Flags cannot be abbreviated."""
 
-    gone: {flag of an earlier version: what the line says after its name}.
-    """
-
-    def __init__(self, gone=None, **options):
-        self.gone = gone or {}
+    def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=Formatter, add_help=False, **options)
         self.add_argument('-h', '--help', action=Help)
 
@@ -44,12 +39,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         if message.startswith('unrecognized arguments: --'):
             flag = message.split()[2].split('=')[0].removeprefix('--')
-            message = f'--{flag}{self.why_unknown(flag)}'
+            message = f'--{flag}: unknown flag{nearest(flag, known_flags(self))}'
         raise UserError(message.removeprefix('argument '))
-
-    def why_unknown(self, flag):
-        """What a line says after the name of a flag that this parser does not have."""
-        return f' {self.gone[flag]}' if flag in self.gone else f': unknown flag{nearest(flag, known_flags(self))}'
 
 
 def is_text(value):
@@ -271,7 +262,7 @@ def known(parser, settings, where, excluded=()):
     names = set(known_flags(parser)) - {'help', 'print_completion', *excluded}
     for name in settings:
         if name not in names:
-            raise UserError(f'{where}: {name}{parser.why_unknown(str(name))}')
+            raise UserError(f'{where}: {name}: unknown flag{nearest(str(name), known_flags(parser))}')
     try:
         parser.parse_args(tokens(settings))
     except UserError as error:
