@@ -3,7 +3,6 @@ import csv
 import glob
 import json
 import re
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +71,6 @@ def read(folder):
     # the summary is read before the log: a run that is under way writes the log first, so that the log may be ahead
     summary = read_summary(folder / 'summary.json', flags.get('n_epochs'))
     rows = read_rows(folder / 'log.csv')
-    require_recorded(folder)
     state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
                config.get('test_hash'), config.get('test_images_hash'), run_folder.merged_in_words(config))
@@ -110,25 +108,6 @@ def progress(folder):
 
 def is_finished(folder):
     return progress(folder)[0]
-
-
-def require_recorded(folder):
-    """Raises UserError where log.csv or spectrum.csv has other rows than when summary.json was written."""
-    for name, written in loaded_summary(folder / 'summary.json').get('records', {}).items():
-        file = folder / name
-        if file.exists() and fingerprint(read_texts(file)[:written['n_rows']]) != written:
-            raise UserError(f'{file}: damaged or edited: its rows have changed since summary.json was written; '
-                            f'copy it again, repair it by python main.py --resume {folder}, or leave the run out')
-
-
-def fingerprint(rows):
-    """The number of rows of a CSV file and a CRC-32 of their texts, by which later changes are detected."""
-    text = json.dumps([filled(row) for row in rows], sort_keys=True)
-    return {'n_rows': len(rows), 'crc32': f'{zlib.crc32(text.encode()):08x}'}
-
-
-def filled(row):
-    return {name: text for name, text in row.items() if text}
 
 
 def read_rows(file):
@@ -184,9 +163,8 @@ def loaded_summary(file):
         return {}
     try:
         summary = json.loads(file.read_text(encoding='utf-8'))
-        numbers = [(summary['last_epoch'] or {'epoch': -1})['epoch'],
-                   *(part['n_rows'] for part in summary.get('records', {}).values())]
-        is_whole = isinstance(summary['finished'], bool) and all(isinstance(number, int) for number in numbers)
+        last = (summary['last_epoch'] or {'epoch': -1})['epoch']
+        is_whole = isinstance(summary['finished'], bool) and isinstance(last, int)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import time
 import uuid
-import zlib
 from pathlib import Path
 
 import yaml
@@ -21,7 +20,6 @@ PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-l
             'pillow', 'wandb', 'pytorch-metric-learning')
 DUMPER = getattr(yaml, 'CSafeDumper', yaml.SafeDumper)       # ten times as fast, where PyYAML was built with it
 LAST = 'checkpoint_last.pt'                                  # the state for an exact resumption
-CHECKSUM = '# checksum '                                     # begins config.yaml and splits.yaml
 
 
 def savename(opt):
@@ -59,8 +57,8 @@ def make(opt, settings, arguments, description, chosen, files):
     try:
         remove_stale(parent / name)
         unfinished.mkdir(parents=True)
-        write_checked(unfinished / 'config.yaml', config)
-        write_checked(unfinished / 'splits.yaml', description)
+        write_yaml(unfinished / 'config.yaml', config)
+        write_yaml(unfinished / 'splits.yaml', description)
         return settle(unfinished, parent / name)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -124,14 +122,15 @@ def changes(before, now):
 
 
 def repair_splits(folder, description):
-    """Writes splits.yaml again, with a note, where it is missing, damaged, or from another run."""
-    file = Path(folder) / 'splits.yaml'
+    """Writes splits.yaml again, with a note, where it is missing, cut off, or from another run."""
     try:
-        found = read_checked(file)
-    except (UserError, FileNotFoundError):
-        found = None
-    if not isinstance(found, dict) or found.get('hash') != description['hash']:
-        write_checked(file, description)
+        found = read_splits(folder)
+    except UserError:
+        found = {}
+    expected = read_yaml(as_yaml(description))
+    if any(found.get(name) != value for name, value in expected.items()):
+        file = Path(folder) / 'splits.yaml'
+        write_yaml(file, description)
         print(f'Note: {file} did not hold the splits of this run, and was written anew.')
 
 
@@ -148,7 +147,7 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     changed = {name: change for name, change in changed.items() if name in merged}
     if changed and epoch:                                    # a run without an epoch has had no other settings
         config['merged'] = with_changes(config.get('merged', []), epoch, changed)
-    write_checked(folder / 'config.yaml', config | {'flags': settings})
+    write_yaml(folder / 'config.yaml', config | {'flags': settings})
 
 
 def with_changes(merged, epoch, changed):
@@ -174,17 +173,36 @@ def merged_in_words(config):
 
 
 def read(folder):
-    """The run folder's config.yaml. Raises UserError where it is no run folder."""
+    """The run folder's config.yaml. Raises UserError where it is no run folder, or where the file is cut off."""
     file = Path(folder) / 'config.yaml'
     try:
-        config = read_checked(file)
+        config = read_yaml(file.read_text(encoding='utf-8'))
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
-    if not isinstance(config, dict) or not {'flags', 'split_hash', 'run_id'} <= config.keys():
-        raise UserError(f'{file}: not the config.yaml of a run folder; pass a file of flags with --config')
-    if not are_changes(config.get('merged', [])):
-        raise UserError(f'{file}: damaged, or edited: `merged` is not a list of changes of flags')
+    except ValueError as error:
+        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
+    expected = {'flags': dict, 'split_hash': str, 'run_id': str, 'resumed': list}        # `resumed` is written last
+    if not isinstance(config, dict) or any(not isinstance(config.get(name), kind) for name, kind in expected.items()):
+        raise UserError(f'{file}: cut off, or not the config.yaml of a run folder; pass a file of flags with --config')
     return config
+
+
+def read_splits(folder):
+    """
+    The description of the splits in the splits.yaml of a run folder. Raises UserError where the file is missing, cut
+    off or of another kind.
+    """
+    file = Path(folder) / 'splits.yaml'
+    try:
+        content = read_yaml(file.read_text(encoding='utf-8'))
+        is_whole = all(len(part['classes']) == part['n_classes'] for part in content['splits'].values())
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}') from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(f'{file}: cut off, or not the splits of a run; copy it again')
+    return content
 
 
 def are_changes(merged):
@@ -193,36 +211,6 @@ def are_changes(merged):
         isinstance(entry, dict) and isinstance(entry.get('at_epoch'), int) and isinstance(entry.get('flags'), dict)
         and all(isinstance(change, dict) and {'from', 'to'} <= change.keys() for change in entry['flags'].values())
         for entry in merged)
-
-
-def write_checked(file, content):
-    """Writes a dict as YAML after a comment with a checksum of the text, in the first line so that no cut loses it."""
-    text = as_yaml(content)
-    write_text(file, f'{CHECKSUM}{text_checksum(text)}\n{text}')
-
-
-def read_checked(file):
-    """
-    Reads a file written by write_checked and verifies its checksum. Raises UserError for a damaged file, OSError for
-    one that cannot be opened.
-    """
-    try:
-        text = file.read_text(encoding='utf-8')
-        first, _, content = text.partition('\n')
-        checksum, place = first.removeprefix(CHECKSUM), 'first'
-        if not first.startswith(CHECKSUM.rstrip()):          # an earlier version wrote it in the last line
-            content, found, checksum = text.rpartition(f'\n{CHECKSUM}')
-            content, place = f'{content}\n', 'last' if found else None
-        if place and checksum.strip() != text_checksum(content):
-            raise UserError(f'{file}: damaged, or edited: its checksum does not fit its content. Copy it again; after '
-                            f'an edit on purpose, remove its {place} line')
-        return read_yaml(text)
-    except ValueError as error:
-        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
-
-
-def text_checksum(text):
-    return f'{zlib.crc32(text.encode()):08x}'
 
 
 def write_yaml(file, content):

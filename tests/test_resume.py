@@ -265,7 +265,7 @@ def test_resume_refuses_what_is_no_run_or_does_not_fit(copied, refused, tmp_path
 def test_recorded_flags_that_no_longer_exist_are_left_out_with_one_note(copied, run, capsys):
     config = run_folder.read(copied)
     gone = {'adam_betas': [0.9, 0.99], 'knn_approx': True}
-    run_folder.write_checked(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
+    run_folder.write_yaml(copied / 'config.yaml', config | {'flags': config['flags'] | gone})
     capsys.readouterr()
     assert run('--resume', copied, '--n_epochs', '3') == 0
     assert capsys.readouterr().err == (f'Note: {copied}: it was recorded with flags that no longer exist, which are '

@@ -291,6 +291,8 @@ def change_splits(folder, edit):
     """Gives the run other splits, and their hash in both files."""
     content = yaml.safe_load((folder / 'splits.yaml').read_text())
     edit(content['splits'])
+    for part in content['splits'].values():
+        part['n_classes'] = len(part['classes'])
     run_folder.write_yaml(folder / 'splits.yaml', content | {'hash': 'other'})
     config = yaml.safe_load((folder / 'config.yaml').read_text())
     run_folder.write_yaml(folder / 'config.yaml', config | {'split_hash': 'other'})

@@ -270,7 +270,7 @@ def test_test_sets_of_equal_class_names_with_other_images_are_told_apart(make, e
         folder = make(name, seed, test='1' * 16)
         if images:
             config = run_folder.read(folder)
-            run_folder.write_checked(folder / 'config.yaml', config | {'test_images_hash': images})
+            run_folder.write_yaml(folder / 'config.yaml', config | {'test_images_hash': images})
     code, _, error = evaluate()
     assert code == 2 and 'group A: ' in error and 'were evaluated on different test sets' in error
     code, out, error = evaluate('--exclude', 'A_s1', '--rows', tmp_path / 'r.csv')
