@@ -63,9 +63,6 @@ def begin(opt, arguments):
     reproduced = opt.reproduce and run_folder.read(opt.reproduce)
     if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    if reproduced and (merged := run_folder.merged_in_words(reproduced)):
-        print(f'Note: {opt.reproduce} changed its settings within the run: {merged}. This run has the last ones '
-              'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now

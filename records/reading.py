@@ -24,7 +24,7 @@ class Run:
     state:  'finished', or a text that says how the run ended.
     test:   the hash of the test split, as in splits.yaml; None where it is not recorded.
     test_images: the hash of its images; None where it is not recorded.
-    merged: the changes of its settings within the run, as run_folder.merged_in_words gives them.
+    merged: whether its settings have changed within the run, so that tables leave it out.
     has_twin: whether another run has the same `test`, but other images.
     """
     name: str
@@ -34,7 +34,7 @@ class Run:
     state: str = FINISHED
     test: str | None = None
     test_images: str | None = None
-    merged: str = ''
+    merged: bool = False
     has_twin: bool = False
 
     @property
@@ -48,8 +48,7 @@ class Run:
 
     @property
     def group(self):
-        """The group; a run whose settings have changed is in one of its own, with the runs that changed alike."""
-        return f'{self.flags["group"]} ({self.merged})' if self.merged else self.flags['group']
+        return self.flags['group']
 
     @property
     def seed(self):
@@ -73,7 +72,7 @@ def read(folder):
     rows = read_rows(folder / 'log.csv')
     state = run_progress(folder, flags, rows, summary)
     return Run(folder.name, str(folder), flags, [row for row in rows if any(map(columns.parse, row))], state,
-               config.get('test_hash'), config.get('test_images_hash'), run_folder.merged_in_words(config))
+               config.get('test_hash'), config.get('test_images_hash'), bool(config.get('merged')))
 
 
 def find(place, settings, chosen=()):

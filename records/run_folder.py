@@ -137,7 +137,7 @@ def repair_splits(folder, description):
 def note_resumption(folder, settings, arguments, epoch, description, merged=()):
     """
     Records a resumption in config.yaml: its epoch, its command and the changed flags; repairs splits.yaml. merged: the
-    flags whose changes make it a run of several settings; they are kept apart, with the epoch at which they begin.
+    flags whose changes make it a run of several settings; they are listed with the epoch at which they begin.
     """
     repair_splits(folder, description)
     config = read(folder)
@@ -146,30 +146,8 @@ def note_resumption(folder, settings, arguments, epoch, description, merged=()):
                               'versions': versions(), 'changed_flags': changed})
     changed = {name: change for name, change in changed.items() if name in merged}
     if changed and epoch:                                    # a run without an epoch has had no other settings
-        config['merged'] = with_changes(config.get('merged', []), epoch, changed)
+        config['merged'] = [*config.get('merged', []), {'at_epoch': epoch, 'flags': changed}]
     write_yaml(folder / 'config.yaml', config | {'flags': settings})
-
-
-def with_changes(merged, epoch, changed):
-    """
-    `merged` of config.yaml, [{'at_epoch', 'flags': {flag: {'from', 'to'}}}], with the changes {flag: {'from', 'to'}}
-    that begin at `epoch`. Earlier ones that were to begin there have never been in force.
-    """
-    planned = next((entry['flags'] for entry in merged if entry['at_epoch'] == epoch), {})
-    flags = planned | {name: {'from': planned.get(name, change)['from'], 'to': change['to']}
-                       for name, change in changed.items()}
-    flags = {name: change for name, change in flags.items() if change['from'] != change['to']}
-    before = [entry for entry in merged if entry['at_epoch'] != epoch]
-    return before + ([{'at_epoch': epoch, 'flags': flags}] if flags else [])
-
-
-def merged_in_words(config):
-    """The changes of settings within a run, such as 'bs 8 from epoch 3'; '' for a run of one setting."""
-    def words(value):
-        return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
-
-    return '; '.join(', '.join(f'{name} {words(change["to"])}' for name, change in entry['flags'].items())
-                     + f' from epoch {entry["at_epoch"]}' for entry in config.get('merged', []))
 
 
 def read(folder):
@@ -203,14 +181,6 @@ def read_splits(folder):
     if not is_whole:
         raise UserError(f'{file}: cut off, or not the splits of a run; copy it again')
     return content
-
-
-def are_changes(merged):
-    """Whether a value has the form of `merged` in config.yaml, as for with_changes()."""
-    return isinstance(merged, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get('at_epoch'), int) and isinstance(entry.get('flags'), dict)
-        and all(isinstance(change, dict) and {'from', 'to'} <= change.keys() for change in entry['flags'].values())
-        for entry in merged)
 
 
 def write_yaml(file, content):

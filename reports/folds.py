@@ -68,6 +68,8 @@ def read_member(folder, known):
     run, config = reading.read(folder), run_folder.read(folder)
     if run.state != reading.FINISHED:
         raise UserError(f'{folder}: {run.state}; finish it (python main.py --resume {folder}), or leave it out')
+    if run.merged:
+        raise UserError(f'{folder}: its settings have changed within the run, as its config.yaml lists; leave it out')
     chooser = Column('val', run.flags['storage_metrics'][0])
     if not any(chooser.name in row for row in run.rows):
         raise UserError(f'{folder}: it has no {chooser.name}, which chooses the best network; folds are trained with '

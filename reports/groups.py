@@ -85,6 +85,9 @@ def those_that_count(name, members, with_unfinished):
                         'leave runs out with --exclude')
     used, notes = [], []
     for run in sorted(members, key=lambda run: (run.seed, run.name)):
+        if run.merged:
+            notes.append(f'{run.name}: its settings have changed within the run, as its config.yaml lists; left out')
+            continue
         is_finished = run.state == FINISHED
         counts = bool(run.rows) and (is_finished or with_unfinished)
         if counts:

@@ -184,7 +184,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, copied, quick, run,
     assert float(rows[3]['lr']) == float(fresh[3]['lr']) > 0               # of the last step of the epoch
 
 
-def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tmp_path, monkeypatch, capsys):
+def test_a_merged_resume_goes_on_with_what_fits_and_is_listed(quick, run, tmp_path, monkeypatch, capsys):
     """Also where it is stopped before its first epoch ends, and continued without the flags."""
     arguments = [*quick, '--evaluation_metrics', 'e_recall@1']
     assert run(*arguments, '--n_epochs', '1') == 0
@@ -207,9 +207,7 @@ def test_a_merged_resume_goes_on_with_what_fits_and_is_kept_apart(quick, run, tm
     assert all([*group['betas']] == [.8, .99] for group in groups), groups[0]['betas']
     begun, = run_folder.read(folder)['merged']
     assert begun['at_epoch'] == 2 and begun['flags']['bs'] == {'from': 12, 'to': 8} and len(begun['flags']) == 4
-    assert reading.read(folder).group.startswith('quick (augmentation adv, bs 8, ')
-    assert run('--reproduce', folder, '--n_epochs', '0') == 0
-    assert 'changed its settings within the run: augmentation adv, bs 8' in capsys.readouterr().out
+    assert reading.read(folder).merged and reading.read(whole).merged
 
 
 def test_a_merged_resume_names_the_parts_that_start_fresh(quick, run, tmp_path, capsys):
