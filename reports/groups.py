@@ -149,3 +149,12 @@ def differences(name, runs):
         if len(values) > 1 and flag not in OF_A_SEED | parameters.flags_with('machine').keys():
             notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
     return notes
+
+
+def tell_images_apart(runs):
+    """Sets Run.has_twin where test splits of equal class names and numbers of images hold different images."""
+    images = {}
+    for run in runs:
+        images.setdefault(run.test, set()).add(run.test_images)
+    for run in runs:
+        run.has_twin = bool(run.test_images) and len(images[run.test] - {None}) > 1
