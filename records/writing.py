@@ -9,7 +9,7 @@ import numpy as np
 from records import backends, columns, database
 from records.columns import Column
 from utilities import processes
-from utilities.files import write_csv, write_text
+from utilities.files import read_csv, write_csv, write_text
 
 SPECTRUM = 'rho_spectrum@0'                                # the metric that is a vector, in spectrum.csv
 
