@@ -59,9 +59,9 @@ REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9
 INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
            'loss_momentum': 'give --loss_optim_args'}
 # flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'ranking_backend',
-                  'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta',
-                  'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'image_cache', 'max_megapixels',
+                  'ranking_backend', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin',
+                  'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them

@@ -1,4 +1,4 @@
-"""Faults of files: damaged, of another run, flipped pixels of an image cache, a full disk, damaged indexes."""
+"""Faults of files: damaged, of another run, a full disk, damaged indexes."""
 import argparse
 import functools
 import itertools
