@@ -163,10 +163,10 @@ def deep_whites(paths):
     return whites
 
 
-def read_upright(path, limit=None, side=None, whites=None):
+def read_upright(path, limit=None, side=None):
     """
     The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
-    replaced by white, more than 8 bits per channel scaled to 8 (whites: as in upright()).
+    replaced by white, more than 8 bits per channel scaled to 8 by the image's own values.
 
     side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
           many; the limit then applies to that size.
@@ -177,13 +177,13 @@ def read_upright(path, limit=None, side=None, whites=None):
         if side:
             image.draft(image.mode, (side, side))
             check_size(*image.size, limit)
-        return upright(image, whites)
+        return upright(image)
 
 
 def open_photo(path, whites=None):
     """
-    The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
-    Photo is decoded. Upright JPEG files are decoded later, at any scale; all others here.
+    The Photo at `path`, with the pixels of read_upright; whites: as in upright(). Raises UserError like read_upright,
+    either here or when the Photo is decoded. Upright JPEG files are decoded later, at any scale; all others here.
     """
     with named(path):
         file = io.BytesIO(Path(path).read_bytes())
