@@ -191,13 +191,8 @@ def data_parameters(parser):
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
-    add('--max_megapixels', type=POSITIVE, metavar='N', machine=True,
-        help="largest number of megapixels of an image, counted before decoding; by default Pillow's limit, 179")
-    add('--image_cache', metavar='FOLDER', machine=True,
-        help='folder for decoded images, shared by runs; by default images are decoded each time')
     add('--decode',
-        choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
-                 'exact': 'the pixels that Pillow gives',
+        choices={'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', fixed=False, help='how images are decoded and resized')
     add('--split_scheme',
