@@ -7,8 +7,8 @@ from utilities.errors import UserError
 RESUMED = 'resume_training_config_diffs_'
 BESIDE = ('config_factories.yaml', 'config_foldernames.yaml')         # they say nothing about the experiment
 REQUIRED = ('dataset', 'num_epochs_train', 'models', 'loss_funcs', 'optimizers', 'transforms')
-# The groups of the API of 2021, a class with arguments each: {group: (the option that earlier versions have for the
-# class, or None, {argument: option of earlier versions})}
+# The groups of the API of 2021, a class with arguments each: {group: (the option for the class, {argument: option}),
+# with the names of earlier versions}
 GROUPS = {
     'trainer': ('training_method', {
         'freeze_trunk_batchnorm': 'freeze_batchnorm',
@@ -23,9 +23,10 @@ GROUPS = {
     'split_manager': ('class of the splits', {
         name: name for name in ('num_training_partitions', 'num_training_sets', 'test_size', 'test_start_idx',
                                 'hierarchy_level', 'data_and_label_getter_keys')}),
-    'hook_container': (None, {'primary_metric': 'eval_primary_metric', 'save_models': 'save_models',
-                              'validation_split_name': 'validation_split_name'}),
-    'aggregator': (None, {'split_to_aggregate': 'split_to_aggregate'}),
+    'hook_container': ('class of the hooks', {
+        'primary_metric': 'eval_primary_metric', 'save_models': 'save_models',
+        'validation_split_name': 'validation_split_name'}),
+    'aggregator': ('class of the aggregator', {'split_to_aggregate': 'split_to_aggregate'}),
     'ensemble': ('meta_testing_method', {'normalize_embeddings': 'ensemble: normalize_embeddings',
                                          'use_trunk_output': 'ensemble: use_trunk_output'}),
 }
@@ -51,7 +52,9 @@ def numbers_in(value):
 NUMBER, WHOLE, SWITCH, TEXT = 'a number', 'a whole number', 'true or false', 'a text'
 NUMBERS, WHOLES, TEXTS = 'numbers, as a list or as a text such as 0.16 1', 'a list of whole numbers', 'a list of texts'
 MAPPING, CLASS = 'a mapping of names to values', 'the name of a class, with or without a mapping of its arguments'
+ANY = 'any value'
 KINDS = {
+    ANY: lambda value: True,
     NUMBER: is_number,
     WHOLE: lambda value: is_number(value) and isinstance(value, int),
     SWITCH: lambda value: isinstance(value, bool),
@@ -77,7 +80,7 @@ class Options:
         self.places = {name: f'{place}.{name}' if place else str(name) for name in values}
 
     def __contains__(self, name):
-        return self.values.get(name) is not None or name in self.groups
+        return self.values.get(name) is not None or name in self.groups and name in self.places
 
     def look(self, name, kind):
         """An option's value, which stays; None where there is none. Raises UserError for another kind of value."""
@@ -106,10 +109,11 @@ class Options:
         return next(iter(value)) if isinstance(value, dict) else value
 
     def arguments(self, name):
-        """The Options that are the arguments of such a class, which is taken out."""
-        kind, value = self.class_of(name), self.take(name, CLASS, {})
-        given = value.get(kind) if isinstance(value, dict) else None
-        self.groups[name] = Options(given or {}, f'{self.places.get(name, name)}.{kind}')
+        """The Options that are the arguments of the class of an option, which is taken out."""
+        if name not in self.groups:
+            kind, value = self.class_of(name), self.take(name, CLASS)
+            given = value[kind] if isinstance(value, dict) else None
+            self.groups[name] = Options(given or {}, f'{self.places[name]}.{kind}')
         return self.groups[name]
 
     def rest(self):
@@ -185,8 +189,7 @@ def rename(options, group):
     if (kind := options.class_of(group)) is None:
         return
     place, arguments = options.places[group], options.arguments(group)
-    if option:
-        options.put(option, kind, place)
+    options.put(option, kind, place)
     for argument, name in names.items():
         if argument in arguments.values:
             options.put(name, arguments.values.pop(argument), arguments.places[argument])

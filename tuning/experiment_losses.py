@@ -1,23 +1,16 @@
 """The losses, miners and sampler of an experiment of powerful-benchmarker as flags, by its training method."""
 import functools
-import itertools
 from dataclasses import dataclass, field
 
 import architectures
 import parameters
 from architectures import depth
-from tuning.experiment_folder import NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
+from tuning.experiment_folder import ANY, NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
+from utilities import pml
 
 # options that the supplement of the paper tells its readers to delete, by loss
 OBSOLETE = {'ContrastiveLoss': ('avg_non_zero_only',), 'TripletMarginLoss': ('avg_non_zero_only',),
             'SignalToNoiseRatioContrastiveLoss': ('avg_non_zero_only',)}
-# losses that --cascade takes: {class: (flags that make the loss here equal to it, {argument: (flag, default)})}
-OWN = {
-    'ContrastiveLoss': ({'loss': 'contrastive', 'loss_contrastive_active_only': True},
-                        {'pos_margin': ('loss_contrastive_pos_margin', 0),
-                         'neg_margin': ('loss_contrastive_neg_margin', 1)}),
-    'TripletMarginLoss': ({'loss': 'triplet', 'loss_triplet_power': 1, 'loss_triplet_active_only': True},
-                          {'margin': ('loss_triplet_margin', 0.05)})}
 
 
 @dataclass
@@ -43,8 +36,10 @@ def translate(options, settings, notes):
 
 
 def sampler(options, settings):
-    name = options.class_of('sampler') if options.values.get('sampler') else None
-    if name == 'MPerClassSampler':
+    if options.values.get('sampler') in (None, {}):
+        options.values.pop('sampler', None)
+        settings['data_sampler'] = 'image_random'
+    elif options.class_of('sampler') == 'MPerClassSampler':
         arguments = options.arguments('sampler')
         settings['data_sampler'] = 'class_random'
         arguments.take('length_before_new_iter', WHOLE)                        # iterations_per_epoch says it here
@@ -53,20 +48,17 @@ def sampler(options, settings):
             arguments.absent.append('sampler.MPerClassSampler.m')
         else:
             settings['samples_per_class'] = n_images
-    elif name is None:
-        options.values.pop('sampler', None)
-        settings['data_sampler'] = 'image_random'
 
 
 def metric_losses(options, settings, notes):
     """MetricLossOnly: the loss metric_loss, and further ones."""
-    set_sum(settings, library_losses(options, notes, [*options.group('loss_funcs').values]))
+    set_sum(settings, library_losses(options, settings, notes, [*options.group('loss_funcs').values]))
 
 
 def with_classifier(options, settings, notes):
     """TrainWithClassifier: metric_loss and the cross entropy of a linear layer on the embedding."""
-    losses, models, parts = options.group('loss_funcs'), options.group('models'), []
-    parts = library_losses(options, notes, ['metric_loss'])
+    losses, models = options.group('loss_funcs'), options.group('models')
+    parts = library_losses(options, settings, notes, ['metric_loss'])
     layers = models.arguments('classifier') if models.class_of('classifier') == 'MLP' else None
     if layers is not None and not layers.look('layer_sizes', WHOLES):
         layers.take('layer_sizes', WHOLES)
@@ -79,7 +71,7 @@ def with_classifier(options, settings, notes):
 def adversarial(options, settings, notes):
     """DeepAdversarialMetricLearning: metric_loss, and --daml around a triplet loss of the synthetic negatives only."""
     losses, weights = options.group('loss_funcs'), options.group('loss_weights')
-    parts = library_losses(options, notes, ['metric_loss'])
+    parts = library_losses(options, settings, notes, ['metric_loss'])
     hard = weights.look('g_hard_loss', NUMBER)
     hard = 1 if hard is None else hard
     kinds = {losses.class_of(name) for name in ('synth_loss', 'g_adv_loss')}
@@ -88,7 +80,7 @@ def adversarial(options, settings, notes):
         margins = {name: losses.arguments(name).take('margin', NUMBER, 0.05) for name in ('synth_loss', 'g_adv_loss')}
         parts.append(Part('triplet', hard, miner='random'))
         for flag, name in (('', 'synth_loss'), ('reg_', 'g_reg_loss'), ('adv_', 'g_adv_loss')):
-            settings[f'daml_{flag}weight'] = weight_of(options, name) / hard
+            settings[f'daml_{flag}weight'] = float(f'{weight_of(options, name) / hard:.12g}')
         settings |= {'daml': True, 'daml_real_weight': 0, 'daml_margin': margins['g_adv_loss'],
                      'daml_layers': [backbone(settings['arch']).n_features],
                      'loss_triplet_margin': margins['synth_loss'], 'loss_triplet_power': 1,
@@ -103,51 +95,43 @@ def adversarial(options, settings, notes):
 
 def cascaded(options, settings, notes):
     """CascadedEmbeddings: metric_loss_0, _1, ... as one loss with --cascade, if they are equal."""
-    losses, miners = options.group('loss_funcs'), options.group('mining_funcs')
-    names = list(itertools.takewhile(losses.__contains__, (f'metric_loss_{k}' for k in itertools.count())))
+    losses, weights = options.group('loss_funcs'), options.group('loss_weights')
     layers = options.look('layers_to_extract', TEXTS) or []
-    kind = losses.class_of(names[0]) if names else None
-    blocks, weights = blocks_of(settings.get('arch'), layers), options.group('loss_weights')
-    for name in names:
-        if weights.look(name, NUMBER) == 1:
-            weights.take(name, NUMBER)
-    if kind not in OWN or blocks is None or len(blocks) + 1 != len(names) or 'embed_dim' not in settings:
-        return
-    if any(losses.values[name] != losses.values[names[0]] for name in names):
+    names = [f'metric_loss_{level}' for level in range(len(layers))]
+    blocks, first = blocks_of(settings.get('arch'), layers), losses.values.get('metric_loss_0')
+    are_equal = all(losses.values.get(name) == first for name in names) and all(
+        weights.look(name, NUMBER) == weights.look('metric_loss_0', NUMBER) for name in names)
+    if first is None or not are_equal or blocks is None or 'embed_dim' not in settings:
         return
     options.take('layers_to_extract', TEXTS)
-    flags, arguments = OWN[kind]
-    settings |= flags
-    for name in reversed(names):
-        given = losses.arguments(name)
-        settings |= {flag: given.take(argument, NUMBER, default) for argument, (flag, default) in arguments.items()}
-    settings |= {'cascade': blocks, 'embed_dim': settings['embed_dim'] * len(names)}
-    settings |= mined_levels(miners, len(names), notes)
+    kind = losses.class_of('metric_loss_0')
+    miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
+    for name in names:
+        arguments, weight = loss_arguments(kind, losses.arguments(name), settings, notes), weight_of(options, name)
+    settings |= {'cascade': blocks, 'embed_dim': settings['embed_dim'] * len(layers)}
+    set_sum(settings, [Part(f'pml:{kind}', weight, arguments, miner, given)])
 
 
-def mined_levels(miners, n_levels, notes):
+def mined_levels(miners, settings, n_levels, notes):
     """
-    The flags of the miner of a cascade. An HDCMiner keeps a fraction of the pairs of the level before it; other miners
-    of further levels are those of the first level here.
+    (--batch_mining, its arguments) of a cascade; sets --cascade_fractions. An HDCMiner keeps a fraction of the pairs of
+    the level before it. Other miners of further levels are the miner of the first level here.
     """
-    name = miners.class_of('tuple_miner_0')
-    settings = {'batch_mining': 'all' if name is None else f'pml:{name}', 'cascade_fractions': []}
-    first = miners.arguments('tuple_miner_0').rest() if name else {}
-    settings |= {'miner_pml_args': [first]} if first else {}
-    fraction, others = 1.0, False
-    for level in range(1, n_levels):
-        if miners.class_of(f'tuple_miner_{level}') == 'HDCMiner':
-            fraction *= miners.arguments(f'tuple_miner_{level}').take('filter_percentage', NUMBER, 0.5)
-        elif miners.class_of(f'tuple_miner_{level}') == name:
-            others = others or name is not None
-            given = miners.arguments(f'tuple_miner_{level}') if name else None
-            if given and given.values == first:
-                given.rest()
-        settings['cascade_fractions'].append(fraction)
-    if others:
-        notes.append(f'--cascade mines tuples at the first level only, and CascadedEmbeddings at each level by its own '
-                     f'{name}')
-    return settings
+    kind, first = miners.class_of('tuple_miner_0'), miners.values.get('tuple_miner_0')
+    miner, given, fraction, fractions = 'all', {}, 1.0, []
+    if kind is not None:
+        arguments = miners.arguments('tuple_miner_0')
+        miner, given = f'pml:{kind}', library_arguments(kind, arguments, 'miners', '--batch_mining')
+    for name in [f'tuple_miner_{level}' for level in range(1, n_levels)]:
+        if miners.class_of(name) == 'HDCMiner':
+            fraction *= miners.arguments(name).take('filter_percentage', NUMBER, 0.5)
+        elif first is not None and miners.values.get(name) == first:
+            miners.values.pop(name)
+            notes.append(f'--cascade has the tuples of the first level at all levels; CascadedEmbeddings mines at each '
+                         f'level by its own {kind}')
+        fractions.append(fraction)
+    settings['cascade_fractions'] = fractions
+    return miner, given
 
 
 @functools.cache
@@ -167,11 +151,17 @@ def blocks_of(arch, layers):
     return [ends.index(layer) for layer in layers[:-1]] if {*layers[:-1]} <= {*ends} else None
 
 
-def library_losses(options, notes, names):
+def library_losses(options, settings, notes, names):
     """The losses of these names as Parts: classes of pytorch-metric-learning, all with the miner of tuples."""
-    losses, (miner, given) = options.group('loss_funcs'), tuple_miner(options.group('mining_funcs'))
-    return [Part(f'pml:{losses.class_of(name)}', weight_of(options, name), loss_arguments(losses, name, notes), miner,
-                 given) for name in names if name in losses]
+    losses = options.group('loss_funcs')
+    miner, given = tuple_miner(options.group('mining_funcs'))
+    parts = []
+    for name in names:
+        kind = losses.class_of(name)
+        if kind is not None:
+            arguments = loss_arguments(kind, losses.arguments(name), settings, notes)
+            parts.append(Part(f'pml:{kind}', weight_of(options, name), arguments, miner, given))
+    return parts
 
 
 def tuple_miner(miners):
@@ -179,19 +169,29 @@ def tuple_miner(miners):
     for name in ('tuple_miner', 'post_gradient_miner'):
         kind = miners.class_of(name)
         if kind is not None:
-            return f'pml:{kind}', miners.arguments(name).rest()
+            return f'pml:{kind}', library_arguments(kind, miners.arguments(name), 'miners', '--batch_mining')
     return 'none', {}
 
 
-def loss_arguments(losses, name, notes):
+def loss_arguments(kind, given, settings, notes):
     """The arguments of a loss of the program's time as arguments of the library's class today."""
-    kind, given = losses.class_of(name), losses.arguments(name)
     if kind == 'ContrastiveLoss' and given.take('use_similarity', SWITCH):
         given.values['distance'] = {'CosineSimilarity': {}}
+    if 'embedding_size' in given and given.look('embedding_size', WHOLE) == settings.get('embed_dim'):
+        given.take('embedding_size', WHOLE)                                    # the run gives it
     for argument in OBSOLETE.get(kind, ()):
         if given.take(argument, SWITCH) is not None:
             notes.append(f'{argument} of {kind} is dropped, as the supplement of the paper says')
-    return given.rest()
+    return library_arguments(kind, given, 'losses', '--loss')
+
+
+def library_arguments(kind, given, module, flag):
+    """
+    The arguments of a class of pytorch-metric-learning, taken out as far as its present version knows them. Raises
+    UserError where it has no such class. module: losses or miners; flag: the flag that names it.
+    """
+    known = pml.accepted(pml.find(module, kind, flag))
+    return {argument: given.take(argument, ANY) for argument in [*given.values] if argument in known}
 
 
 def weight_of(options, name):

@@ -8,11 +8,23 @@ from pathlib import Path
 
 import torch
 
+import architectures
 import optimization
 import parameters
 from datasets.transforms import SIZES, shorter_side
 from tuning import experiment_folder, experiment_losses
-from tuning.experiment_folder import NUMBER, NUMBERS, SWITCH, TEXT, TEXTS, WHOLE, WHOLES, numbers_in
+from tuning.experiment_folder import (
+    ANY,
+    CLASS,
+    NUMBER,
+    NUMBERS,
+    SWITCH,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    WHOLES,
+    numbers_in,
+)
 from utilities import command_line
 from utilities.errors import UserError
 
@@ -44,7 +56,8 @@ USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, '
          'data_and_label_getter_keys': ['data', 'label'], 'validation_split_name': 'val', 'split_to_aggregate': 'val',
          'ensemble: normalize_embeddings': True, 'ensemble: use_trunk_output': False, 'eval_visualizer': {},
          'skip_eval': False, 'api_parser': None, 'meta_testing_method': None, 'special_split_scheme_name': None,
-         'g_alone_epochs': 0, 'metric_alone_epochs': 0}
+         'class of the hooks': 'HookContainer', 'class of the aggregator': 'MeanAggregator', 'g_alone_epochs': 0,
+         'metric_alone_epochs': 0}
 PRESETS = {'mlrc': {'scale': [0.16, 1], 'ratio': [0.75, 1.33]}, 'base': {'scale': [0.08, 1], 'ratio': [3 / 4, 4 / 3]}}
 
 
@@ -63,7 +76,8 @@ def command(given):
     options, notes = experiment_folder.read(Path(folder))
     settings, missing = translated(options, notes)
     arguments = command_line.tokens(settings)
-    print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *(f'Note: {note}' for note in notes)]), flush=True)
+    lines = [f'Note: {note}' for note in dict.fromkeys(notes)]
+    print('\n'.join([shlex.join(['python', 'main.py', *arguments]), *lines]), flush=True)
     if missing and not partly:
         raise UserError('\n'.join([f'--reproduce_results {folder}: without counterpart in main.py:',
                                    *(f'  {name}: {value}' for name, value in missing.items()),
@@ -134,6 +148,8 @@ def splits(options, settings, notes):
     if settings.get('split_scheme') in ('half', 'predefined'):
         settings.pop('n_folds', None)
         settings.pop('n_training_folds', None)
+        if 'patience' in settings:                            # it would stop by the test split
+            options.values['patience'] = settings.pop('patience')
         settings['splits_to_eval'] = [*dict.fromkeys('test' if name == 'val' else name for name in evaluated)]
         return
     if variants is not None:
@@ -150,24 +166,7 @@ def splits(options, settings, notes):
 
 def network(options, settings, notes):
     models = options.group('models')
-    trunk, pretrained = models.class_of('trunk'), None
-    if trunk is None:
-        models.absent.append('models.trunk')
-    else:
-        arguments = models.arguments('trunk')
-        if arguments.values.get('pretrained') == 'imagenet':
-            pretrained = arguments.take('pretrained', TEXT)
-        else:
-            pretrained = arguments.take('pretrained', SWITCH, False)
-        library = 'pretrainedmodels' if pretrained == 'imagenet' else 'torchvision'
-        settings['arch'] = ((trunk if trunk in TRUNKS else f'{library}:{trunk}')
-                            + '_frozen' * options.take('freeze_batchnorm', SWITCH, False))
-        if not pretrained:
-            settings['not_pretrained'] = True
-        if trunk in ('googlenet', 'inception_v3'):
-            arguments.take('aux_logits', SWITCH)                               # they are classifiers, of no influence
-            if not arguments.take('transform_input', SWITCH, pretrained is True):
-                settings |= IMAGENET                                           # the images are normalised for others
+    set_trunk(options, models, settings)
     if models.class_of('embedder') != 'MLP':
         if models.class_of('embedder') is None:
             models.absent.append('models.embedder')
@@ -183,6 +182,29 @@ def network(options, settings, notes):
         settings['embed_layers'] = hidden
         notes.append('with hidden layers, powerful-benchmarker has its ReLU before the first layers of the MLP, and '
                      '--embed_layers between the layers')
+
+
+def set_trunk(options, models, settings):
+    """The backbone. Its library is told by its pretrained weights: imagenet in one, true in the other."""
+    trunk = models.class_of('trunk')
+    if trunk is None:
+        models.absent.append('models.trunk')
+        return
+    given = models.look('trunk', CLASS)
+    pretrained = isinstance(given, dict) and (given[trunk] or {}).get('pretrained')
+    arch = trunk if trunk in TRUNKS else f'{"pretrainedmodels" if pretrained == "imagenet" else "torchvision"}:{trunk}'
+    library, name = architectures.find(arch)
+    if arch != trunk and name not in library.names():
+        return
+    arguments = models.arguments('trunk')
+    arguments.take('pretrained', TEXT if pretrained == 'imagenet' else SWITCH)
+    settings['arch'] = arch + '_frozen' * options.take('freeze_batchnorm', SWITCH, False)
+    if not pretrained:
+        settings['not_pretrained'] = True
+    if trunk in ('googlenet', 'inception_v3'):
+        arguments.take('aux_logits', SWITCH)                                   # they are classifiers, of no influence
+        if not arguments.take('transform_input', SWITCH, bool(pretrained)):
+            settings |= IMAGENET                                               # the images are normalised for others
 
 
 def optimizers(options, settings, notes):
@@ -224,7 +246,10 @@ def one_optimizer(arguments, settings, kind, rate, decay):
         else:
             continue
         arguments.take(option, NUMBER)
-    own |= {option: arguments.values.pop(option) for option in [*arguments.values] if option not in options}
+    for option in [name for name in arguments.values if name not in options]:
+        default = defaults.get(option)
+        expected = {bool: SWITCH, int: NUMBER, float: NUMBER}.get(type(default), ANY)
+        own[option] = arguments.take(option, expected)
     settings |= {f'{kind}_args': [own]} if own else {}
 
 

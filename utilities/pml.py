@@ -63,6 +63,11 @@ def find(kind, name, flag):
     return classes[name]
 
 
+def accepted(found):
+    """The names of the arguments of a class of the library, with those of the classes that it is derived from."""
+    return {parameter for base in found.__mro__ for parameter in inspect.signature(base.__init__).parameters}
+
+
 def build(kind, name, given, flag, known=None):
     """
     The object pytorch_metric_learning.<kind>.<name>(**given). Arguments that it accepts and `given` lacks come from the
@@ -71,9 +76,7 @@ def build(kind, name, given, flag, known=None):
     Raises UserError if the library is not installed or does not accept the name or the arguments.
     """
     found = find(kind, name, flag)
-    accepted = {parameter for base in found.__mro__
-                for parameter in inspect.signature(base.__init__).parameters}
-    filled = {key: value for key, value in (known or {}).items() if key in accepted}
+    filled = {key: value for key, value in (known or {}).items() if key in accepted(found)}
     try:
         return found(**filled | {key: helper(value, flag) for key, value in given.items()})
     except UserError:

@@ -44,9 +44,9 @@ def default(date):
         return files | newest()
     files['models'] |= {'batch_size': 128 if is_first else 32, 'freeze_batchnorm': True}
     files['general'] = {
-        'training_method': 'MetricLossOnly', 'testing_method': 'GlobalEmbeddingSpaceTester', 'dataset': {'CUB200': None},
-        'num_epochs_train': 1000 if date > '2020-05' else 4, 'iterations_per_epoch': 100, 'save_interval': 2,
-        'label_hierarchy_level': 0, 'dataloader_num_workers': 32 if is_first else 2,
+        'training_method': 'MetricLossOnly', 'testing_method': 'GlobalEmbeddingSpaceTester',
+        'dataset': {'CUB200': None}, 'num_epochs_train': 1000 if date > '2020-05' else 4, 'iterations_per_epoch': 100,
+        'save_interval': 2, 'label_hierarchy_level': 0, 'dataloader_num_workers': 32 if is_first else 2,
         'check_untrained_accuracy': not is_first}
     files['eval'] = {
         'eval_reference_set': 'compared_to_sets_combined' if is_first else 'compared_to_self',
@@ -109,7 +109,7 @@ def changes(config, date):
         'contrastive': {'loss_funcs.metric_loss': {'ContrastiveLoss': {'pos_margin': 0.1, 'neg_margin': 0.9}},
                         'mining_funcs': {}, 'sampler.MPerClassSampler.m': 4},
         'multisimilarity': {'loss_funcs.metric_loss': {'MultiSimilarityLoss': {'alpha': 3, 'beta': 20, 'base': 0.4}},
-                            'mining_funcs': miners(min(date, DATES[2])) if date < '2020-03' else {'tuple_miner': MINER}},
+                            'mining_funcs': miners(min(date, DATES[2]))},
         'softmax': {'loss_funcs.metric_loss': {'NormalizedSoftmaxLoss': {
             'embedding_size': 512 if date == DATES[0] else 128, 'num_classes': 100, 'temperature': 0.2}},
             'mining_funcs': {}, 'sampler.MPerClassSampler.m': 1},
@@ -201,7 +201,7 @@ def write(folder, files, resumed=None):
     """
     for name, changed in {None: files, **(resumed or {})}.items():
         configs = folder / 'configs' / (f'resume_training_config_diffs_{name}' if name else '')
-        configs.mkdir(parents=True)
+        configs.mkdir(parents=True, exist_ok=True)
         for file, options in changed.items():
             (configs / f'config_{file}.yaml').write_text(yaml.dump(options, default_flow_style=False))
     return folder
