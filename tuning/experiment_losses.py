@@ -28,11 +28,22 @@ def translate(options, settings, notes):
     if method in METHODS:
         options.arguments('training_method')
     METHODS.get(method, metric_losses)(options, settings, notes)
-    needs_normalised = settings.get('daml') or settings.get('cascade')
-    if 'arch' in settings and (needs_normalised or settings.get('eval_normalize', True)):
-        if 'linear_classifier' not in settings.get('loss', ''):
-            settings['arch'] += '_normalize'
+    if 'arch' in settings and normalises(settings):
+        settings['arch'] += '_normalize'
     sampler(options, settings)
+
+
+def normalises(settings):
+    """
+    Whether the network normalises its embeddings. The library's losses do so themselves; our triplet loss and the
+    choice of hard pairs in a cascade do not. A classifier takes embeddings that are not normalised, and the levels of a
+    cascade are normalised together, in evaluation.
+    """
+    if 'linear_classifier' in settings.get('loss', ''):
+        return False
+    if settings.get('daml') or min(settings.get('cascade_fractions', ()), default=1) < 1:
+        return True
+    return 'cascade' not in settings and settings.get('eval_normalize', True)
 
 
 def sampler(options, settings):
@@ -101,10 +112,10 @@ def cascaded(options, settings, notes):
     blocks, first = blocks_of(settings.get('arch'), layers), losses.values.get('metric_loss_0')
     are_equal = all(losses.values.get(name) == first for name in names) and all(
         weights.look(name, NUMBER) == weights.look('metric_loss_0', NUMBER) for name in names)
-    if first is None or not are_equal or blocks is None or 'embed_dim' not in settings:
+    kind = losses.class_of('metric_loss_0')
+    if kind not in classes('losses') or not are_equal or blocks is None or 'embed_dim' not in settings:
         return
     options.take('layers_to_extract', TEXTS)
-    kind = losses.class_of('metric_loss_0')
     miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
     for name in names:
         arguments, weight = loss_arguments(kind, losses.arguments(name), settings, notes), weight_of(options, name)
@@ -117,18 +128,15 @@ def mined_levels(miners, settings, n_levels, notes):
     (--batch_mining, its arguments) of a cascade; sets --cascade_fractions. An HDCMiner keeps a fraction of the pairs of
     the level before it. Other miners of further levels are the miner of the first level here.
     """
-    kind, first = miners.class_of('tuple_miner_0'), miners.values.get('tuple_miner_0')
-    miner, given, fraction, fractions = 'all', {}, 1.0, []
-    if kind is not None:
-        arguments = miners.arguments('tuple_miner_0')
-        miner, given = f'pml:{kind}', library_arguments(kind, arguments, 'miners', '--batch_mining')
+    first, fraction, fractions = miners.values.get('tuple_miner_0'), 1.0, []
+    miner, given = tuple_miner(miners, ['tuple_miner_0'], without='all')
     for name in [f'tuple_miner_{level}' for level in range(1, n_levels)]:
         if miners.class_of(name) == 'HDCMiner':
             fraction *= miners.arguments(name).take('filter_percentage', NUMBER, 0.5)
         elif first is not None and miners.values.get(name) == first:
             miners.values.pop(name)
-            notes.append(f'--cascade has the tuples of the first level at all levels; CascadedEmbeddings mines at each '
-                         f'level by its own {kind}')
+            notes.append('--cascade has the tuples of the first level at all levels; CascadedEmbeddings mines at each '
+                         'level by its own miner')
         fractions.append(fraction)
     settings['cascade_fractions'] = fractions
     return miner, given
@@ -153,24 +161,27 @@ def blocks_of(arch, layers):
 
 def library_losses(options, settings, notes, names):
     """The losses of these names as Parts: classes of pytorch-metric-learning, all with the miner of tuples."""
-    losses = options.group('loss_funcs')
+    losses, parts = options.group('loss_funcs'), []
     miner, given = tuple_miner(options.group('mining_funcs'))
-    parts = []
     for name in names:
         kind = losses.class_of(name)
-        if kind is not None:
+        if kind in classes('losses'):
             arguments = loss_arguments(kind, losses.arguments(name), settings, notes)
             parts.append(Part(f'pml:{kind}', weight_of(options, name), arguments, miner, given))
     return parts
 
 
-def tuple_miner(miners):
-    """(--batch_mining, its arguments) for the miner of tuples."""
-    for name in ('tuple_miner', 'post_gradient_miner'):
+def classes(module):
+    return pml.classes(module, '--reproduce_results')
+
+
+def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='none'):
+    """(--batch_mining, its arguments) for the first of the names that has a miner; (without, {}) where none has."""
+    for name in names:
         kind = miners.class_of(name)
-        if kind is not None:
-            return f'pml:{kind}', library_arguments(kind, miners.arguments(name), 'miners', '--batch_mining')
-    return 'none', {}
+        if kind in classes('miners'):
+            return f'pml:{kind}', known_arguments(miners.arguments(name), classes('miners')[kind])
+    return without, {}
 
 
 def loss_arguments(kind, given, settings, notes):
@@ -182,16 +193,12 @@ def loss_arguments(kind, given, settings, notes):
     for argument in OBSOLETE.get(kind, ()):
         if given.take(argument, SWITCH) is not None:
             notes.append(f'{argument} of {kind} is dropped, as the supplement of the paper says')
-    return library_arguments(kind, given, 'losses', '--loss')
+    return known_arguments(given, classes('losses')[kind])
 
 
-def library_arguments(kind, given, module, flag):
-    """
-    The arguments of a class of pytorch-metric-learning, taken out as far as its present version knows them. Raises
-    UserError where it has no such class. module: losses or miners; flag: the flag that names it.
-    """
-    known = pml.accepted(pml.find(module, kind, flag))
-    return {argument: given.take(argument, ANY) for argument in [*given.values] if argument in known}
+def known_arguments(given, found):
+    """The arguments of a class of the library, taken out as far as its present version knows them."""
+    return {name: given.take(name, ANY) for name in [*given.values] if name in pml.accepted(found)}
 
 
 def weight_of(options, name):
