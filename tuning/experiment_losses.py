@@ -9,7 +9,7 @@ from tuning.experiment_folder import ANY, NUMBER, SWITCH, TEXTS, WHOLE, WHOLES
 from utilities import pml
 
 # options that the supplement of the paper tells its readers to delete, by loss
-OBSOLETE = {'ContrastiveLoss': ('avg_non_zero_only',), 'TripletMarginLoss': ('avg_non_zero_only',),
+OBSOLETE = {'ContrastiveLoss': ('avg_non_zero_only', 'use_similarity'), 'TripletMarginLoss': ('avg_non_zero_only',),
             'SignalToNoiseRatioContrastiveLoss': ('avg_non_zero_only',)}
 
 
@@ -24,10 +24,12 @@ class Part:
 
 
 def translate(options, settings, notes):
+    """The training method with its losses; of a method without counterpart, the loss metric_loss."""
     method = options.class_of('training_method')
-    if method in METHODS:
+    if method in METHODS and METHODS[method](options, settings, notes):
         options.arguments('training_method')
-    METHODS.get(method, metric_losses)(options, settings, notes)
+    else:
+        set_sum(settings, library_losses(options, settings, notes, ['metric_loss']))
     if 'arch' in settings and normalises(settings):
         settings['arch'] += '_normalize'
     sampler(options, settings)
@@ -61,47 +63,50 @@ def sampler(options, settings):
             settings['samples_per_class'] = n_images
 
 
+# Each function of METHODS returns whether the options of its method have counterparts
+
 def metric_losses(options, settings, notes):
     """MetricLossOnly: the loss metric_loss, and further ones."""
     set_sum(settings, library_losses(options, settings, notes, [*options.group('loss_funcs').values]))
+    return True
 
 
 def with_classifier(options, settings, notes):
     """TrainWithClassifier: metric_loss and the cross entropy of a linear layer on the embedding."""
     losses, models = options.group('loss_funcs'), options.group('models')
-    parts = library_losses(options, settings, notes, ['metric_loss'])
-    layers = models.arguments('classifier') if models.class_of('classifier') == 'MLP' else None
-    if layers is not None and not layers.look('layer_sizes', WHOLES):
+    if losses.class_of('classifier_loss') != 'CrossEntropyLoss' or models.class_of('classifier') != 'MLP':
+        return False
+    losses.arguments('classifier_loss')
+    layers = models.arguments('classifier')
+    if not layers.look('layer_sizes', WHOLES):
         layers.take('layer_sizes', WHOLES)
-    if losses.class_of('classifier_loss') == 'CrossEntropyLoss':
-        losses.arguments('classifier_loss')
-        parts.append(Part('linear_classifier', weight_of(options, 'classifier_loss')))
-    set_sum(settings, parts)
+    set_sum(settings, [*library_losses(options, settings, notes, ['metric_loss']),
+                       Part('linear_classifier', weight_of(options, 'classifier_loss'))])
+    return True
 
 
 def adversarial(options, settings, notes):
     """DeepAdversarialMetricLearning: metric_loss, and --daml around a triplet loss of the synthetic negatives only."""
-    losses, weights = options.group('loss_funcs'), options.group('loss_weights')
-    parts = library_losses(options, settings, notes, ['metric_loss'])
-    hard = weights.look('g_hard_loss', NUMBER)
-    hard = 1 if hard is None else hard
-    kinds = {losses.class_of(name) for name in ('synth_loss', 'g_adv_loss')}
-    if kinds == {'TripletMarginLoss'} and hard > 0 and 'arch' in settings:
-        weights.take('g_hard_loss', NUMBER)
-        margins = {name: losses.arguments(name).take('margin', NUMBER, 0.05) for name in ('synth_loss', 'g_adv_loss')}
-        parts.append(Part('triplet', hard, miner='random'))
-        for flag, name in (('', 'synth_loss'), ('reg_', 'g_reg_loss'), ('adv_', 'g_adv_loss')):
-            settings[f'daml_{flag}weight'] = float(f'{weight_of(options, name) / hard:.12g}')
-        settings |= {'daml': True, 'daml_real_weight': 0, 'daml_margin': margins['g_adv_loss'],
-                     'daml_layers': [backbone(settings['arch']).n_features],
-                     'loss_triplet_margin': margins['synth_loss'], 'loss_triplet_power': 1,
-                     'loss_triplet_active_only': True}
-        options.take('g_triplets_per_anchor', WHOLE)
-        notes.append('--daml is not wholly DeepAdversarialMetricLearning: here it has one random triplet per sample '
-                     'instead of g_triplets_per_anchor, squared distances of features and embeddings in the terms of '
-                     'the generator instead of mean squares of normalised features and plain distances, and these '
-                     'terms train the generator only, the loss of the synthetic negatives everything else')
+    losses, names = options.group('loss_funcs'), ('synth_loss', 'g_adv_loss')
+    weight = options.group('loss_weights').look('g_hard_loss', NUMBER)
+    weight = 1 if weight is None else weight
+    if {losses.class_of(name) for name in names} != {'TripletMarginLoss'} or weight <= 0 or 'arch' not in settings:
+        return False
+    margin, margin_of_generator = (losses.arguments(name).take('margin', NUMBER, 0.05) for name in names)
+    parts = [*library_losses(options, settings, notes, ['metric_loss']),
+             Part('triplet', weight_of(options, 'g_hard_loss'), miner='random')]
+    for flag, name in (('', 'synth_loss'), ('reg_', 'g_reg_loss'), ('adv_', 'g_adv_loss')):
+        settings[f'daml_{flag}weight'] = float(f'{weight_of(options, name) / weight:.12g}')
+    settings |= {'daml': True, 'daml_real_weight': 0, 'daml_margin': margin_of_generator,
+                 'daml_layers': [backbone(settings['arch']).n_features],
+                 'loss_triplet_margin': margin, 'loss_triplet_power': 1, 'loss_triplet_active_only': True}
+    options.take('g_triplets_per_anchor', WHOLE)
+    notes.append('--daml is not wholly DeepAdversarialMetricLearning: here it has one random triplet per sample '
+                 'instead of g_triplets_per_anchor, squared distances of features and embeddings in the terms of the '
+                 'generator instead of mean squares of normalised features and plain distances, and these terms train '
+                 'the generator only, the loss of the synthetic negatives everything else, where both train all')
     set_sum(settings, parts)
+    return True
 
 
 def cascaded(options, settings, notes):
@@ -109,18 +114,18 @@ def cascaded(options, settings, notes):
     losses, weights = options.group('loss_funcs'), options.group('loss_weights')
     layers = options.look('layers_to_extract', TEXTS) or []
     names = [f'metric_loss_{level}' for level in range(len(layers))]
-    blocks, first = blocks_of(settings.get('arch'), layers), losses.values.get('metric_loss_0')
-    are_equal = all(losses.values.get(name) == first for name in names) and all(
-        weights.look(name, NUMBER) == weights.look('metric_loss_0', NUMBER) for name in names)
-    kind = losses.class_of('metric_loss_0')
+    kind, blocks = losses.class_of('metric_loss_0'), blocks_of(settings.get('arch'), layers)
+    first, weight = losses.values.get('metric_loss_0'), weights.look('metric_loss_0', NUMBER)
+    are_equal = all(losses.values.get(name) == first and weights.look(name, NUMBER) == weight for name in names)
     if kind not in classes('losses') or not are_equal or blocks is None or 'embed_dim' not in settings:
-        return
+        return False
     options.take('layers_to_extract', TEXTS)
     miner, given = mined_levels(options.group('mining_funcs'), settings, len(layers), notes)
     for name in names:
         arguments, weight = loss_arguments(kind, losses.arguments(name), settings, notes), weight_of(options, name)
     settings |= {'cascade': blocks, 'embed_dim': settings['embed_dim'] * len(layers)}
     set_sum(settings, [Part(f'pml:{kind}', weight, arguments, miner, given)])
+    return True
 
 
 def mined_levels(miners, settings, n_levels, notes):
@@ -186,8 +191,9 @@ def tuple_miner(miners, names=('tuple_miner', 'post_gradient_miner'), without='n
 
 def loss_arguments(kind, given, settings, notes):
     """The arguments of a loss of the program's time as arguments of the library's class today."""
-    if kind == 'ContrastiveLoss' and given.take('use_similarity', SWITCH):
-        given.values['distance'] = {'CosineSimilarity': {}}
+    if kind == 'ContrastiveLoss' and given.look('use_similarity', SWITCH):
+        given.take('use_similarity', SWITCH)
+        given.put('distance', {'CosineSimilarity': {}}, 'use_similarity')
     if 'embedding_size' in given and given.look('embedding_size', WHOLE) == settings.get('embed_dim'):
         given.take('embedding_size', WHOLE)                                    # the run gives it
     for argument in OBSOLETE.get(kind, ()):

@@ -135,8 +135,11 @@ def splits(options, settings, notes):
     if scheme in SCHEMES:
         options.take('special_split_scheme_name', TEXT)
     variants = options.take('num_variants_per_split_scheme', WHOLE)
-    ranges = {flag: options.take(name, NUMBER)
-              for name, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start'))}
+    ranges = {}
+    for name, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
+        ranges[flag] = options.look(name, NUMBER)
+        if manager != 'MLRCSplitManager' or ranges[flag] in (None, 0.5):
+            options.take(name, NUMBER)
     evaluated = options.look('splits_to_eval', TEXTS) or ['val']
     if {*evaluated} <= {'train', 'val', 'test'}:
         options.take('splits_to_eval', TEXTS)
@@ -154,6 +157,7 @@ def splits(options, settings, notes):
         return
     if variants is not None:
         settings.setdefault('n_folds', variants)
+        notes.append('num_variants_per_split_scheme is the number of folds')
     if settings.get('split_scheme') == 'class_folds':
         settings |= {flag: value for flag, value in ranges.items() if value is not None}
     settings['splits_to_eval'] = evaluated
