@@ -1,7 +1,8 @@
 """
 Experiments of powerful-benchmarker (Musgrave et al., A Metric Learning Reality Check) as command lines of main.py:
 --reproduce_results FOLDER reads the options in FOLDER/configs (experiment_folder.py). Each option is taken out of them
-by the function that knows its flag, here or in experiment_losses.py; what is left over has no counterpart.
+by the function that knows its flag, here, in experiment_losses.py or in experiment_images.py; what is left over has no
+counterpart.
 """
 import shlex
 from pathlib import Path
@@ -11,20 +12,8 @@ import torch
 import architectures
 import optimization
 import parameters
-from datasets.transforms import SIZES, shorter_side
-from tuning import experiment_folder, experiment_losses
-from tuning.experiment_folder import (
-    ANY,
-    CLASS,
-    NUMBER,
-    NUMBERS,
-    SWITCH,
-    TEXT,
-    TEXTS,
-    WHOLE,
-    WHOLES,
-    numbers_in,
-)
+from tuning import experiment_folder, experiment_images, experiment_losses
+from tuning.experiment_folder import ANY, CLASS, NUMBER, SWITCH, TEXT, TEXTS, WHOLE, WHOLES
 from utilities import command_line
 from utilities.errors import UserError
 
@@ -58,7 +47,6 @@ USUAL = {'label_hierarchy_level': 0, 'label_hierarchy_level of the tester': 0, '
          'skip_eval': False, 'api_parser': None, 'meta_testing_method': None, 'special_split_scheme_name': None,
          'class of the hooks': 'HookContainer', 'class of the aggregator': 'MeanAggregator', 'g_alone_epochs': 0,
          'metric_alone_epochs': 0}
-PRESETS = {'mlrc': {'scale': [0.16, 1], 'ratio': [0.75, 1.33]}, 'base': {'scale': [0.08, 1], 'ratio': [3 / 4, 4 / 3]}}
 
 
 def command(given):
@@ -90,7 +78,8 @@ def command(given):
 def translated(options, notes):
     """Options -> ({flag of main.py: value}, {option: value} without a counterpart); adds to the list of notes."""
     settings = {'scheduler': 'none'}
-    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers, images, evaluation):
+    for translate in (plain, data_set, splits, network, experiment_losses.translate, optimizers,
+                      experiment_images.translate, evaluation):
         translate(options, settings, notes)
     for name, kind in WITHOUT_INFLUENCE.items():
         options.take(name, kind)
@@ -121,51 +110,57 @@ def data_set(options, settings, notes):
 
 def splits(options, settings, notes):
     """The split of classes; without folds, the program's validation split is the test split here."""
-    manager = options.class_of('class of the splits')
-    scheme = options.look('special_split_scheme_name', TEXT)
-    schemes = options.group('split')                                                 # of 2019
-    if scheme is None and schemes.values.get('schemes') in [[name] for name in SCHEMES]:
-        scheme, = schemes.take('schemes', TEXTS)
-    if manager == 'MLRCSplitManager':
-        settings['split_scheme'] = 'mlrc'
-    elif scheme is None or scheme in SCHEMES:
-        settings['split_scheme'] = SCHEMES.get(scheme, 'class_folds')
-    if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
-        options.take('class of the splits', TEXT)
-    if scheme in SCHEMES:
-        options.take('special_split_scheme_name', TEXT)
+    settings['split_scheme'] = scheme = split_scheme(options)
     variants = options.take('num_variants_per_split_scheme', WHOLE)
-    ranges = {}
-    for name, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
-        ranges[flag] = options.look(name, NUMBER)
-        if manager != 'MLRCSplitManager' or ranges[flag] in (None, 0.5):
-            options.take(name, NUMBER)
+    for option, flag in (('test_size', 'test_size'), ('test_start_idx', 'test_start')):
+        value = options.look(option, NUMBER)
+        if scheme != 'mlrc' or value in (None, 0.5):
+            options.take(option, NUMBER)
+        if scheme == 'class_folds' and value is not None:
+            settings[flag] = value
     evaluated = options.look('splits_to_eval', TEXTS) or ['val']
     if {*evaluated} <= {'train', 'val', 'test'}:
         options.take('splits_to_eval', TEXTS)
-    else:
-        evaluated = ['val']
+        settings['splits_to_eval'] = evaluated
     concatenates = options.class_of('meta_testing_method') == 'ConcatenateEmbeddings'
     if concatenates:
         options.arguments('meta_testing_method')
-    if settings.get('split_scheme') in ('half', 'predefined'):
-        settings.pop('n_folds', None)
-        settings.pop('n_training_folds', None)
-        if 'patience' in settings:                            # it would stop by the test split
-            options.values['patience'] = settings.pop('patience')
-        settings['splits_to_eval'] = [*dict.fromkeys('test' if name == 'val' else name for name in evaluated)]
+    if scheme in ('half', 'predefined'):
+        without_folds(options, settings)
         return
     if variants is not None:
         settings.setdefault('n_folds', variants)
         notes.append('num_variants_per_split_scheme is the number of folds')
-    if settings.get('split_scheme') == 'class_folds':
-        settings |= {flag: value for flag, value in ranges.items() if value is not None}
-    settings['splits_to_eval'] = evaluated
     n_folds = settings.get('n_training_folds', settings.get('n_folds', 4))
     notes.append(f'a command trains one fold: repeat it with --fold 0 to {n_folds - 1} and --group NAME_fold0 ..., '
                  'and evaluate the runs by Evaluate_Ensemble.py')
     if concatenates:
         notes.append('Evaluate_Ensemble.py gives both the mean over folds and the concatenated embeddings')
+
+
+def split_scheme(options):
+    """The --split_scheme; class_folds where the experiment's has no counterpart."""
+    manager = options.class_of('class of the splits')                                # of 2021
+    scheme = options.look('special_split_scheme_name', TEXT)
+    schemes = options.group('split')                                                 # of 2019
+    if manager in ('MLRCSplitManager', 'ClassDisjointSplitManager'):
+        options.take('class of the splits', TEXT)
+    if manager == 'MLRCSplitManager':
+        return 'mlrc'
+    if scheme is None and schemes.values.get('schemes') in [[name] for name in SCHEMES]:
+        scheme, = schemes.take('schemes', TEXTS)
+    if scheme in SCHEMES:
+        options.take('special_split_scheme_name', TEXT)
+    return SCHEMES.get(scheme, 'class_folds')
+
+
+def without_folds(options, settings):
+    for flag in ('n_folds', 'n_training_folds'):
+        settings.pop(flag, None)
+    if 'patience' in settings:                                                       # it would stop by the test split
+        options.values['patience'] = settings.pop('patience')
+    evaluated = ['test' if name == 'val' else name for name in settings.get('splits_to_eval', ())]
+    settings['splits_to_eval'] = [*dict.fromkeys(evaluated)]
 
 
 def network(options, settings, notes):
@@ -188,6 +183,10 @@ def network(options, settings, notes):
                      '--embed_layers between the layers')
 
 
+def names_in(library):
+    return architectures.PREFIXES[library].names()
+
+
 def set_trunk(options, models, settings):
     """The backbone. Its library is told by its pretrained weights: imagenet in one, true in the other."""
     trunk = models.class_of('trunk')
@@ -195,13 +194,16 @@ def set_trunk(options, models, settings):
         models.absent.append('models.trunk')
         return
     given = models.look('trunk', CLASS)
-    pretrained = isinstance(given, dict) and (given[trunk] or {}).get('pretrained')
-    arch = trunk if trunk in TRUNKS else f'{"pretrainedmodels" if pretrained == "imagenet" else "torchvision"}:{trunk}'
-    library, name = architectures.find(arch)
-    if arch != trunk and name not in library.names():
+    given = given[trunk] if isinstance(given, dict) else None
+    pretrained = (given or {}).get('pretrained', 'imagenet' if trunk in names_in('pretrainedmodels') else False)
+    library = 'torchvision'
+    if pretrained == 'imagenet' or trunk not in names_in(library):
+        library = 'pretrainedmodels'
+    if trunk not in (*TRUNKS, *names_in(library)):
         return
     arguments = models.arguments('trunk')
     arguments.take('pretrained', TEXT if pretrained == 'imagenet' else SWITCH)
+    arch = trunk if trunk in TRUNKS else f'{library}:{trunk}'
     settings['arch'] = arch + '_frozen' * options.take('freeze_batchnorm', SWITCH, False)
     if not pretrained:
         settings['not_pretrained'] = True
@@ -255,74 +257,6 @@ def one_optimizer(arguments, settings, kind, rate, decay):
         expected = {bool: SWITCH, int: NUMBER, float: NUMBER}.get(type(default), ANY)
         own[option] = arguments.take(option, expected)
     settings |= {f'{kind}_args': [own]} if own else {}
-
-
-def images(options, settings, notes):
-    """The augmentation, and the crops of training and evaluation; other transforms have no counterpart."""
-    transforms = options.group('transforms')
-    train, evaluated = transforms.group('train'), transforms.group('eval')
-    if train.values:
-        training_images(train, settings)
-    else:
-        transforms.absent.append('transforms.train')
-    size = settings.get('input_size') or SIZES.get(settings.get('augmentation'))
-    crop, side = take_side(evaluated, 'CenterCrop'), take_side(evaluated, 'Resize')
-    if crop is None:
-        transforms.absent.append('transforms.eval.CenterCrop')
-        return
-    if size is None:
-        settings['input_size'] = crop
-    elif crop != size:
-        settings['eval_size'] = crop
-    if side not in (None, shorter_side(crop)):
-        settings['eval_resize'] = side
-    if 'Resize' not in evaluated:
-        evaluated.absent.append('transforms.eval.Resize')
-
-
-def training_images(train, settings):
-    """The random crop and the flip. An augmentation that resizes images first does so to its own size."""
-    kind = 'RandomCrop' if 'RandomCrop' in train else 'RandomResizedCrop'
-    size, side = take_side(train, kind), side_of(train, 'Resize')
-    if size is None:
-        train.absent.append(f'transforms.train.{kind}')
-        return
-    if kind == 'RandomCrop':
-        settings['augmentation'] = 'red'
-        if 'Resize' not in train:
-            train.absent.append('transforms.train.Resize')
-    else:
-        settings['augmentation'] = 'mlrc' if 'Resize' in train else 'base'
-        of_torch, own = PRESETS['base'], PRESETS[settings['augmentation']]
-        for name in ('scale', 'ratio'):
-            limits = numbers_in(train.group(kind).take(name, NUMBERS, of_torch[name]))
-            if limits != own[name]:
-                settings[f'crop_{name}'] = limits
-    if size != SIZES.get(settings['augmentation']):
-        settings['input_size'] = size
-    if side == shorter_side(size):
-        take_side(train, 'Resize')
-    if 'RandomHorizontalFlip' not in train.values:
-        train.absent.append('transforms.train.RandomHorizontalFlip')
-    flip = train.group('RandomHorizontalFlip')
-    if flip.look('p', NUMBER) == 0.5:
-        flip.take('p', NUMBER)
-
-
-def side_of(transforms, name):
-    """The `size` of a transform as one whole number; None where it has none, or has two for a resizing to a square."""
-    size = numbers_in(transforms.group(name).look('size', NUMBERS))
-    if size is None or len({*size}) > 1 or len(size) > 1 and name == 'Resize' or size[0] != size[0] // 1:
-        return None
-    return int(size[0])
-
-
-def take_side(transforms, name):
-    """As side_of(), and takes out what it returns."""
-    size = side_of(transforms, name)
-    if size is not None:
-        transforms.group(name).take('size', NUMBERS)
-    return size
 
 
 def evaluation(options, settings, notes):

@@ -135,6 +135,13 @@ def test_networks_and_crops(tmp_path):
     expect(opt, augmentation='base', input_size=200, crop_scale=[0.5, 0.9], crop_ratio=None, eval_size=210,
            eval_resize=230)
     assert missing['transforms.train.RandomHorizontalFlip'] == 'not there'
+    for number, (trunk, arch) in enumerate([('bninception', 'bninception'), ({'xception': {'pretrained': None}},
+                                                                             'pretrainedmodels:xception'),
+                                            ({'resnet18': {'pretrained': True}}, 'torchvision:resnet18')]):
+        files = options_of(DATES[3])
+        files['models']['models']['trunk'] = trunk
+        opt, _ = translated(write(tmp_path / arch, files))
+        expect(opt, arch=f'{arch}_frozen_normalize', not_pretrained=number == 1)
     files = options_of(DATES[3])
     files['models']['models']['trunk'] = {'no_such_network': {'pretrained': 'imagenet'}}
     opt, missing = translated(write(tmp_path / '6', files))
