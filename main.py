@@ -125,13 +125,13 @@ def note_resumption(opt, state, arguments, data):
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        with processes.ending_together(), errors.undeclared_flags():
+        with processes.naming_lost_processes(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
         print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:
-        if not opt.resume and not state.trained and processes.is_main():
+        if not opt.resume and not state.trained:
             shutil.rmtree(state.folder, ignore_errors=True)  # nothing is lost, and the name is free again
         raise
     except Exception as error:
