@@ -125,10 +125,11 @@ def note_resumption(opt, state, arguments, data):
 def explained_stop(opt, state):
     """If the run stops early: prints how to continue it, or removes the folder of a run that has not trained."""
     try:
-        with processes.naming_lost_processes(), errors.undeclared_flags():
+        with processes.ending_together(), errors.undeclared_flags():
             yield
     except KeyboardInterrupt:
-        print(f'\nStopped. To continue: python main.py --resume {state.folder}')
+        if state.folder.exists():                            # else another process has removed it
+            print(f'\nStopped. To continue: python main.py --resume {state.folder}')
         raise
     except UserError:
         if not opt.resume and not state.trained:

@@ -72,7 +72,8 @@ def run_on_rank_zero(work, *arguments):
     if not connected():
         return work(*arguments)
     result = work(*arguments) if is_main() else None
-    content = torch.frombuffer(bytearray(json.dumps(result, default=as_json).encode()), dtype=torch.uint8)
+    content = json.dumps(result, default=lambda value: value.tolist() if hasattr(value, 'tolist') else os.fspath(value))
+    content = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
     length = torch.tensor([len(content)])
     dist.broadcast(length, src=0, group=patient)
     if not is_main():
@@ -89,11 +90,6 @@ def rank_zero_only(function):
     return limited
 
 
-def as_json(value):
-    """An array or a number of NumPy or torch as a list or a number, and a path as a text."""
-    return value.tolist() if hasattr(value, 'tolist') else os.fspath(value)
-
-
 def one_first(work):
     """Calls work(), which may download or cache files, in one process of each machine first, then in the others."""
     result = work() if local_rank() == 0 else None
@@ -105,11 +101,9 @@ def one_first(work):
 @contextlib.contextmanager
 def together():
     """
-    In the block, this process is connected with the others of its run, if there are any. Only process 0 prints to
-    standard output and standard error.
+    In the block, this process is connected with the others of its run, if there are any, and only process 0 prints.
 
-    An exception that ends the block is raised in the first process that it ends, so that it is printed. In the others,
-    Ended is raised with the exit code.
+    The first process that an exception ends raises it, so that it is printed once; the others raise Ended.
     """
     if int(os.environ.get('WORLD_SIZE') or 1) == 1:
         yield
@@ -117,7 +111,7 @@ def together():
     threading.Thread(target=end_with, args=[stopping.parent or os.getppid()], daemon=True).start()
     store = connect()
     try:
-        with silent_unless_main(), naming_lost_processes():
+        with silent_unless_main(), ending_together():
             yield
             dist.barrier(group=patient)                      # until process 0 has written everything
     except Exception as error:
@@ -131,10 +125,7 @@ def together():
 
 
 def connect():
-    """
-    Connects this process with the others; returns the store that they share. Raises UserError if the variables of
-    torchrun are not set, and RunFailed if the others cannot be reached.
-    """
+    """Returns the store that all processes share. Raises UserError or RunFailed where they cannot be connected."""
     global patient
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)                # Python calls no handler while this process waits below
@@ -165,14 +156,14 @@ def silent_unless_main():
 
 
 @contextlib.contextmanager
-def naming_lost_processes():
-    """In the block, an error of a lost connection becomes KeyboardInterrupt after a request to stop, else RunFailed."""
+def ending_together():
+    """In the block, the error of a lost connection becomes KeyboardInterrupt after a request to stop, or RunFailed."""
     try:
         yield
     except RuntimeError as error:
         if not connected() or not (isinstance(error, dist.DistError) or 'gloo' in str(error)):
             raise
-        stopping.check()
+        stopping.sleep(1)                        # what has started the processes stops this one when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
 
 
@@ -211,8 +202,8 @@ def start(n, command, environment):
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = ''        # none: stopping.py handles them
     store = local_store()
     loopback = 'lo0' if sys.platform == 'darwin' else 'lo'
-    defaults = {'OMP_NUM_THREADS': str(max(1, n_cores() // n)), 'GLOO_SOCKET_IFNAME': loopback,
-                'NCCL_SOCKET_IFNAME': loopback}
+    defaults = {'OMP_NUM_THREADS': str(max(1, n_cores() // n)),
+                'GLOO_SOCKET_IFNAME': loopback, 'NCCL_SOCKET_IFNAME': loopback}
     common = defaults | os.environ | environment | {
         'MASTER_ADDR': HERE, 'MASTER_PORT': str(store.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
