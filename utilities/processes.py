@@ -131,7 +131,7 @@ def connect():
         signal.signal(number, signal.SIG_DFL)                # Python calls no handler while this process waits below
     try:
         base, number, n = next(dist.rendezvous('env://', timeout=CONNECTING))
-        # torchrun's store keeps the entries of processes that it has started again
+        # torchrun's store keeps the entries of processes that it has started before
         store = dist.PrefixStore(os.environ.get('TORCHELASTIC_RESTART_COUNT', '0'), base)
         dist.init_process_group('cpu:gloo,cuda:nccl' if torch.cuda.is_available() else 'gloo', timeout=TIMEOUT,
                                 store=store, rank=number, world_size=n)
@@ -189,8 +189,7 @@ def leave(code):
 
 def start(n, command, environment):
     """
-    Starts n processes of `command` on this machine, with the environment variables of torchrun, and waits for them. If
-    OMP_NUM_THREADS is not set, the cores are divided among them.
+    Starts n processes of `command` on this machine, divides the cores among them, and waits until they have ended.
 
     environment: variables of the processes in addition to this process's environment.
 
