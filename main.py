@@ -80,8 +80,8 @@ def begin(opt, arguments):
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), checkpoint.run_id(folder),
-                             lowest)
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(),
+                             checkpoint.origin(folder, built.data.description), lowest)
 
 
 def continued(opt, arguments):
@@ -165,7 +165,7 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    model.start_epoch(warming_up=epoch <= opt.warmup)
+    built.start_epoch(epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
@@ -175,7 +175,7 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if embeddings is not None:                           # process 0 alone keeps the sampler's memory bank
+        if processes.is_main():                              # which alone keeps the sampler's memory bank
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
@@ -190,6 +190,7 @@ def record(records, built, state, epoch, trained, evaluated, embedded):
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
     state.save(epoch, records.log(epoch, trained, evaluated, histograms), records.contents())
     records.summarise(state)
+    built.note_unsaved_state()
 
 
 def finish(opt, built, embedded, records, state):

@@ -207,7 +207,8 @@ def data_parameters(parser):
                             fixed=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
-        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
+        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/, or '
+             'train/ and test/')
     add('--csv', metavar='FILE', resumable=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')

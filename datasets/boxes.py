@@ -39,12 +39,15 @@ def image_path(source):
     return source.path if isinstance(source, Box) else source
 
 
-def from_rows(file, rows, paths):
-    """The Boxes of the rows of a CSV file, rounded to whole pixels. Raises UserError for the first row without one."""
+def from_rows(file, rows, lines, paths):
+    """
+    The Boxes of the rows of a CSV file, at these lines of it, rounded to whole pixels. Raises UserError for the first
+    row without one.
+    """
     if missing := [name for name in COLUMNS if name not in rows[0]]:
         raise UserError(f'--csv {file}: a box needs the columns {",".join(COLUMNS)}; missing: {",".join(missing)}')
     found = []
-    for line, (row, path) in enumerate(zip(rows, paths, strict=True), start=2):
+    for line, row, path in zip(lines, rows, paths, strict=True):
         values = [row[name] or 'nothing' for name in COLUMNS]
         try:
             box = Box(path, *(round(float(value)) for value in values), line)
