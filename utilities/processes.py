@@ -1,9 +1,8 @@
 """
 The processes that compute one run together. torchrun or start() below starts them; torch.distributed connects them.
 
-All execute the same program. Only process 0 writes, prints, and does the work that is needed once (run_on_rank_zero).
-If one ends early, the program that has started them ends the others; they also notice it when they next communicate.
-If that program ends, they end by themselves. Nothing that a process receives from another one is unpickled.
+All execute the same program; only process 0 writes, prints, and does the work that is needed once. If one ends early,
+what has started them ends the others; if that ends, they end by themselves. Nothing that they exchange is unpickled.
 """
 import contextlib
 import functools
@@ -76,8 +75,7 @@ def run_on_rank_zero(work, *arguments):
     content = torch.frombuffer(bytearray(content.encode()), dtype=torch.uint8)
     length = torch.tensor([len(content)])
     dist.broadcast(length, src=0, group=patient)
-    if not is_main():
-        content = torch.zeros(int(length), dtype=torch.uint8)
+    content = content if is_main() else torch.zeros(int(length), dtype=torch.uint8)
     dist.broadcast(content, src=0, group=patient)
     return result if is_main() else json.loads(content.numpy().tobytes())
 
