@@ -284,6 +284,18 @@ def test_no_process_waits_for_a_launcher_that_was_killed_before_they_connected(t
     wait_for(lambda: not any(map(is_running, pids)), 60)
 
 
+def test_no_process_outlives_a_torchrun_that_was_killed(quick, tmp_path):
+    flags = ['--rdzv_backend=c10d', '--rdzv_endpoint=localhost:0', '--nproc_per_node=2']
+    torchrun = started(tmp_path / 'printed', ROOT / 'tests' / 'torchrun.py', *flags, 'main.py', *quick, *FEW,
+                       '--n_epochs', '500')
+    wait_for(rows_written(folder_of(tmp_path), 2), 600)
+    pids = descendants(torchrun.pid)
+    torchrun.kill()
+    torchrun.wait()
+    wait_for(lambda: not any(map(is_running, pids)), 60)
+    assert len(pids) >= 2 and 'Traceback' not in (tmp_path / 'printed').read_text()
+
+
 def test_no_process_waits_for_one_that_ends_before_it_connects(tmp_path):
     process, out, pids = launched(tmp_path, '1')
     (tmp_path / 'go').touch()
