@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from evaluation import geometry, titles
-from evaluation.embedding import embed, write
+from evaluation.embedding import compared, embed, write
 from evaluation.metrics import Pool, check_entry, compute, parse, registered
 from records import columns
 from records.columns import Column
@@ -57,8 +56,14 @@ def compute_metrics(opt, embedded, splits, metrics):
     --eval_reference needs it.
     """
     row = {}
-    if same := [split for split in splits if are_same(embedded[split].embeddings)]:
-        print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
+    same = [split for split in splits if are_same(embedded[split].embeddings)]
+    blank = [split for split in same if is_blank(embedded[split].images)]
+    collapsed = [split for split in same if split not in blank]
+    if blank:
+        print(f'Note: all embeddings of the {" and the ".join(blank)} split are the same, since all its images are '
+              'equal or have a single colour: look at the files.', file=sys.stderr)
+    if collapsed:
+        print(f'Note: all embeddings of the {" and the ".join(collapsed)} split are the same: the network has '
               'collapsed, and metrics of neighbours mean nothing. A lower --lr, or another loss or miner, may help.',
               file=sys.stderr)
     for split in splits:
@@ -79,6 +84,16 @@ def are_same(embeddings):
     """Whether [N, D] embeddings of two images or more are equal up to rounding errors of float32."""
     low, high = torch.aminmax(embeddings, dim=0)
     return len(embeddings) > 1 and bool((high - low).max() <= 1e-6 * torch.maximum(high, -low).max())
+
+
+def is_blank(images):
+    """Whether all images of an ImageSet, as the network sees them, are equal, or each has a single colour."""
+    first, *_ = images[0]
+    for index in range(len(images.labels)):
+        image, *_ = images[index]
+        if not torch.equal(image, first) and (image.amin(dim=(1, 2)) != image.amax(dim=(1, 2))).any():
+            return False
+    return True
 
 
 def validate(opt, model, data, metrics):
@@ -125,8 +140,7 @@ def as_evaluated(opt, embedded, criterion=None):
         for part in parts.values():
             part.embeddings = torch.from_numpy(reduce(part.embeddings.cpu().numpy())).to(part.embeddings.device)
     for part in parts.values():
-        if opt.eval_normalize:
-            part.embeddings = F.normalize(part.embeddings, dim=1)
+        part.embeddings = compared(part.embeddings, opt.eval_normalize)
         if not (opt.eval_features or opt.pca):             # the criterion ranks the network's own embeddings only
             part.ranking = getattr(criterion, 'ranking_embeddings', None)
     return parts

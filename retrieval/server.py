@@ -89,7 +89,7 @@ def application(index, network, transform, k=24, hosts=LOCAL):
         except Exception:  # decoders raise all kinds of exceptions on a file that is no image
             flask.abort(400, 'This file is not an image that can be read.')
         with lock, torch.inference_mode():
-            embedding = network(photo[None].to(network.device))[0].float().cpu().numpy()
+            embedding = network(photo[None])[0].float().cpu().numpy()
         return neighbours(index, embedding, k) | preview
 
     return app
@@ -155,8 +155,8 @@ def neighbours(index, embedding, k, without=None):
 def prepared(data, transform):
     """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
     with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-        kind = image.format
-        return transform(image), {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+        kind, photo = image.format, decoding.upright(image)
+    return transform(photo), {} if kind in SHOWN else {'image': as_url(small(photo))}
 
 
 def parsed(url):

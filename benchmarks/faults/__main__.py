@@ -38,7 +38,6 @@ KINDS = {
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
     'swapped files': (files.swapped_files, 1, 3),
-    'flipped pixels': (files.flipped_pixels, 4, 30),
     'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
     'changed data': (inputs.changed_data, 8, 100),
@@ -47,8 +46,6 @@ KINDS = {
     'foreign image formats': (images.foreign_formats, 6, 40),
     'image bombs': (images.bombs, 6, 40),
     'bad requests': (images.bad_requests, 6, 60),
-    'damaged thresholds': (files.damaged_thresholds, 6, 60),
-    'damaged indexes': (files.damaged_indexes, 100, 1000),
     'damaged networks': (files.damaged_networks, 1, 20),
 }
 
