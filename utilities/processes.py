@@ -161,7 +161,7 @@ def ending_together():
         if not connected():
             raise
         if not isinstance(error, dist.DistError) and 'gloo' not in str(error):
-            store.compare_set('first to fail', '', str(rank()))      # before others fail since this run's folder is gone
+            store.compare_set('first to fail', '', str(rank()))      # before others fail since the run folder is gone
             raise
         stopping.sleep(1)                        # what has started the processes stops this one when another has ended
         raise RunFailed('Another process of the run was killed or cannot be reached any more.') from None
@@ -200,10 +200,8 @@ def start(n, command, environment):
     logging.disable()                                        # the processes themselves say why they end
     os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'] = ''        # none: stopping.py handles them
     base = local_store()
-    loopback = 'lo0' if sys.platform == 'darwin' else 'lo'
-    defaults = {'OMP_NUM_THREADS': str(max(1, n_cores() // n)),
-                'GLOO_SOCKET_IFNAME': loopback, 'NCCL_SOCKET_IFNAME': loopback}
-    common = defaults | os.environ | environment | {
+    defaults = dict.fromkeys(('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME'), 'lo0' if sys.platform == 'darwin' else 'lo')
+    common = defaults | {'OMP_NUM_THREADS': str(max(1, n_cores() // n))} | os.environ | environment | {
         'MASTER_ADDR': HERE, 'MASTER_PORT': str(base.port), 'TORCHELASTIC_USE_AGENT_STORE': str(True),
         'WORLD_SIZE': str(n), 'LOCAL_WORLD_SIZE': str(n)}
     variables = {number: common | {'RANK': str(number), 'LOCAL_RANK': str(number)} for number in range(n)}
