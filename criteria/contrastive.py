@@ -12,8 +12,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = True
 REQUIRES_OPTIM = False
 ACCEPTS_MASKS = True            # its miner may return masks of pairs, as `all` does
-SUPPORTS_MEMORY = True          # can take embeddings of earlier batches as references
-OF_PAIRS = True                 # uses the pairs of masks, not the triplets that they make
 MARGIN_UNIT = 'distance'
 FLAGS = {'pos_margin': {}, 'neg_margin': {}, 'active_only': {}}
 

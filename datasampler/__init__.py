@@ -14,7 +14,7 @@ from datasampler import (
 )
 from datasampler.storage import Storage
 from utilities import public
-from utilities.errors import UserError, choose, undeclared_flags
+from utilities.errors import UserError, choose, named_flags, undeclared_flags
 
 SAMPLERS = {
     'class_random': class_random_sampler,
@@ -89,12 +89,11 @@ def select(opt, images):
         required.append(images.superclasses)
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:
-        sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
-    except (UserError, ValueError) as error:               # files that can be copied alone raise ValueError
-        if isinstance(error, ValueError) and not str(error).startswith('--'):
-            raise
+        with named_flags():
+            sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
+    except UserError as error:
         if opt.views == 1:
-            raise UserError(str(error)) from None
+            raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
     return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler

@@ -5,8 +5,8 @@ import math
 
 import optuna
 
-import criteria
 import parameters
+import parts
 from evaluation import titles
 from launching import plan, process, script
 from launching.pool import FINISHED, Pool
@@ -149,4 +149,4 @@ class Folds:
 
 def has_own_distance(flags):
     """Whether a run with these flags is evaluated by a distance of its loss."""
-    return criteria.ranks(argparse.Namespace(**flags))
+    return parts.ranks(argparse.Namespace(**flags))

@@ -9,11 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import batch_mining
 import criteria
 from tests import host_waits
+from tests.criteria import cases
 from tests.host_waits import CONVERSION, COPY, LOSSES, LOSSES_OF_MASKS, MINERS, NUMBER, SHAPE
 from utilities.trace import Trace
 
 N_CLASSES = 5
-MEMORY = [name for name, module in criteria.CRITERIA.items() if getattr(module, 'SUPPORTS_MEMORY', False)]
+MEMORY = cases.naming('references')
 
 
 def miners_of(loss):
