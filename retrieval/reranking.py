@@ -206,10 +206,10 @@ def work(opt):
     if not names:
         raise UserError('rerank changes metrics of ranks only, and --evaluation_metrics has none; add one, such as '
                         'map_at_r')
-    built = parts.restore(opt, opt.evaluate)
-    if built.criterion and not (opt.eval_features or opt.pca):
+    if parts.ranks(opt) and not (opt.eval_features or opt.pca):
         raise UserError(f'rerank: --loss {opt.loss} ranks by a distance of its own, and re-ranking is defined by '
                         'Euclidean distances and cosines only')
+    built = parts.restore(opt, opt.evaluate)
     splits = splits_to_evaluate(opt, built.data)
     methods = settings(opt, built.data.evaluation.get('train'))
     embedded = embed_splits(opt, built.model, built.data, splits)
