@@ -28,7 +28,7 @@ from criteria import (
 from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
-from utilities.loss_sums import Miner, finished, names_taken, parts
+from utilities.loss_sums import Miner, finished, fitted, names_taken, parts
 from utilities.parameter_groups import own_groups
 
 
@@ -145,9 +145,7 @@ def check_miner(opt, miner):
 def miner_for(opt, loss, miner):
     """The miner in the form in which a loss, given as its file, takes it; None for a loss that takes none."""
     if loss.REQUIRES_BATCHMINER:
-        takes_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*public.PAIRS}
-        takes_masks = takes_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
-        return Miner(miner, opt.batch_mining, takes_masks, of_triplets=not takes_pairs)
+        return fitted(loss, miner, opt.batch_mining)
     if miner and getattr(loss, 'REQUIRES_CRITERIA', False):       # it is for the losses inside
         return Miner(miner, opt.batch_mining, takes_masks=True, of_triplets=False)
     return None

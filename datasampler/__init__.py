@@ -80,19 +80,13 @@ def select(opt, images):
     if getattr(module, 'REQUIRES_STORAGE', False) and not public.is_sampler(module):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
-        if opt.unsupervised:
-            raise UserError(f'--unsupervised: --data_sampler {opt.data_sampler} needs super-classes, and an image that '
-                            'is a class of its own has none; choose another sampler')
-        if None in images.superclasses:
-            raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
-                            'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:
         with named_flags():
             sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
     except UserError as error:
-        if opt.views == 1:
+        if opt.views == 1 or '--bs' not in str(error):
             raise
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None

@@ -117,7 +117,7 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--bs', '9'], '--bs 9 is not divisible by --samples_per_class 2'),
     (['--bs', '14'], 'needs 7 classes per batch, but there are only 6 training'),
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
-    (['--data_sampler', 'hierarchical'], '--dataset folder has no super-classes'),
+    (['--data_sampler', 'hierarchical'], '--data_sampler hierarchical needs the super-class of each training class'),
     (['--loss', 'happier'], '--loss happier needs the super-classes of the training classes'),
     (['--patience', '3'], '--patience needs a validation split'),
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),

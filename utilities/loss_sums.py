@@ -7,7 +7,7 @@ import torch
 
 from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
 from .parameter_groups import own_groups
-from .public import COSTLY, forward_parameters, mine_on_the_cpu
+from .public import COSTLY, PAIRS, forward_parameters, mine_on_the_cpu
 
 
 def parts(opt):
@@ -113,6 +113,12 @@ class Miner:
     def listing(self):
         """The same miner for a criterion that takes triplets only."""
         return Miner(self.batchminer, self.name, False, self.of_triplets)
+
+
+def fitted(loss, batchminer, name):
+    """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
+    of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
+    return Miner(batchminer, name, of_pairs or getattr(loss, 'ACCEPTS_MASKS', False), of_triplets=not of_pairs)
 
 
 def checked(mined, batch):

@@ -26,11 +26,11 @@ OF_BNINCEPTION = {'mean': (104 / 255, 117 / 255, 128 / 255), 'std': (1 / 255, 1 
 def is_criterion(loss):
     """
     Whether a criterion's file is written for the public code: it imports `batchminer`, it takes only miners of pairs
-    and does not say ACCEPTS_MASKS, or its forward() takes `avg_batch_features`.
+    and has no FLAGS, or its forward() takes `avg_batch_features`.
     """
     imports = any(inspect.ismodule(value) and value.__name__ == 'batchminer' for value in vars(loss).values())
     allowed = {*(getattr(loss, 'ALLOWED_MINING_OPS', None) or ())}
-    takes_lists = allowed and allowed <= {*PAIRS} and not getattr(loss, 'ACCEPTS_MASKS', False)
+    takes_lists = allowed and allowed <= {*PAIRS} and not hasattr(loss, 'FLAGS')
     return bool(imports or takes_lists or 'avg_batch_features' in forward_parameters(loss.Criterion))
 
 

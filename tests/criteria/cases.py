@@ -7,12 +7,19 @@ import batch_mining
 import criteria
 from tests.criteria import references
 from tests.helpers import manual_seed
+from utilities.loss_sums import fitted
 from utilities.public import forward_parameters
 
 # The losses of this project, whose files begin with its licence. They need a reference, a known number and a row in
 # docs/losses.md; a loss that somebody adds for work of their own does not.
 PUBLISHED = {name: module for name, module in criteria.CRITERIA.items()
              if Path(module.__file__).read_text().startswith('# SPDX-License-Identifier: MIT\n')}
+
+
+def takes_masks(loss):
+    """Whether the miner of a loss gives it masks of pairs, if it makes some."""
+    module = criteria.CRITERIA[loss]
+    return module.REQUIRES_BATCHMINER and fitted(module, None, '').takes_masks
 
 
 def naming(keyword):

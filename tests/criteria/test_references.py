@@ -17,7 +17,7 @@ SHAPES = {
     'sixteen a class': [0] * 16 + [1] * 3,
 }
 BOTH = [loss for loss, module in criteria.CRITERIA.items()
-        if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and getattr(module, 'ACCEPTS_MASKS', False)]
+        if module.REQUIRES_BATCHMINER and module.ALLOWED_MINING_OPS is None and cases.takes_masks(loss)]
 WAYS = [(case, way) for case in cases.CASES for way in
         (('all', 'list') if case[0] in BOTH else ('list',) if criteria.CRITERIA[case[0]].REQUIRES_BATCHMINER
          and criteria.CRITERIA[case[0]].ALLOWED_MINING_OPS is None else ('own',))]
