@@ -313,10 +313,15 @@ def restore(opt, source):
 
 def ranking_criterion(opt, source, states):
     """The trained criterion in the `states` of a checkpoint if evaluation ranks by its distance; otherwise None."""
-    if not ranks(opt):
+    try:
+        with preserved():
+            criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
+    except UserError:                           # these data lack what the loss needs, such as super-classes
+        if ranks(opt):
+            raise
         return None
-    with preserved():
-        criterion = criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt))).to(opt.device)
+    if not hasattr(criterion, 'ranking_embeddings'):
+        return None
     try:
         criterion.load_state_dict(states['criterion'])
     except RuntimeError:

@@ -112,8 +112,7 @@ def build(opt, miner, wrappers=AROUND_A_LOSS):
     if opt.loss.startswith(torch_losses.PREFIX):
         return put_around(wrappers, build_of_torch, opt, None)
     if opt.loss.startswith(pml.PREFIX):
-        miner = miner and Miner(miner, opt.batch_mining, takes_masks=True, of_triplets=False)
-        return put_around(wrappers, build_of_library, opt, miner)
+        return put_around(wrappers, build_of_library, opt, unknown_form(opt, miner))
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     check_miner(opt, miner)
     return put_around(wrappers, build_loss, opt, miner_for(opt, loss, miner))
@@ -146,9 +145,12 @@ def miner_for(opt, loss, miner):
     """The miner in the form in which a loss, given as its file, takes it; None for a loss that takes none."""
     if loss.REQUIRES_BATCHMINER:
         return fitted(loss, miner, opt.batch_mining)
-    if miner and getattr(loss, 'REQUIRES_CRITERIA', False):       # it is for the losses inside
-        return Miner(miner, opt.batch_mining, takes_masks=True, of_triplets=False)
-    return None
+    return unknown_form(opt, miner) if getattr(loss, 'REQUIRES_CRITERIA', False) else None
+
+
+def unknown_form(opt, miner):
+    """The miner for a loss whose formula is not known: of a library, or of the losses inside it."""
+    return None if miner is None else Miner(miner, opt.batch_mining, takes_masks=True, of_triplets=False)
 
 
 def build_of_torch(opt, miner):
@@ -177,16 +179,19 @@ def build_loss(opt, miner):
 def nested_builder(opt, miner):
     """(name of a loss, dimension of its embeddings) -> this loss, for the criterion of --loss, which is around it."""
     for flag in nested_flags(opt.loss):
-        if getattr(criteria.CRITERIA.get(name := getattr(opt, flag)), 'REQUIRES_CRITERIA', False) or '+' in name:
+        name = getattr(opt, flag)
+        if getattr(criteria.CRITERIA.get(name), 'REQUIRES_CRITERIA', False) or '+' in name:
             raise UserError(f'--{flag} {name}: give one loss, and not {opt.loss} itself')
         if not name.startswith((pml.PREFIX, torch_losses.PREFIX)):
             choose(criteria.CRITERIA, name, f'--{flag}')
     wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
 
     def build_nested(name, dim):
-        own, batchminer = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim}), miner and miner.batchminer
-        reads_loss = miner and opt.batch_mining in ('npair', 'semihard')                # they read flags of their loss
-        return build(own, type(batchminer)(own) if reads_loss else batchminer, wrappers)
+        own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim})
+        batchminer = None if miner is None else miner.batchminer
+        if miner is not None and opt.batch_mining in ('npair', 'semihard'):             # they read flags of their loss
+            batchminer = type(batchminer)(own)
+        return build(own, batchminer, wrappers)
     return build_nested
 
 

@@ -63,7 +63,7 @@ def planned_run(arguments, parser=None):
     chosen = datasampler.chosen_later(opt)
     settings = {name: value for name, value in parameters.recorded_settings(opt).items() if name not in chosen}
     parts.check_names(opt)
-    parts.draft(opt)
+    parts.draft(opt)                                              # refuses what does not go together
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
                    chosen, MACHINE)

@@ -79,6 +79,15 @@ def test_the_same_seed_gives_the_same_run(quick, run, tmp_path):
     assert_same_end(folder_of(tmp_path), folder_of(tmp_path, 'quick_s1_1'))
 
 
+def test_what_needs_no_data_is_refused_before_they_are_read(quick, run, tmp_path, capsys):
+    for flags, sentence in ((['--batch_mining', 'none'], '--loss margin needs a miner: set --batch_mining'),
+                            (['--loss', 'softmax+npair'], '--loss npair does not work with --batch_mining distance'),
+                            (['--loss', 'margn'], '--loss margn: unknown'),
+                            (['--daml', '--xbm_size', '500'], '--daml does not work with --xbm_size')):
+        assert run(*quick, '--source_path', tmp_path / 'nowhere', *flags) == 2
+        assert sentence in capsys.readouterr().err
+
+
 def test_samplers_and_optimizers(quick, run, tmp_path):
     for sampler, optim, scheduler in (('image_random', 'sgd', 'step'), ('balanced', 'rmsprop', 'cosine')):
         assert run(*quick, *FEW, '--data_sampler', sampler, '--optim', optim, '--scheduler', scheduler,

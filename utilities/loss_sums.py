@@ -81,7 +81,8 @@ class Miner:
 
     def __init__(self, batchminer, name, takes_masks, of_triplets=True):
         self.batchminer, self.name, self.takes_masks, self.of_triplets = batchminer, name, takes_masks, of_triplets
-        self.mined, self.tuples = None, None
+        self.mined = None                                                 # the tuples of the last batch
+        self.tuples = None                                                # those that a wrapper gives, see given()
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
         self.mine = mine_on_the_cpu(batchminer) if is_public else batchminer
 

@@ -9,6 +9,7 @@ import torch
 import batch_mining
 import criteria
 import optimization
+import parts
 from criteria import triplet
 from criteria.cross_batch_memory import CrossBatchMemory
 from criteria.direction_regularisation import DirectionRegularised
@@ -503,6 +504,20 @@ def test_a_sum_ranks_by_the_only_distance_of_its_own(opt):
     for one, other in zip(alone.ranking_embeddings(embeddings), summed.ranking_embeddings(embeddings), strict=True):
         assert torch.equal(one, other)
     assert not hasattr(criteria.select(opt(loss='softmax', batch_mining='none', **flags), None), 'ranking_embeddings')
+
+
+@pytest.mark.parametrize('flags, expected', [
+    ({'loss': 'triplet'}, False), ({'loss': 'triplet', 'mahalanobis': True}, True),
+    ({'loss': 'hyperbolic+softmax'}, True), ({'loss': 'happier'}, False),
+    ({'loss': 's2sd', 'loss_s2sd_source': 'hyperbolic'}, True), ({'loss': 's2sd'}, False),
+    ({'loss': 'pml:TripletMarginLoss', 'batch_mining': 'none'}, False),
+])
+def test_without_data_a_draft_of_the_criterion_tells_whether_it_ranks(flags, expected, opt, monkeypatch):
+    """A library that is not installed is none of evaluation's business."""
+    monkeypatch.setitem(sys.modules, 'pytorch_metric_learning', None)
+    before = torch.get_rng_state()
+    assert parts.ranks(opt(superclasses=None, **flags)) == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize('loss, miner, arguments', [
