@@ -88,9 +88,8 @@ def take_parameters(loss, criterion, dim):
     for name, own in [*loss.named_parameters()]:
         shape = shared[name].shape
         if own.shape[:-1] != shape[:-1] or own.shape != shape and own.shape[-1] != dim:
-            raise ValueError(f'--matryoshka: the parameter {name} of the loss has the shape {[*shape]}, but '
-                             f'{[*own.shape]} for embeddings of {dim} dimensions, and only parameters whose last axis '
-                             'is the embedding can be shared; choose another loss')
+            raise ValueError(f'its parameter {name} has the shape {[*shape]}, but {[*own.shape]} for embeddings of '
+                             f'{dim} dimensions')
         widths[name] = None if own.shape == shape else dim
         owner, _, last = name.rpartition('.')
         delattr(loss.get_submodule(owner), last)
@@ -110,8 +109,12 @@ def around(opt, build, miner):
                          'beside the embeddings')
     with torch.random.fork_rng(devices=[]):
         prefixes = {dim: build_prefix(dim) for dim in opt.matryoshka[:-1]}
-    return Matryoshka(criterion, prefixes, opt.matryoshka_weights or [1.0] * len(opt.matryoshka),
-                      '_normalize' in opt.arch, given, given and miner)
+    weights = opt.matryoshka_weights or [1.0] * len(opt.matryoshka)
+    try:
+        return Matryoshka(criterion, prefixes, weights, '_normalize' in opt.arch, given, given and miner)
+    except ValueError as error:
+        raise ValueError(f'--matryoshka does not work with --loss {opt.loss}: {error}, and only parameters whose last '
+                         'axis is the embedding can be shared; choose another loss') from None
 
 
 def problem(opt):
