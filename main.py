@@ -164,7 +164,7 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    model.start_epoch(warming_up=epoch <= opt.warmup)
+    built.start_epoch(epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
@@ -174,7 +174,7 @@ def train_epoch(opt, built, loader, epoch):
         trace.add(**scalars)
         if built.ema:
             built.ema.update()
-        if embeddings is not None:                           # process 0 alone keeps the sampler's memory bank
+        if processes.is_main():                              # which alone keeps the sampler's memory bank
             datasampler.update_storage(built.sampler, embeddings, indices)
         batch_mining.feedback(built.miner, step, opt.n_epochs * len(batches),
                               lambda metrics: evaluation.validate(opt, model, built.data, metrics))
@@ -189,6 +189,7 @@ def record(records, built, state, epoch, trained, evaluated, embedded):
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
     state.save(epoch, records.log(epoch, trained, evaluated, histograms), records.contents())
     records.summarise(state)
+    built.note_unsaved_state()
 
 
 def finish(opt, built, embedded, records, state):

@@ -70,7 +70,7 @@ def choose_batch(opt, images):
 
 
 @undeclared_flags()
-def select(opt, images):
+def select(opt, images, criterion=None):
     """
     The sampler --data_sampler over the training images; with --views, its batches have --bs / --views different images.
     Raises UserError if the flags and the images do not fit.
@@ -81,6 +81,8 @@ def select(opt, images):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
         required.append(images.superclasses)
+    if getattr(module, 'REQUIRES_CRITERION', False):
+        required.append(criterion)
     of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
     try:
         with named_flags():
