@@ -259,11 +259,10 @@ def test_evaluate_only_prints_what_was_recorded(trained, run, tmp_path, capsys):
     assert run('--evaluate', tmp_path) == 2
 
 
-def test_evaluation_asks_the_built_criterion_for_its_distance(quick, run, tmp_path, capsys, monkeypatch):
+def test_evaluation_ranks_by_the_distance_of_the_trained_criterion(quick, run, tmp_path, capsys):
     assert run(*quick, *FEW, '--loss', 'triplet', '--batch_mining', 'random', '--mahalanobis', '--mahalanobis_lr', '1'
                ) == 0
     recorded = rows_of(folder_of(tmp_path))[-1]['test_e_recall@1']
-    monkeypatch.setattr(criteria, 'ranks', lambda opt: False)
     capsys.readouterr()
     for flags, same in (((), True), (('--eval_features',), False)):
         assert run('--evaluate', folder_of(tmp_path), '--evaluation_metrics', 'e_recall@1', *flags) == 0
