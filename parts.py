@@ -17,9 +17,10 @@ import parameters
 import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
-from records import backends, checkpoint, run_folder
+from records import backends, checkpoint
 from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
+from utilities.kept_features import KeptFeatures
 from utilities.randomness import preserved, seed_everything
 
 
@@ -159,10 +160,6 @@ def check(opt, data):
                     == images.n_queries for images in (data.evaluation[name] for name in splits))):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
                         'positive; retrieval needs classes of two images or more')
-    for flags in (vars(opt), run_folder.read(opt.reuse_epoch0)['flags']) if opt.reuse_epoch0 else ():
-        if ranks(argparse.Namespace(**flags)):
-            raise UserError(f'--reuse_epoch0 {opt.reuse_epoch0}: --loss {flags["loss"]}, of this run or of the other, '
-                            'ranks by a distance of its own; leave --reuse_epoch0 out')
 
 
 def check_pairs(opt, criterion):
@@ -288,31 +285,33 @@ def has_checkpoint(opt):
 
 def keep_features(opt, parts):
     """
-    With --freeze backbone: the backbone computes the features of the evaluated images only once in the run; likewise
-    the features of the training images, if these are not augmented. To be called after the run's weights are loaded.
-    Prints which features are kept.
+    As long as nothing that computes them is trained (has_fixed_features, asked in every epoch), the features of the
+    evaluated images are computed only once in the run. With --freeze backbone, so are now the features of the training
+    images, if these are not augmented. Prints which features are kept.
 
-    Nothing is kept with mixed precision, compilation, several processes, a trained pooling, adapters or prompts, since
-    results could change. Features of training images are not kept either if the criterion takes images or feature maps,
-    if the teacher is another run's network, or if the features of an image depend on the rest of its batch.
+    Nothing is kept with mixed precision, compilation and several processes, since results could change. Features of
+    training images are not kept either if the criterion takes images or feature maps or the teacher is another run's
+    network, which need the images anyway, or if the features of an image depend on the rest of its batch.
     """
     model, data = parts.model, parts.data
-    if (not opt.keep_features or not opt.n_epochs or not model.has_fixed_features() or processes.count() > 1
-            or opt.eval_autocast or opt.amp != 'none' or opt.compile):
+    if (not opt.keep_features or not opt.n_epochs or processes.count() > 1 or opt.eval_autocast or opt.amp != 'none'
+            or opt.compile):
         return
-    for images in data.evaluation.values():
-        images.keeps_features = True
+    kept = KeptFeatures(model, *([parts.ema.average] if parts.ema else []))
+    for images in (data.train, *data.evaluation.values()):
+        images.kept = kept
+    if not model.has_fixed_features():
+        return
     of_training = ''
     takes_images = {'feature_maps', 'images'} & criteria.inputs(parts.criterion)
     if not (takes_images or parts.teacher_checksum or datasets.transforms.is_random(opt)):
         of_training = ', and so are the features of the training images'
-        data.train.keeps_features = True
         evaluation.embed(opt, model, data.train, 'train')
         if not evaluation.independent_of_batch(opt, model, data.train):
-            data.train.features = None
+            kept.of(data.train, model).clear()
             of_training = ', but not the features of the training images, which depend on the rest of the batch here'
         elif repr(data.train.transform) == repr(data.evaluation['train'].transform):
-            data.evaluation['train'].features = data.train.features
+            kept.of(data.evaluation['train'], model).update(kept.of(data.train, model))
     print(f'--freeze backbone: the features of the evaluated images are computed once and kept in memory{of_training}')
 
 
@@ -408,13 +407,4 @@ def summary(opt, folder, built, first):
     return '\n'.join([f'run folder: {folder}' + (f', continued at epoch {first}' if first else ''),
                       f'{opt.arch}: {n_parameters:,} parameters, images of {built.model.input_size} pixels, '
                       f'{opt.device}',
-                      f'{opt.dataset}: ' + '; '.join(splits)] + over_time(built.data.description))
-
-
-def over_time(description):
-    """A line on --split_scheme time, in a list; an empty list for the other schemes."""
-    if 'time' not in description:
-        return []
-    last, first, n = (description['time'][name] for name in ('last_training_time', 'first_test_time', 'n_left_out'))
-    return [f'time: training until {last}' + (f', test from {first}' if first else '') + (
-        f'; {n:,} images from then on are left out, since their classes have training images' if n else '')]
+                      f'{opt.dataset}: ' + '; '.join(splits)])

@@ -142,7 +142,7 @@ class DeepAdversarial(torch.nn.Module):
 
 
 def around(opt, build, miner):
-    if miner is None or not miner.of_triplets:
+    if miner is None or miner.use != 'triplets':
         return build(opt, miner)
     given = miner.given()
     criterion = build(opt, given)

@@ -48,6 +48,6 @@ class DirectionRegularised(torch.nn.Module):
 
 def around(opt, build, miner):
     criterion = build(opt, miner)
-    if miner is None or not miner.of_triplets:
+    if miner is None or miner.use != 'triplets':
         return criterion
     return DirectionRegularised(criterion, miner, opt.dr_weight)

@@ -112,7 +112,8 @@ def build(opt, miner, wrappers=AROUND_A_LOSS):
     if opt.loss.startswith(torch_losses.PREFIX):
         return put_around(wrappers, build_of_torch, opt, None)
     if opt.loss.startswith(pml.PREFIX):
-        return put_around(wrappers, build_of_library, opt, unknown_form(opt, miner))
+        miner = None if miner is None else Miner(miner, opt.batch_mining, takes_masks=True, use='any')
+        return put_around(wrappers, build_of_library, opt, miner)
     loss = choose(criteria.CRITERIA, opt.loss, '--loss')
     check_miner(opt, miner)
     return put_around(wrappers, build_loss, opt, miner_for(opt, loss, miner))
@@ -145,12 +146,9 @@ def miner_for(opt, loss, miner):
     """The miner in the form in which a loss, given as its file, takes it; None for a loss that takes none."""
     if loss.REQUIRES_BATCHMINER:
         return fitted(loss, miner, opt.batch_mining)
-    return unknown_form(opt, miner) if getattr(loss, 'REQUIRES_CRITERIA', False) else None
-
-
-def unknown_form(opt, miner):
-    """The miner for a loss whose formula is not known: of a library, or of the losses inside it."""
-    return None if miner is None else Miner(miner, opt.batch_mining, takes_masks=True, of_triplets=False)
+    if miner is not None and getattr(loss, 'REQUIRES_CRITERIA', False):         # for the losses inside it
+        return Miner(miner, opt.batch_mining, takes_masks=True, use='own')
+    return None
 
 
 def build_of_torch(opt, miner):

@@ -29,7 +29,6 @@ class ImageTable:
     coarser: such mappings for the levels above the super-classes, from the nearest level up.
     ignored: files and folders among the images that are not images.
     groups:  None, or the group (camera, place, day) of each image.
-    times:   None, or the time_split.Moment of each image.
     boxes:   None, or the boxes.Box of each image, the part of its file that is read.
     """
     paths: list
@@ -39,7 +38,6 @@ class ImageTable:
     coarser: list = field(default_factory=list)
     ignored: list = field(default_factory=list)
     groups: list | None = None
-    times: list | None = None
     boxes: list | None = None
 
     @property
@@ -49,7 +47,7 @@ class ImageTable:
 
     def keep(self, chosen):
         """The table of the images `chosen` (a list of indices) only."""
-        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'times', 'boxes')}
+        columns = {name: getattr(self, name) for name in ('paths', 'classes', 'parts', 'groups', 'boxes')}
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 
@@ -78,14 +76,13 @@ class ImageSet(torch.utils.data.Dataset):
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
     is_distractor: None, or bool [N]: gallery images that are never queries or positives.
     groups:      None, or an array [N] of strings: the group (camera, place, day) of each image.
-    keeps_features: whether the pooled features of a frozen backbone are kept when the images are embedded.
-    features:    None, or the kept features, float32 [N, F], which loaders return in place of the images.
+    kept:        None, or the kept_features.KeptFeatures in which the images' features are looked up.
     """
 
     def __init__(self, table, chosen, transform, read=boxes.open_photo):
         table = table.keep(chosen)
         self.paths, self.sources, self.transform, self.read = table.paths, table.sources, transform, read
-        self.keeps_features, self.features = False, None
+        self.kept = None
         names, labels = np.unique(np.array(table.classes, dtype=str), return_inverse=True)
         self.class_names, self.labels = names.tolist(), labels.astype(np.int64)
         self.levels = [[level.get(name) for name in self.class_names]
@@ -99,6 +96,9 @@ class ImageSet(torch.utils.data.Dataset):
             self.is_query = np.array([part == 'query' for part in table.parts])
         elif self.is_distractor is not None:
             self.is_query, self.in_gallery = ~self.is_distractor, np.ones(len(self), bool)
+
+    def __getstate__(self):
+        return vars(self) | {'kept': None}                 # data workers do not need it, and it holds networks
 
     @property
     def n_classes(self):

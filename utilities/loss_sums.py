@@ -75,12 +75,12 @@ class Miner:
     batchminer:  the miner; it may return triplets as a list.
     name:        --batch_mining, for messages.
     takes_masks: whether the criterion takes masks; otherwise it gets the triplets that they make.
-    of_triplets: whether the criterion is one of triplets, or of the pairs in them; others take the pairs of particular
-                 miners (npair), or have formulas that are not known (of a library, or inside them).
+    use:         'triplets' for a loss of triplets or of the pairs in them; 'any' for a loss of a library, of tuples of
+                 both forms; 'own' for a loss of the pairs of particular miners (npair), or with losses inside it.
     """
 
-    def __init__(self, batchminer, name, takes_masks, of_triplets=True):
-        self.batchminer, self.name, self.takes_masks, self.of_triplets = batchminer, name, takes_masks, of_triplets
+    def __init__(self, batchminer, name, takes_masks, use='triplets'):
+        self.batchminer, self.name, self.takes_masks, self.use = batchminer, name, takes_masks, use
         self.mined = None                                                 # the tuples of the last batch
         self.tuples = None                                                # those that a wrapper gives, see given()
         is_public = hasattr(batchminer, 'name')                           # a miner of the public code
@@ -109,17 +109,18 @@ class Miner:
 
     def given(self):
         """A miner for a loss to which its wrapper gives the tuples: they are its attribute `tuples`."""
-        return Miner(self.batchminer, self.name, self.takes_masks, self.of_triplets)
+        return Miner(self.batchminer, self.name, self.takes_masks, self.use)
 
     def listing(self):
         """The same miner for a criterion that takes triplets only."""
-        return Miner(self.batchminer, self.name, False, self.of_triplets)
+        return Miner(self.batchminer, self.name, False, self.use)
 
 
 def fitted(loss, batchminer, name):
     """The Miner in the form in which a loss, given as its file, takes tuples. name: --batch_mining."""
     of_pairs = {*(loss.ALLOWED_MINING_OPS or ['any'])} <= {*PAIRS}
-    return Miner(batchminer, name, of_pairs or getattr(loss, 'ACCEPTS_MASKS', False), of_triplets=not of_pairs)
+    takes_masks = of_pairs or getattr(loss, 'ACCEPTS_MASKS', False)
+    return Miner(batchminer, name, takes_masks, 'own' if of_pairs else 'triplets')
 
 
 def checked(mined, batch):
