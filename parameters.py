@@ -19,7 +19,7 @@ import evaluation
 import optimization
 from architectures import ARCHITECTURES, embedding_layer
 from batch_mining import BATCHMINERS
-from criteria import CRITERIA, required_inputs, takes_miner, with_nested_losses
+from criteria import CRITERIA, takes_miner, with_nested_losses
 from datasampler import SAMPLERS
 from datasets import DATASETS, splits
 from datasets.transforms import AUGMENTATIONS
@@ -46,6 +46,7 @@ from utilities.command_line import (
 from utilities.errors import UserError
 from utilities.files import file_hash
 from utilities.flag_help import facts
+from utilities.public import forward_parameters
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -81,6 +82,12 @@ def trains_loss(opt):
     files = [CRITERIA.get(part.loss) for part in with_nested_losses(loss_sums.parts(opt))]
     return any(getattr(file, 'REQUIRES_OPTIM', True) for file in files) or any(
         getattr(wrapper.file, 'REQUIRES_OPTIM', False) for wrapper in criteria.wrapping.chosen(opt))
+
+
+def takes_teacher(opt):
+    """Whether a loss, or one inside it, takes the embeddings of a teacher."""
+    files = [CRITERIA.get(part.loss) for part in with_nested_losses(loss_sums.parts(opt))]
+    return any('teacher_batch' in forward_parameters(file.Criterion) for file in files if file)
 
 
 def effective_augmentation(opt):
@@ -146,7 +153,7 @@ def holds(opt, flag, wanted):
 
 
 # conditions of FLAGS that are no flags
-CONDITIONS = {'a miner': used_miners, 'a loss with a teacher': lambda opt: 'teacher_batch' in required_inputs(opt)}
+CONDITIONS = {'a miner': used_miners, 'a loss with a teacher': lambda opt: opt.distill_w or takes_teacher(opt)}
 
 
 def run_parameters(parser):
