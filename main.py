@@ -39,25 +39,24 @@ def run(opt, arguments):
         with Records(opt, state.folder, state.settings, state.next_epoch, state.records) as records:
             parts.keep_features(opt, built)
             loader, embedded = TrainingLoader(opt, built.data.train, built.sampler), {}
+            is_judged_untrained = not opt.n_epochs or opt.check_untrained_accuracy
             if state.next_epoch == 0:
                 evaluated = None
-                if opt.check_untrained_accuracy or not opt.n_epochs:
+                if is_judged_untrained:
                     evaluated, embedded = evaluate_untrained(opt, built, state.folder)
-                record(records, built, state, 0, {}, evaluated, embedded)
+                record(opt, records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
                     break
                 trained, evaluated = train_epoch(opt, built, loader, epoch), None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluate(opt, built, epoch)
-                record(records, built, state, epoch, trained, evaluated, embedded)
+                record(opt, records, built, state, epoch, trained, evaluated, embedded)
             finish(opt, built, embedded, records, state)
 
 
 def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
-    if idle := parameters.without_effect(opt):
-        print(f'Note: without effect in this run: {", ".join(idle)}', file=sys.stderr)
     settings = parameters.recorded_settings(opt)
     built = parts.build(opt)
     reproduced = opt.reproduce and run_folder.read(opt.reproduce)
@@ -68,7 +67,7 @@ def begin(opt, arguments):
               'from its first epoch on; `merged` in that config.yaml has both values of each.')
     for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
-    settings |= {name: getattr(opt, name) for name in datasampler.BATCH}       # may have been chosen just now
+    settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
     files = parameters.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
@@ -103,7 +102,7 @@ def continue_run(opt, state, arguments, data):
               f'Evaluate_Network.py {opt.resume} computes them.', file=sys.stderr)
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
     first = state.resume(lambda before, merging: parameters.changed_within_run(
-        parameters.build(), before, state.settings, parameters.flags_with('fixed') if merging else None),
+        parameters.build(), before, state.settings, 'never', *(() if merging else ('merge',))),
         lambda epoch: opt.merge_argparse_when_resuming or epoch in begins)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
@@ -116,7 +115,7 @@ def continue_run(opt, state, arguments, data):
 @processes.rank_zero_only
 def note_resumption(opt, state, arguments, data):
     remove_temporary(state.folder)
-    merged = parameters.without_machine(state.settings).keys() - parameters.flags_of_group('evaluation') - {'n_epochs'}
+    merged = parameters.flags_with('resume', 'merge')
     run_folder.note_resumption(state.folder, state.settings, arguments, state.next_epoch, data.description,
                                merged if opt.merge_argparse_when_resuming else ())
 
@@ -182,8 +181,9 @@ def train_epoch(opt, built, loader, epoch):
     return scalars | built.schedule.rates()
 
 
-def record(records, built, state, epoch, trained, evaluated, embedded):
+def record(opt, records, built, state, epoch, trained, evaluated, embedded):
     """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
+    parameters.name_unread(opt, bool(trained), bool(evaluated))
     histograms = {}
     if records.backends and evaluated:
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)

@@ -21,6 +21,7 @@ from datasets import class_vectors
 from records import backends, checkpoint, run_folder
 from utilities import device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
+from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -79,7 +80,7 @@ def build(opt):
     """The Parts of a training run. Raises UserError for flags, files or data that do not go together."""
     check_names(opt)
     parts = prepare(opt)
-    check(opt, parts.data)
+    check(unnoted(opt), parts.data)
     datasampler.choose_batch(opt, parts.data.train)
     if opt.start_from and not has_checkpoint(opt):
         start_from(opt, parts.model)
@@ -90,7 +91,7 @@ def build(opt):
     language, parts.language_checksum = read_language(opt, parts.data.train.class_names)
     parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
-    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
+    drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train)
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
@@ -171,7 +172,7 @@ def prepare(opt):
     opt.n_features = backbone.n_features
     takes_maps = 'feature_maps' in criteria.required_inputs(opt)
     opt.n_maps = architectures.embedding_network.count_maps(backbone) if takes_maps else None
-    evaluation.check_data(opt, data)
+    evaluation.check_data(unnoted(opt), data)
     return Parts(build_network(opt, backbone), data)
 
 

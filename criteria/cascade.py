@@ -3,13 +3,13 @@
 Cascaded embeddings: each level of an embedding is trained with the pairs or triplets that the level before it finds
 hard. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017, https://arxiv.org/abs/1611.05720.
 """
-import argparse
+import copy
 import math
 
 import torch
 
 FLAGS = {'cascade_fractions': {
-    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1, 'effect': {'cascade': True},
+    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1,
     'help': 'for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding'}}
 
 
@@ -101,7 +101,8 @@ class Cascade(torch.nn.Module):
 def around(opt, build, miner):
     """The losses of the levels have parameters and wrappers of their own."""
     n_levels = len(opt.cascade) + 1
-    level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels})
+    level = copy.copy(opt)
+    level.embed_dim = opt.embed_dim // n_levels
     given = [miner.given() for _ in range(n_levels)]
     return Cascade([build(level, own) for own in given], given, miner, opt.cascade_fractions)
 

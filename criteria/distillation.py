@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 REQUIRES_INPUTS = ['teacher_batch']
 FLAGS = {
-    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema', 'effect': {'a loss with a teacher': True},
+    'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema',
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '
                         'none'},
-    'distill_w': {'argument': 'weight', 'at_least': 0, 'effect': {'distill': True}},
-    'distill_T': {'argument': 'temperature', 'above': 0, 'effect': {'distill': True, 'distill_w': True}},
+    'distill_w': {'argument': 'weight', 'at_least': 0},
+    'distill_T': {'argument': 'temperature', 'above': 0},
 }
 
 

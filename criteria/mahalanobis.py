@@ -11,7 +11,7 @@ REQUIRES_OPTIM = True
 FLAGS = {
     'mahalanobis': {'default': False,
                     'help': 'learn a linear map of the embeddings, under the loss, its miner and evaluation'},
-    'mahalanobis_lr': {'default': -1.0, 'resumable': True, 'effect': {'mahalanobis': True},
+    'mahalanobis_lr': {'default': -1.0,
                        'help': '--mahalanobis: learning rate of the map; a negative value means --lr'},
 }
 

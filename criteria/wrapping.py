@@ -6,7 +6,6 @@ inside it, once or several times, with the flags and the miner that the inside s
 problem(opt), which returns a sentence about values of its flags that cannot work, or None. A module with the attribute
 `criterion` hands on what the criterion inside it has: its optimizer groups, its distance and its log.
 """
-import argparse
 import functools
 import types
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
 from utilities.loss_sums import Miner, finished, parts
+from utilities.namespace import changed, note
 from utilities.parameter_groups import own_groups
 
 COSTLY = ('feature_maps', 'images', 'teacher_batch')            # the keywords that a criterion must ask for
@@ -157,7 +157,7 @@ def build_criterion(opt, batchminer, language=None):
     batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
     classes, with --language_distill_w; an evaluation needs none.
     """
-    opt = argparse.Namespace(**vars(opt) | {'class_vectors': language})
+    opt = changed(opt, class_vectors=language)
     check_flags(opt)
     return put_around(None, AROUND_THE_SUM, build_sum, opt, batchminer)
 
@@ -248,7 +248,7 @@ def nested_builder(opt, miner):
     wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
 
     def build_nested(name, dim):
-        own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim})
+        own = changed(opt, loss=name, embed_dim=dim)
         reads_loss = miner is not None and opt.batch_mining in ('npair', 'semihard')    # they read flags of their loss
         return build(own, type(miner)(own) if reads_loss else miner, wrappers)
     return build_nested
@@ -263,7 +263,7 @@ def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
     own = {'loss': name}
     if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
         own['batch_mining'], batchminer = batchminer.name, batchminer.miner.batchminer
-    criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, wrappers=[])
+    criterion = build(changed(opt, **own), batchminer, wrappers=[])
     return criterion if to_optim is None else (criterion, to_optim + criteria.parameter_groups(criterion))
 
 
@@ -334,7 +334,7 @@ def nested_flags(loss):
 
 def with_nested_losses(flags):
     """The losses of a sum, one namespace each, and the losses inside them."""
-    nested = [argparse.Namespace(**vars(part) | {'loss': name}) for part in flags
+    nested = [changed(part, loss=name) for part in flags
               for name in dict.fromkeys(getattr(part, flag) for flag in nested_flags(part.loss))]
     return [*flags, *nested]
 
@@ -347,8 +347,12 @@ def takes_miner(part):
 
 def with_used_miners(opt):
     """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
-    used = [part.batch_mining if takes_miner(part) else 'none' for part in parts(opt)]
-    return argparse.Namespace(**vars(opt) | {'batch_mining': '+'.join(used)})
+    flags = parts(opt)
+    takes = [takes_miner(part) for part in flags]
+    if any(takes):
+        note(opt, 'batch_mining')
+    used = [part.batch_mining if is_used else 'none' for part, is_used in zip(flags, takes, strict=True)]
+    return changed(opt, batch_mining='+'.join(used))
 
 
 def ranks(opt):

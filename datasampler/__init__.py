@@ -1,5 +1,4 @@
 """Batch samplers: they decide which images form a training batch."""
-import argparse
 
 from datasampler import (
     balanced_sampler,
@@ -15,6 +14,7 @@ from datasampler import (
 from datasampler.storage import Storage
 from utilities import public
 from utilities.errors import UserError, choose, undeclared_flags
+from utilities.namespace import changed
 
 SAMPLERS = {
     'class_random': class_random_sampler,
@@ -54,10 +54,10 @@ def choose_batch(opt, images):
     as this allows, and at most as many as half of the classes have. A sampler that does not repeat images gets at most
     all images, and so does either with --unsupervised. Each image counts --views times.
     """
-    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
-    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
     if not is_default(opt):
         return
+    n_images, sizes = len(images.image_list), sorted(map(len, images.image_dict.values()))
+    before, most_images = (opt.bs, opt.samples_per_class), opt.bs // opt.views
     if distinct(opt) == 'images' or distinct(opt) == 'classes' and opt.unsupervised:
         opt.bs = min(most_images, n_images) * opt.views
     elif distinct(opt) == 'classes' and 2 <= len(sizes) < most_images // opt.samples_per_class:
@@ -87,7 +87,7 @@ def select(opt, images):
             raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
                             'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
-    of_images = argparse.Namespace(**vars(opt) | {'bs': opt.bs // opt.views})
+    of_images = changed(opt, bs=opt.bs // opt.views)
     try:
         sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
     except (UserError, ValueError) as error:               # files that can be copied alone raise ValueError

@@ -147,8 +147,9 @@ def split(opt, table):
     (--evaluate), there are only the splits that have images.
     """
     chosen = scheme(opt, table)
-    moved = [f'--{flag} {getattr(opt, flag)}' for flag in ('test_size', 'test_start')     # files of all flags have 0.5
-             if flag in getattr(opt, 'given', ()) and getattr(opt, flag) != 0.5]
+    flags = vars(opt)                                             # reading them here does not say that they act
+    moved = [f'--{flag} {flags[flag]}' for flag in ('test_size', 'test_start')            # files of all flags have 0.5
+             if flag in flags.get('given', ()) and flags[flag] != 0.5]
     if chosen == FILE and moved:
         raise UserError(f'{" ".join(moved)}: --splits {opt.splits} says which classes are tested; leave the flag out')
     if chosen not in SIZED and moved:

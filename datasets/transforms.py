@@ -81,7 +81,7 @@ def adapt(opt, training, evaluation):
     """
     from torchvision.transforms import v2
     resizing, crop = evaluation[0], evaluation[-1]
-    if opt.eval_resize and isinstance(crop, v2.CenterCrop):
+    if isinstance(crop, v2.CenterCrop) and opt.eval_resize:
         if opt.eval_resize < crop.size[0]:
             raise UserError(f'--eval_resize {opt.eval_resize}: evaluation crops {crop.size[0]} pixels out of it; give '
                             'at least as many, or a smaller --eval_size')

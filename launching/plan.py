@@ -15,9 +15,7 @@ from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
-NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
-                      if mode not in ('config', 'reuse_epoch0', 'auto_resume')]
-MACHINE = tuple(parameters.flags_with('machine'))
+NOT_FROM_THE_START = sorted(parameters.modes() - {'config', 'reuse_epoch0', 'auto_resume'})
 
 
 def runs_of_script(file, only=(), skip_refused=False, more=()):
@@ -65,7 +63,8 @@ def planned_run(arguments, parser=None):
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in parameters.recorded_settings(opt).items() if name not in chosen}
+    recorded = parameters.recorded_settings(opt)
+    settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
     opt.class_names, opt.class_counts = ['one', 'other'], [2, 2]
@@ -74,4 +73,4 @@ def planned_run(arguments, parser=None):
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
-                   chosen, MACHINE)
+                   chosen, parameters.beside_settings(), parameters.files_among(recorded))

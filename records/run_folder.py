@@ -15,7 +15,7 @@ import yaml
 from utilities import machine
 from utilities.command_line import read_yaml
 from utilities.errors import UserError
-from utilities.files import remove_stale, write_text
+from utilities.files import file_hash, remove_stale, write_text
 
 PACKAGES = ('torch', 'torchvision', 'numpy', 'faiss-cpu', 'faiss-gpu', 'scikit-learn', 'timm', 'pretrainedmodels',
             'pillow', 'wandb', 'pytorch-metric-learning')
@@ -100,6 +100,13 @@ def require_same_data(folder, description):
     if 'image_hashes' not in config:
         print(f'Note: {folder}: an earlier version of this program recorded only the names and sizes of the classes; '
               'that files, labels, groups and boxes are those that the run began with could not be checked.')
+
+
+def file_checksum(place):
+    """The beginning of the SHA-256 hash of a file, or of a run folder's last checkpoint; None where there is none."""
+    file = Path(place or '/')
+    file = file / LAST if file.is_dir() else file
+    return file_hash(file)[:16] if file.is_file() else None
 
 
 def require_same_files(folder, files):

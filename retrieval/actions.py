@@ -12,6 +12,7 @@ from datasets import DATASETS
 from retrieval import codes, export, open_set, other_data, overlap, reranking
 from utilities import command_line, processes
 from utilities.errors import UserError, choose
+from utilities.namespace import changed
 
 
 @dataclass
@@ -107,12 +108,12 @@ def parse(arguments):
     own, others = divided(rest, parser, name)
     own = vars(parser.parse_args([run, name, *own]))
     del own['run'], own['action']
-    modes = parameters.flags_with('mode').keys() - {'config'}
+    modes = parameters.modes() - {'config'}
     is_data_set = action is ACTIONS['overlap'] and run in DATASETS
     for flag in sorted(flags_in(others) & {*modes, *action.without, *(('dataset',) if is_data_set else ())}):
         raise UserError(f'--{flag} has no effect on Evaluate_Network.py {run} {name}; leave it out')
     opt = parameters.parse([*others, '--dataset' if is_data_set else '--evaluate', run])
-    return name, argparse.Namespace(**vars(opt), **own)
+    return name, changed(opt, **own)
 
 
 def divided(arguments, parser, name):

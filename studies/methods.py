@@ -110,7 +110,7 @@ def read(file=ROWS / 'study.csv', prefix=''):
 
 @functools.cache
 def machine_flags():
-    return parameters.flags_with('machine')
+    return parameters.flags_of_group('machine') - parameters.flags_with('file').keys()
 
 
 def metric_title(metric):
