@@ -349,7 +349,7 @@ def with_used_miners(opt):
     """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
     flags = parts(opt)
     takes = [takes_miner(part) for part in flags]
-    if any(takes):
+    if any(takes) or all(part.batch_mining == 'none' for part in flags):
         note(opt, 'batch_mining')
     used = [part.batch_mining if is_used else 'none' for part, is_used in zip(flags, takes, strict=True)]
     return changed(opt, batch_mining='+'.join(used))
