@@ -8,6 +8,7 @@ import torch
 
 import criteria
 from architectures import depth
+from utilities import exchange, processes
 from utilities.errors import UserError, nearest
 
 ONE_CYCLE_START = 1 / 25                # the first factor of --scheduler onecycle, as in torch
@@ -183,6 +184,25 @@ def existing_gradients(parameters):
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
+@torch.no_grad()
+def add_up(parameters, loss):
+    """
+    In several processes: replaces the gradients of the parameters and the loss by their sums over the processes. A
+    parameter that has a gradient in some processes only, as by a term of the loss, has one in all of them afterwards.
+    """
+    if processes.count() == 1:
+        return
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    exists = loss.new_tensor([parameter.grad is not None for parameter in trained])
+    gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in trained]
+    exchange.add_up([*gradients, exists, loss])
+    if all(parameter.grad is not None for parameter in trained):       # otherwise the host has to wait for `exists`
+        return
+    for parameter, gradient, n in zip(trained, gradients, exists.tolist(), strict=True):
+        if n:
+            parameter.grad = gradient
+
+
 def unscale(scaler, optimizers, norm):
     """
     Divides the gradients, whose norm is `norm`, by the factor with which an enabled GradScaler has multiplied the loss.
@@ -193,8 +213,8 @@ def unscale(scaler, optimizers, norm):
     norm = norm / scaler.scale(torch.ones_like(norm))
     optimizers = [optimizer for optimizer in optimizers if existing_gradients(optimizer_parameters(optimizer))]
     for optimizer in optimizers:
-        if len(optimizers) > 1:                              # the scaler skips the step of each optimizer on its own
-            existing_gradients(optimizer_parameters(optimizer))[0].add_(norm * 0)
+        # the scaler of each process looks at each optimizer on its own: NaN tells it of gradients elsewhere
+        existing_gradients(optimizer_parameters(optimizer))[0].add_(norm * 0)
         scaler.unscale_(optimizer)
     return norm, optimizers
 

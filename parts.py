@@ -11,7 +11,6 @@ import batch_mining
 import criteria
 import datasampler
 import datasets
-import divided_step
 import evaluation
 import optimization
 import parameters
@@ -54,7 +53,7 @@ class Parts:
     sampler: torch.utils.data.Sampler | None = None
     optimizer: torch.optim.Optimizer | None = None
     schedule: optimization.Schedule | None = None
-    step: training_step.TrainingStep | divided_step.DividedStep | None = None
+    step: training_step.TrainingStep | None = None
     ema: optimization.MovingAverage | None = None
     teacher: torch.nn.Module | None = None
     teacher_checksum: Checksum | None = None
@@ -102,7 +101,7 @@ def build(opt):
         parts.teacher = parts.ema.average
     elif takes_teacher:
         parts.teacher, parts.teacher_checksum = load_teacher(opt, parts.model.input_size)
-    parts.step = divided_step.select(opt, parts)
+    parts.step = training_step.TrainingStep(opt, parts)
     return parts
 
 

@@ -1,32 +1,47 @@
 """
-The training step: forward pass, loss, backward pass, clipping, optimizer step.
+The training step: embeddings of a batch, loss, backward pass, clipping, optimizer step.
 
-This is the step of one process that embeds the whole batch at once. divided_step.py does the same for a batch in pieces
-or among several processes, with the methods of this class.
+The lines of __call__ are the same for a batch that one process embeds at once, for one that it embeds in pieces
+(--micro_bs), and for one that several processes share. In the last two cases the gradient is cached (Gao et al.,
+Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983):
+
+1. embed: each process embeds its part of the batch in pieces, without keeping the graph. Process 0 gets all outputs.
+2. loss: process 0 computes the loss of the whole batch. Criterion and miner are used there only.
+3. backward: the gradient with respect to the outputs goes back to the processes. Each embeds its pieces again, with the
+   same random numbers, and backpropagates the gradient through them.
+4. update: the gradients of the network are summed over the processes, and all take the same optimizer step.
 """
 import functools
+import itertools
 
 import torch
+import torch.nn.functional as F
 
 import batch_mining
 import criteria
 import optimization
+from architectures import batch_norm
 from optimization import existing_gradients, optimizer_parameters
-from utilities import device
+from utilities import device, exchange, processes
+from utilities.errors import UserError
 from utilities.loading import network_input
+from utilities.randomness import derive, seeded
 from utilities.trace import hard_pairs
 
 
 class TrainingStep:
     """
-    opt:   amp, compile, clip_grad, clip_grad_value, tuple_statistics, device.
+    opt:   amp, bs, clip_grad, clip_grad_value, compile, device, micro_bs, seed, tuple_statistics.
     parts: the parts of the run: model, criterion, miner, optimizers and teacher are used.
     """
 
     def __init__(self, opt, parts):
         device.check_step(opt)
-        self.opt, self.model, self.criterion = opt, parts.model, parts.criterion
-        self.miner, self.counted = parts.miner, {}
+        batch_norm.share(opt, parts.model)
+        self.opt = opt
+        self.model = parts.model
+        self.criterion = parts.criterion
+        self.miner = parts.miner
         self.teacher = parts.teacher and parts.teacher.eval()
         self.inputs = criteria.required_inputs(opt)                 # the inputs that the criterion asks for
         self.optimizers = [parts.optimizer, *parts.further_optimizers().values()]
@@ -34,6 +49,8 @@ class TrainingStep:
         of_network = {*self.of_network}
         self.of_criterion = [parameter for optimizer in self.optimizers for parameter in optimizer_parameters(optimizer)
                              if parameter not in of_network]
+        self.counted = {}
+        self.has_begun = False
         # beside the model, whose state dict and evaluation stay uncompiled; each size of a piece has its own graph,
         # so that a resumed run computes with the same graphs
         self.network = torch.compile(self.model, dynamic=False) if opt.compile else self.model
@@ -43,30 +60,62 @@ class TrainingStep:
 
     def __call__(self, images, labels, indices, step, epoch):
         """
-        images:  [B, 3, H, W] of the batch, as the loader gives them.
-        labels:  [B].
-        indices: [B], positions in the training set.
+        images:  [b, 3, H, W], this process's part of the batch as the loader gives it (a dummy image if it is empty).
+        labels:  [B], of the whole batch.
+        indices: [B], its positions in the training set.
         step:    number of the step in the run, from 1.
 
-        Returns the embeddings [B, D] and {name: scalar} for the log.
-
-        What is changed in the lines below is without effect with --micro_bs or several processes: divided_step.py has
-        lines of its own, which embed the batch in parts. It calls the methods below, so that changes there act in both.
+        Returns the embeddings [B, D], which processes other than process 0 have as zeros, and {name: scalar} for the
+        log.
         """
+        self.number = step
         labels, indices = self.begin(labels, indices)
-        outputs = self.embed(images) | self.costly(images)
+        outputs = self.embed(images)
         loss = self.loss(outputs, labels=labels, indices=indices, step=step, epoch=epoch)
-        self.backward(loss)
-        norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
-        return outputs['batch'], self.update(loss, norm)
+        self.backward(loss, outputs)
+        return outputs['batch'].detach(), self.update(loss)
 
     def begin(self, labels, indices):
         """Sets all gradients to zero. Returns labels and indices [B] on the device."""
+        if not self.has_begun:
+            exchange.copy_from_main(self.model.state_dict().values())       # all processes begin with the same weights
+            self.has_begun = True
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        return (given.to(self.opt.device, non_blocking=True) for given in (labels, indices))
+        self.size = len(labels)
+        labels = labels.to(self.opt.device, non_blocking=True)
+        return labels, indices.to(self.opt.device, non_blocking=True)
 
     def embed(self, images):
+        """
+        images [b, 3, H, W] of this process -> {name: [B, ...]}, the criterion's inputs for the whole batch. If one
+        process embeds the batch at once, they have their graph. Otherwise they are leaves, whose gradient backward()
+        hands on; processes other than process 0 have zeros in their place.
+        """
+        pieces = images.tensor_split(-(-len(images) // (self.opt.micro_bs or len(images))))
+        self.pieces = []
+        if len(pieces) == processes.count() == 1:
+            return self.forward(images) | self.costly(images)
+        if images.requires_grad:
+            raise UserError('A gradient with respect to the images needs the graph of the whole batch: start one '
+                            'process, without --micro_bs')
+        part = exchange.part(self.size)
+        starts = itertools.accumulate(map(len, pieces[:-1]), initial=part.start)
+        self.pieces = [(piece, derive(self.opt.seed, 'piece', self.number, start))
+                       for piece, start in zip(pieces, starts, strict=True)]
+        with torch.set_grad_enabled(len(pieces) == 1):             # the graph of a process's only piece is kept
+            rows = torch.cat([self.rows(*piece) for piece in self.pieces])
+        self.kept = rows if rows.requires_grad else None
+        costly = [self.costly(piece) for piece in pieces]
+        costly = {name: torch.cat([found[name] for found in costly]) for name in costly[0]}
+        own = torch.cat([rows.detach(), *(output.flatten(1) for output in costly.values())], dim=1)
+        whole = exchange.gathered(own[:part.stop - part.start], self.size)       # without the dummy image
+        if whole is None:
+            whole = own.new_zeros(self.size, own.shape[1])
+        outputs = split_columns(whole, self.shapes | {name: output.shape[1:] for name, output in costly.items()})
+        return outputs | {name: outputs[name].requires_grad_() for name in self.shapes}
+
+    def forward(self, images):
         """images [b, 3, H, W] -> embeddings, pooled features and, if asked for, feature maps, in at least float32."""
         with self.autocast():
             outputs = self.network(network_input(images, self.opt.device), 'feature_maps' in self.inputs)
@@ -85,25 +134,66 @@ class TrainingStep:
             found['images'] = self.model.normalised(network_input(images, self.opt.device))
         return found
 
-    def backward(self, loss):
-        """Computes the gradients of the loss, which --amp float16 scales."""
-        self.scaler.scale(loss).backward()
+    def rows(self, images, seed):
+        """
+        The outputs of forward() for a piece, concatenated into one tensor [b, W]. The network samples its random
+        numbers with `seed`, and the global generators do not change: a miner samples as if the batch were whole.
+        """
+        with seeded(seed, self.opt.device):
+            outputs = self.forward(images)
+        self.shapes = {name: output.shape[1:] for name, output in outputs.items()}
+        return torch.cat([output.flatten(1) for output in outputs.values()], dim=1)
 
     def loss(self, outputs, **more):
         """
-        The loss of the whole batch: the place for a further term. outputs: from embed() and costly(); more: labels,
-        indices, step and epoch. In a divided step, the gradient goes back to the outputs first, then to the network, so
-        that a term may use the gradient with respect to the outputs, but not the one with respect to the images.
+        The loss of the whole batch: the place for a further term. outputs: what embed() returns; more: labels, indices,
+        step and epoch. Process 0 computes it, and the others take part in its gradient only.
         """
+        if not processes.is_main():
+            return outputs['batch'].sum() * 0
         if self.opt.tuple_statistics:
             self.counted = hard_pairs(outputs['batch'], more['labels'])
         return self.criterion(**outputs, f_embed=self.model.f_embed, **more)
 
-    def update(self, loss, norm):
+    def backward(self, loss, outputs):
         """
-        Clips the gradients, whose norm is `norm`, and takes the optimizers' steps. Returns the scalars for the log,
-        with the norm before clipping. With --amp float16, a step is skipped if a gradient is not finite.
+        Adds the gradients of the loss, which --amp float16 scales, to those of the parameters. The gradients of a
+        divided batch are those of this process's pieces.
         """
+        scaled = self.scaler.scale(loss)                       # also where it is zero: without it, no scaler unscales
+        if processes.is_main():
+            scaled.backward()
+        if self.pieces:
+            self.backward_pieces([outputs[name] for name in self.shapes])
+
+    def backward_pieces(self, outputs):
+        """Hands the gradient of the whole batch's `outputs` on to the network, and joins its running statistics."""
+        gradients = [torch.zeros_like(output) if output.grad is None else output.grad for output in outputs]
+        gradient = torch.cat([part.flatten(1) for part in gradients], dim=1)
+        part = exchange.part(self.size)
+        gradient = exchange.returned(gradient, gradient[part], self.size)
+        sizes = [len(piece) for piece, _ in self.pieces]
+        gradient = F.pad(gradient, (0, 0, 0, sum(sizes) - len(gradient)))             # a dummy image gets zeros
+        layers = batch_norm.training_layers(self.model)
+        for (piece, seed), towards in zip(self.pieces, gradient.split(sizes), strict=True):
+            rows = self.kept
+            if rows is None:
+                with batch_norm.without_tracking(layers):      # the first pass has updated the running statistics
+                    rows = self.rows(piece, seed)
+            if rows.requires_grad:
+                rows.backward(towards)
+        batch_norm.join_statistics(layers, (part.stop - part.start) / self.size)
+
+    def update(self, loss):
+        """
+        Sums the gradients over the processes, clips them, and takes the optimizers' steps. Returns the scalars for the
+        log, with the norm of the gradients before clipping. With --amp float16, a step is skipped if a gradient is not
+        finite.
+        """
+        loss = loss.detach().clone()
+        optimization.add_up(self.of_network, loss)
+        norm = torch.nn.utils.get_total_norm(existing_gradients(self.of_network + self.of_criterion))
+        exchange.copy_from_main([norm])                        # which includes the gradients of the criterion
         norm, optimizers = optimization.unscale(self.scaler, self.optimizers, norm)
         optimization.clip(self.opt, self.of_network + self.of_criterion, norm)
         for optimizer in optimizers:
@@ -112,3 +202,10 @@ class TrainingStep:
         skipped = {'skipped_steps': ~norm.isfinite()} if self.scaler.is_enabled() else {}
         log = {**getattr(self.criterion, 'log', {}), **batch_mining.log(self.miner), **self.counted}
         return {'loss': loss, **log, 'grad_norm': norm} | skipped
+
+
+def split_columns(whole, shapes):
+    """[B, W] -> {name: [B, *shape]}, in the order of `shapes`."""
+    columns = whole.split([shape.numel() for shape in shapes.values()], dim=1)
+    return {name: part.reshape(-1, *shape).contiguous()
+            for part, (name, shape) in zip(columns, shapes.items(), strict=True)}

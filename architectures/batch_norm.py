@@ -33,6 +33,21 @@ def without_tracking(layers):
             layer.track_running_stats = True
 
 
+def join_statistics(layers, fraction):
+    """
+    Replaces the running statistics of `layers` by their means over the processes, weighted by the `fraction` of the
+    batch that each embeds. Layers that are synchronised have the same statistics in all processes already.
+    """
+    if processes.count() == 1:
+        return
+    statistics = [statistic for layer in layers if not isinstance(layer, torch.nn.SyncBatchNorm)
+                  for statistic in (layer.running_mean, layer.running_var)]
+    for statistic in statistics:
+        statistic.mul_(fraction)
+    if statistics:
+        exchange.add_up(statistics)
+
+
 def synchronise(network):
     """Replaces the network's BatchNorm layers by layers that use the statistics of the whole batch on all GPUs."""
     if all(type(module) in OF_TORCH for module in network.modules() if isinstance(module, _BatchNorm)):

@@ -18,12 +18,12 @@ import torch.distributed as dist
 import architectures
 import batch_mining
 import criteria
-import divided_step
 import optimization
 import parameters
 from benchmarks import Row
 from benchmarks.measure import peak_memory
 from parts import Parts
+from training_step import TrainingStep
 from utilities import device, exchange, machine, processes
 from utilities.errors import UserError
 from utilities.randomness import seed_everything
@@ -53,7 +53,7 @@ class Case:
         criterion = criteria.select(opt, miner and self.timed('miner', miner)).to(opt.device)
         self.built = Parts(model.to(opt.device), None, criterion, miner)
         self.built.optimizer, _ = optimization.select(opt, model, criterion)
-        self.built.step = divided_step.select(opt, self.built)
+        self.built.step = TrainingStep(opt, self.built)
         model.start_epoch(warming_up=False)
 
     def bare(self):

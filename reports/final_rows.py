@@ -13,8 +13,7 @@ from evaluation import titles
 from records import columns, reading, run_folder
 from records.reading import Run
 from reports import differences, naming, selection, significance, tables
-from reports.groups import require_one_test_set
-from reports.runs import tell_images_apart
+from reports.groups import require_one_test_set, tell_images_apart
 from utilities import text_tables
 from utilities.errors import UserError
 from utilities.files import read_csv, write_csv

@@ -1,4 +1,5 @@
 """Runs -> groups of the seeds of one setting on one data set, and notes on the runs that are left out."""
+import sys
 from dataclasses import dataclass, field
 
 import parameters
@@ -146,3 +147,21 @@ def differences(name, runs):
         if len(values) > 1 and flag not in OF_A_SEED | parameters.may_differ():
             notes.append(f'group {name}: its runs differ in --{flag}: {", ".join(sorted(values))}')
     return notes
+
+
+def tell_images_apart(runs):
+    """
+    Sets Run.has_twin where test splits of equal class names and numbers of images hold different images. Prints a note
+    on the runs, of earlier versions, whose images are then unknown.
+    """
+    images = {}
+    for run in runs:
+        images.setdefault(run.test, set()).add(run.test_images)
+    for run in runs:
+        if len(images[run.test] - {None}) < 2:
+            continue
+        if run.test_images:
+            run.has_twin = True
+        else:
+            print(f'Note: {run.where}: an earlier version recorded only the names and sizes of its test classes; '
+                  'which of the test sets of such classes it has is unknown', file=sys.stderr)

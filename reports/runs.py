@@ -4,7 +4,7 @@ from pathlib import Path
 
 from records import reading, wandb_files
 from records.checkpoint import LAST
-from reports import wandb_runs
+from reports import groups, wandb_runs
 from utilities.errors import UserError
 
 FILES = {'splits.yaml', 'summary.json', LAST}             # log.csv and config.yaml are written by others as well
@@ -24,26 +24,8 @@ def collect(opt):
     kept = [run for run in runs if is_wanted(opt, run.dataset, run.name, run.where)]
     if not kept:
         raise UserError(f'{source}: {len(runs)} runs, but none is left by --datasets, --only and --exclude')
-    tell_images_apart(kept)
+    groups.tell_images_apart(kept)
     return kept
-
-
-def tell_images_apart(runs):
-    """
-    Sets Run.has_twin where test splits of equal class names and numbers of images hold different images. Prints a note
-    on the runs, of earlier versions, whose images are then unknown.
-    """
-    images = {}
-    for run in runs:
-        images.setdefault(run.test, set()).add(run.test_images)
-    for run in runs:
-        if len(images[run.test] - {None}) < 2:
-            continue
-        if run.test_images:
-            run.has_twin = True
-        else:
-            print(f'Note: {run.where}: an earlier version recorded only the names and sizes of its test classes; '
-                  'which of the test sets of such classes it has is unknown', file=sys.stderr)
 
 
 def below(folders, exclude):

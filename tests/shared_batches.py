@@ -16,12 +16,12 @@ import torch.distributed as dist
 import batch_mining
 import criteria
 import datasampler
-import divided_step
 import main
 import optimization
 import parameters
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from parts import Parts
+from training_step import TrainingStep
 from utilities import processes
 from utilities.loading import TrainingLoader
 from utilities.randomness import seed_everything
@@ -184,7 +184,7 @@ def build(flags, dtype=torch.float64, device='cpu', **of_network):
     if opt.distill:
         other = argparse.Namespace(**vars(opt) | {'embed_dim': 3})
         built.teacher = built.ema.average if opt.distill == 'ema' else network(other).to(opt.device, dtype)
-    built.step = divided_step.select(opt, built)
+    built.step = TrainingStep(opt, built)
     return opt, built, TrainingLoader(opt, images, built.sampler)
 
 

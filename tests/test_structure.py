@@ -1,6 +1,7 @@
 """House rules that a machine can check: who imports whom, what runs without optional packages, what the docs say."""
 import ast
 import functools
+import graphlib
 import os
 import re
 import shlex
@@ -18,7 +19,6 @@ from tests.test_public_parts import MINER, TRIPLES
 ROOT = Path(__file__).parents[1]
 SELF_CONTAINED = ('criteria', 'batch_mining', 'datasampler')     # files of these folders import torch alone, except
 SHARED = ('__init__', 'wrapping', 'storage')
-LARGEST_CORE = 1_055_000                              # characters of what trains, judges and records one run
 OPTIONAL = ('wandb', 'faiss', 'pretrainedmodels', 'timm', 'tensorboard', 'comet_ml', 'onnx', 'flask')
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
@@ -73,9 +73,33 @@ def test_nothing_imports_a_script():
     assert not [path for floor in FLOORS for name in floor for path in sources(name) if imports(path) & SCRIPTS]
 
 
-def test_the_core_fits_in_a_head():
-    core = [path for number in (3, 4, 5, 6) for name in FLOORS[number] for path in sources(name)] + sources('main')
-    assert sum(len(path.read_text()) for path in core) <= LARGEST_CORE
+def modules():
+    """{name: file} of every module of the floors, as an import names it."""
+    files = {path for floor in FLOORS for name in floor for path in sources(name)}
+    return {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): path for path in files}
+
+
+def imported_modules(path, known):
+    """The modules among `known` that a file imports anywhere in it, but for its own package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inside = {f'{node.module}.{alias.name}' for alias in node.names}
+            found |= inside & known.keys() or {node.module}
+    own_package = path.parent / '__init__.py'
+    return {name for name in found & known.keys() if known[name] != own_package}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """A package's `__init__.py` may import its files, and these may import the package."""
+    known = modules()
+    graph = {name: imported_modules(path, known) for name, path in known.items()}
+    try:
+        [*graphlib.TopologicalSorter(graph).static_order()]
+    except graphlib.CycleError as error:
+        pytest.fail(f'a circle of imports: {" -> ".join(error.args[1])}')
 
 
 def test_a_run_needs_none_of_the_optional_packages(quick, tmp_path):

@@ -377,8 +377,8 @@ def test_the_two_passes_of_a_compiled_network_have_the_same_random_numbers(compi
     built.model.start_epoch(warming_up=False)
     images = torch.rand(3, 3, 4, 4)
     with torch.no_grad():
-        first, other = step.piece(images, 1), step.piece(images, 2)
-    second = step.piece(images, 1)
+        first, other = step.rows(images, 1), step.rows(images, 2)
+    second = step.rows(images, 1)
     assert second.requires_grad and torch.allclose(first, second, atol=1e-6)
     assert not torch.allclose(first, other, atol=1e-2)
 

@@ -57,6 +57,8 @@ def add_up(tensors):
 
 def copy_from_main(tensors):
     """Copies the values of the tensors from process 0 to all other processes."""
+    if processes.count() == 1:
+        return
     for tensor in tensors:
         values = tensor.contiguous()                                  # the weights of convolutions may be channels last
         dist.broadcast(values, src=0)
