@@ -7,11 +7,11 @@ import difflib
 import os
 from pathlib import Path
 
-from datasets import boxes, time_split
+from datasets import boxes
 from datasets.base import ImageTable, class_folders, find, image_files, subfolders
 from utilities.errors import UserError
 
-COLUMNS = ('path', 'label', 'split', 'group', 'time', *boxes.COLUMNS)
+COLUMNS = ('path', 'label', 'split', 'group', *boxes.COLUMNS)
 PARTS = ('train', 'val', 'test', 'query', 'gallery', 'distractor')
 
 
@@ -19,8 +19,7 @@ def load(opt):
     if opt.download:
         raise UserError('--download: --dataset folder is your own data; there is nothing to download')
     if opt.csv:
-        used = {'time': opt.split_scheme == 'time', 'group': 'across' in opt.eval_level}
-        return listed(Path(opt.csv), Path(opt.source_path), {column for column in used if used[column]})
+        return listed(Path(opt.csv), Path(opt.source_path), with_groups='across' in opt.eval_level)
     folder = find(opt, 'folder', ['images'], '<class>/*.jpg (or .png ...), one folder per class, in folders of '
                   'super-classes if there are any')
     return in_folders(folder)
@@ -57,11 +56,11 @@ def nested(folder):
     return ImageTable(paths, classes, superclasses=superclasses, coarser=coarser, ignored=ignored)
 
 
-def listed(file, source_path, reads=frozenset()):
+def listed(file, source_path, with_groups=False):
     """
-    The images of a CSV file with columns path, label and, optionally, split, group, time and x1,y1,x2,y2 (a box); paths
-    are relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from
-    the nearest level to the coarsest. reads: those of the columns group and time that are read.
+    The images of a CSV file with columns path, label and, optionally, split, group and x1,y1,x2,y2 (a box); paths are
+    relative to source_path. Columns whose names begin with "superclass" give the super-class of each label, from the
+    nearest level to the coarsest. with_groups: whether the column group is read.
     """
     try:
         with open(file, newline='', encoding='utf-8-sig') as opened:
@@ -82,15 +81,14 @@ def listed(file, source_path, reads=frozenset()):
         if not row['path'] or not row['label'] or ('split' in row and row['split'] not in PARTS):
             raise UserError(f'--csv {file}, line {number}: path and label must not be empty'
                             + (f', and split must be one of {", ".join(PARTS)}' if 'split' in row else ''))
-    reads = {*reads} & {*columns}
-    check_groups(file, rows, 'group' in reads)
+    with_groups = with_groups and 'group' in columns
+    check_groups(file, rows, with_groups)
     paths = [source_path / row['path'] for row in rows]
     superclasses, *coarser = [read_superclasses(file, rows, column) for column in columns
                               if column.startswith('superclass')] or [{}]
     table = ImageTable(paths, [row['label'] for row in rows],
                        [row['split'] for row in rows] if 'split' in columns else None, superclasses, coarser=coarser,
-                       groups=[row['group'] for row in rows] if 'group' in reads else None,
-                       times=time_split.from_rows(file, rows) if 'time' in reads else None,
+                       groups=[row['group'] for row in rows] if with_groups else None,
                        boxes=boxes.from_rows(file, rows, paths) if {*boxes.COLUMNS} & {*columns} else None)
     note_repeated(file, table)
     return table

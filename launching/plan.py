@@ -15,7 +15,7 @@ from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
-NOT_FROM_THE_START = sorted(parameters.modes() - {'config', 'reuse_epoch0', 'auto_resume'})
+NOT_FROM_THE_START = sorted(parameters.modes() - {'config', 'auto_resume'})
 
 
 def runs_of_script(file, only=(), skip_refused=False, more=()):

@@ -52,7 +52,6 @@ class Facts:
                --merge_argparse_when_resuming) or 'free'; None where it is no property of a run.
     never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
     of:        the methods (losses, miners, samplers) that use it.
-    untrained: the metrics of the untrained network depend on it.
     common:    most runs set it.
     file:      it names a file that the run reads: its checksum is recorded, and --resume refuses another content.
     obsolete:  accepted for old scripts, always without effect.
@@ -64,7 +63,6 @@ class Facts:
     resume: str | None = None
     never: tuple | None = None
     of: list | None = None
-    untrained: bool = False
     common: bool = False
     file: bool = False
     obsolete: bool = False
