@@ -140,7 +140,8 @@ def network(opt, member, state):
 def untrained_key(ensemble, state):
     """What the scores of untrained networks may depend on, besides the flags of this program."""
     flags = ensemble.members[0].run.flags
-    names = ['seed', *sorted(parameters.flags_of_group('data', 'network', 'evaluation')), *parameters.files_among(flags)]
+    of_groups = sorted(parameters.flags_of_group('data', 'network', 'evaluation'))
+    names = ['seed', *of_groups, *parameters.files_among(flags)]
     return (state, *(member.config['split_hash'] for member in ensemble.members),
             *(str(flags.get(name)) for name in names))
 
