@@ -4,6 +4,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import configuration
+import effects
+import resuming
 from utilities import startup
 
 if __name__ == '__main__':
@@ -57,15 +60,15 @@ def run(opt, arguments):
 
 def begin(opt, arguments):
     """The parts of a run, and the Checkpoint in its folder."""
-    settings = parameters.recorded_settings(opt)
+    settings = configuration.recorded_settings(opt)
     built = parts.build(opt)
     reproduced = opt.reproduce and run_folder.read(opt.reproduce)
     if reproduced and (changed := run_folder.changed_data(reproduced, built.data.description)):
         print(f'Note: the data have {changed} than {opt.reproduce}.')
-    for sentence in parameters.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
+    for sentence in effects.unreachable_schedules(opt, opt.n_epochs * built.schedule.n_steps):
         print(f'Note: {sentence}', file=sys.stderr)
     settings |= {name: vars(opt)[name] for name in datasampler.BATCH}          # may have been chosen just now
-    files = parameters.checksums_of_files(settings)
+    files = configuration.checksums_of_files(settings)
     if opt.resume:
         folder = Path(opt.resume)
         run_folder.require_same_data(folder, built.data.description)
@@ -82,21 +85,22 @@ def begin(opt, arguments):
 
 def continued(opt, arguments):
     """--auto_resume: the flags that continue the run with these settings; None if it is finished; or `opt`."""
-    found = parameters.find_run(opt)
+    found = resuming.find_run(opt, configuration.recorded_settings(opt))
     if found is None:
         return opt
     folder, is_finished = found
     if is_finished:
         print(f'{folder}: this run is finished')
         return None
-    return parameters.parse([*arguments, '--resume', str(folder)])
+    return configuration.parse([*arguments, '--resume', str(folder)])
 
 
 def continue_run(opt, state, arguments, data):
     """Restores the run of --resume, and records that it goes on."""
     begins = {entry['at_epoch'] for entry in run_folder.read(state.folder).get('merged', [])}
-    first = state.resume(lambda before, merging: parameters.changed_within_run(
-        parameters.build(), before, state.settings, 'never', *(() if merging else ('merge',))),
+    kinds = {True: ['never'], False: ['never', 'merge']}                          # by whether the resumption merges
+    first = state.resume(
+        lambda before, merging: resuming.changes(before, state.settings, *kinds[merging]),
         lambda epoch: opt.merge_argparse_when_resuming or epoch in begins)
     if first == 0 and (last := reading.last_epoch(state.folder)) > 0:
         raise UserError(f'--resume {state.folder}: it has records up to epoch {last}, but no {LAST} to continue from; '
@@ -170,7 +174,7 @@ def train_epoch(opt, built, loader, epoch):
 
 def record(opt, records, built, state, epoch, trained, evaluated, embedded):
     """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
-    parameters.name_unread(opt, bool(trained), bool(evaluated))
+    effects.name_unread(opt, bool(trained), bool(evaluated))
     histograms = {}
     if records.backends and evaluated:
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
@@ -205,11 +209,11 @@ def work(arguments):
     if any(argument.startswith('--reproduce_results') for argument in arguments):
         from tuning import powerful_benchmarker
         arguments = [*powerful_benchmarker.command(arguments), *arguments]
-    opt = parameters.parse(arguments)
+    opt = configuration.parse(arguments)
     if opt.auto_resume and not opt.resume and (opt := continued(opt, arguments)) is None:
         return
     if len(opt.gpu) > 1 and not processes.connected():
-        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], parameters.secret_variables(opt))
+        return processes.start(len(opt.gpu), [sys.executable, *sys.argv], configuration.secret_variables(opt))
     if opt.evaluate:
         evaluation.show(opt, parts.restore(opt, opt.evaluate))
     else:

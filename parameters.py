@@ -11,22 +11,19 @@ is used. Every part of the program gets the whole namespace.
 import argparse
 import functools
 import operator
-import sys
-from pathlib import Path
 
 import criteria
 import datasampler
 import evaluation
 import optimization
-from architectures import ARCHITECTURES, embedding_layer
+from architectures import ARCHITECTURES
 from batch_mining import BATCHMINERS
 from criteria import CRITERIA
 from datasampler import SAMPLERS
-from datasets import DATASETS, splits
+from datasets import DATASETS
 from datasets.transforms import AUGMENTATIONS
 from evaluation import METRICS, PICTURES
-from records import checkpoint, published, reading, run_folder
-from utilities import command_line, method_flags, namespace, processes
+from utilities import command_line, method_flags, namespace
 from utilities.command_line import (
     COUNT,
     FRACTION,
@@ -35,16 +32,10 @@ from utilities.command_line import (
     POSITIVE_INT,
     REAL,
     Parser,
-    given,
-    known,
-    merged,
     new_group,
     number,
-    read_config,
-    tokens,
     yaml_mapping,
 )
-from utilities.errors import UserError
 
 EPILOG = """main.py --help margin         the flags of a loss, miner or sampler, and where else the word occurs
 main.py --help evaluation     the flags of a group; more words give more pages
@@ -468,9 +459,16 @@ def flags_with(fact, value=None):
     return {name: own for name, own in found.items() if value is None or own == value}
 
 
+@functools.cache
+def defaults():
+    """{flag: its default}"""
+    return {action.dest: action.default for action in build()._actions}
+
+
+@functools.cache
 def flags_of_group(*titles):
     """The names of the flags in groups of --help, a set."""
-    return {*command_line.flags_in_groups(build(), *titles)}
+    return frozenset(command_line.flags_in_groups(build(), *titles))
 
 
 def modes():
@@ -496,256 +494,3 @@ def files_among(flags):
 def may_differ():
     """The flags in which the runs of one setting may differ."""
     return beside_settings() - flags_with('file').keys()
-
-
-def parse(arguments, defaults=None, parser=None):
-    """
-    The command line's arguments, a list of strings -> the namespace.
-
-    The values come from `defaults`, {flag: value}, the settings of a run folder (--resume, --reproduce, --evaluate),
-    the --config files and the command line; later sources override earlier ones. `given` in the namespace lists the
-    flags of the command line and the --config files. Raises UserError for whatever the user must change.
-
-    parser: what build() gives, for callers that parse many command lines.
-    """
-    parser = parser or build()
-    mode = parser.parse_args(arguments)
-    folders = [folder for folder in (mode.resume, mode.reproduce, mode.evaluate) if folder]
-    if len(folders) > 1:
-        raise UserError('--resume, --reproduce and --evaluate: give one of them')
-    if mode.auto_resume and folders and not mode.resume:
-        raise UserError('--auto_resume goes with a training run; leave it out with --reproduce and --evaluate')
-    settings, asked = dict(defaults or {}), {}
-    for folder in folders:
-        settings |= known(parser, recorded_flags(folder), folder, modes())
-    for file in mode.config:
-        asked = merged(parser, asked, read_config(parser, file, modes()))
-    before, typed = merged(parser, settings, asked), given(parser, arguments)
-    opt = parser.parse_args([*tokens(before, parser), *arguments])
-    for name in flags_with('arguments_of').keys() & before.keys():
-        value = merged(parser, before, typed)[name]
-        setattr(opt, name, [value] if isinstance(value, dict) else value or [])
-    opt.given = [*given(parser, [*tokens(asked, parser), *arguments])]
-    if opt.unsupervised and 'samples_per_class' not in opt.given:
-        opt.samples_per_class = 1
-    if not opt.evaluate:
-        opt.storage_metrics = evaluation.storage_metrics(opt)
-    if opt.merge_argparse_when_resuming and not opt.resume:
-        raise UserError('--merge_argparse_when_resuming goes with --resume RUN_FOLDER, whose settings it changes')
-    if opt.resume:
-        check_resume(parser, settings, opt)
-    check(opt)
-    # another scheme than the --config file's, as for a plain run with the best setting of a search
-    check_splits(parser, opt, asked.keys() - typed.keys() if 'split_scheme' in typed else ())
-    return namespace.Flags(vars(opt))
-
-
-def check_resume(parser, settings, opt):
-    """Refuses flags that cannot change within a run, where they differ from the `settings` of the run to continue."""
-    now, merging = recorded_settings(opt), opt.merge_argparse_when_resuming
-    never = changed_within_run(parser, settings, now, 'never')
-    merge = [] if merging or never else changed_within_run(parser, settings, now, 'merge')
-    if never or merge:
-        instead = '' if never else 'add --merge_argparse_when_resuming, '
-        raise UserError(f'--resume {opt.resume}: cannot change within a run: {", ".join(never or merge)}; give it the '
-                        f'flags it was started with, {instead}or start a new run by --reproduce {opt.resume}')
-
-
-def changed_within_run(parser, before, now, *kinds):
-    """The flags of these kinds, 'never' or 'merge', that differ between two settings, as texts with both values."""
-    return [f'--{name} {shown(value)} (was {shown(earlier)})' for name, value in now.items()
-            if flags_with('resume').get(name) in kinds
-            and as_list(value) != (earlier := as_list(before.get(name, parser.get_default(name))))]
-
-
-def as_list(value):
-    return list(value) if isinstance(value, tuple) else value            # YAML has no tuples
-
-
-def shown(value):
-    return ' '.join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def recorded_flags(place):
-    """
-    The settings of a run folder, of the run that wrote a checkpoint file, or of a network that was exported. Those
-    whose flags no longer exist are left out, with a note.
-    """
-    if Path(place).is_file() or published.is_folder(place):
-        settings = checkpoint.load(checkpoint.find(place))['settings']
-    else:
-        settings = run_folder.read(place)['flags']
-    unknown = sorted(settings.keys() - {*command_line.known_flags(build())})
-    if unknown:
-        print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
-              f'--{", --".join(unknown)}', file=sys.stderr)
-    return {name: value for name, value in settings.items() if name not in unknown}
-
-
-def find_run(opt):
-    """
-    The run with these settings as (its folder, whether it is finished); None if there is none. --n_epochs and the flags
-    of the machine may differ; with another --n_epochs, it does not count as finished. Process 0 looks for it, and all
-    processes know what it has found.
-    """
-    return processes.run_on_rank_zero(look_for_run, opt)
-
-
-def look_for_run(opt):
-    """The work of find_run()."""
-    chosen = datasampler.chosen_later(opt)
-    recorded = recorded_settings(opt)
-    settings = {name: value for name, value in settings_among(recorded).items() if name not in {'n_epochs', *chosen}}
-    folder = reading.find(Path(opt.save_path) / opt.dataset / run_folder.savename(opt), settings, chosen,
-                          files_among(recorded))
-    if folder is None:
-        return None
-    return folder, reading.is_finished(folder) and run_folder.read(folder)['flags']['n_epochs'] == opt.n_epochs
-
-
-def secret_variables(opt):
-    """The flags that are secrets, as environment variables of a process: {name: value}."""
-    return {variable: getattr(opt, flag) for flag, variable in flags_with('secret').items() if getattr(opt, flag)}
-
-
-def recorded_settings(opt):
-    """The flags as they are recorded: without secrets, and without what to do in this process."""
-    excluded = {'given', *flags_with('secret'), *modes()}
-    return {name: value for name, value in vars(opt).items() if name not in excluded}
-
-
-def checksums_of_files(settings):
-    """
-    {flag: checksum} of the files that flags with the fact `file` name in the settings, where there is such a file.
-    """
-    found = {name: run_folder.file_checksum(settings.get(name)) for name in flags_with('file')}
-    return {name: checksum for name, checksum in found.items() if checksum}
-
-
-def check_splits(parser, opt, unused=()):
-    """
-    Raises UserError for flags that the split scheme does not use, and for a fold that it does not have. unused: flags
-    that it need not use; they are among those without effect.
-    """
-    if opt.splits and opt.split_scheme:
-        if {'splits', 'split_scheme'} <= {*opt.given}:
-            raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
-                            'them')
-        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)     # an earlier run's value
-    used_by = dict.fromkeys(('fold', 'n_folds', 'n_training_folds'), splits.FOLDED)
-    used_by |= dict.fromkeys(('test_size', 'test_start'), splits.RANGED)
-    for flag, schemes in used_by.items():
-        if (flag in opt.given and flag not in unused and getattr(opt, flag) != parser.get_default(flag)
-                and opt.split_scheme not in ((*schemes, None) if schemes == splits.RANGED else schemes)):
-            raise UserError(f'--{flag} {getattr(opt, flag)} goes with --split_scheme {", ".join(schemes)}'
-                            + (f', not with {opt.split_scheme}' if opt.split_scheme else '; give one of them'))
-    if opt.test_size == 1 and not opt.evaluate:
-        raise UserError('--test_size 1 leaves nothing to train on; use a smaller fraction, such as 0.5')
-    if opt.split_scheme in splits.FOLDED:
-        if opt.use_tv_split:
-            raise UserError(f'--use_tv_split: --split_scheme {opt.split_scheme} validates on --fold {opt.fold}; leave '
-                            'one of them out')
-        if (opt.n_training_folds or 0) > opt.n_folds:
-            raise UserError(f'--n_training_folds {opt.n_training_folds}: there are only --n_folds {opt.n_folds}')
-        n_folds = opt.n_training_folds or opt.n_folds
-        if opt.fold >= n_folds:
-            flag = 'n_training_folds' if opt.n_training_folds else 'n_folds'
-            raise UserError(f'--fold {opt.fold}: with --{flag} {n_folds}, folds are numbered from 0 to {n_folds - 1}')
-
-
-def check(opt):
-    """Raises UserError for combinations of flags that cannot work, as far as this can be seen without the data."""
-    evaluation.check_metrics(opt)
-    evaluation.pictures.check(opt)
-    criteria.wrapping.check_flags(opt)
-    optimization.check_arguments(opt)
-    if opt.cascade and opt.embed_init in embedding_layer.FITTED:
-        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --cascade out')
-    if opt.csv and opt.dataset != 'folder':
-        raise UserError(f'--csv goes with --dataset folder, not with {opt.dataset}')
-    if opt.splits_step and not opt.splits:
-        raise UserError(f'--splits_step {opt.splits_step} goes with --splits FILE, which has this step')
-    if opt.tv_split_perc == 1 and opt.use_tv_split:
-        raise UserError('--tv_split_perc 1 leaves nothing to validate on; use a smaller fraction, such as 0.8')
-    for flag in ('crop_scale', 'crop_ratio'):
-        if (limits := getattr(opt, flag)) and limits[0] > limits[1]:
-            raise UserError(f'--{flag} {shown(limits)}: the first must not be greater than the second')
-    if opt.color_jitter and opt.color_jitter[3] > 0.5:
-        raise UserError(f'--color_jitter {shown(opt.color_jitter)}: the last number, of the hue, must not exceed 0.5')
-    if opt.randaugment and opt.randaugment[1] > 30:
-        raise UserError(f'--randaugment {shown(opt.randaugment)}: the second number, the magnitude, must not exceed 30')
-    if opt.embed_init in embedding_layer.FITTED and opt.embed_layers:
-        raise UserError(f'--embed_init {opt.embed_init} fits a single linear layer; leave --embed_layers out')
-    if opt.bs % opt.views:
-        raise UserError(f'--bs {opt.bs} is not divisible by --views {opt.views}, the number of times that each image '
-                        'is in its batch')
-    if opt.unsupervised and opt.samples_per_class > 1:
-        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
-                        'leave the flag out, and give --views to have each image in its batch several times')
-    if opt.unsupervised and opt.label_noise:
-        raise UserError(f'--label_noise {opt.label_noise} changes labels of the training images, which --unsupervised '
-                        'does not use; leave one of them out')
-    if opt.unsupervised and opt.train_level:
-        raise UserError(f'--train_level {opt.train_level} and --unsupervised exclude each other: an image that is a '
-                        'class of its own has no super-class')
-    if opt.unsupervised and opt.embed_init == 'lda':
-        raise UserError('--embed_init lda uses the labels of the training images; leave it out with --unsupervised')
-    if opt.distill == 'ema' and opt.ema is None:
-        raise UserError('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give '
-                        'that flag too, such as --ema 0.999')
-    if opt.language_distill_w and not opt.language_vectors:
-        raise UserError('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this '
-                        'program contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
-                        'docs/training_methods.md says how to make the file')
-    low, high = opt.miner_parametric_support_lim
-    if low >= high:
-        raise UserError(f'--miner_parametric_support_lim {low} {high}: the first must be less than the second')
-    if opt.splits_to_eval and 'train' in opt.splits_to_eval and opt.no_train_metrics:
-        raise UserError('--splits_to_eval train and --no_train_metrics exclude each other')
-    for flag in ('group', 'savename'):
-        name = getattr(opt, flag)
-        if Path(name).name != name or name in ('', '..'):
-            raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash')
-        if not name.isprintable():
-            raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
-                            'characters')
-
-
-def name_unread(opt, trained, evaluated):
-    """
-    Prints the given flags that nothing has read, so that they have no effect, once what should have read them has
-    happened: an epoch was `trained`, or `evaluated`. Each is named once.
-    """
-    if found := unread(opt, trained, evaluated):
-        namespace.note(opt, *found)
-        if processes.is_main():
-            named = ', '.join(f'--{name} {shown(value)}' for name, value in found.items())
-            print(f'Note: without effect in this run: {named}', file=sys.stderr)
-
-
-def unread(opt, trained, evaluated):
-    """
-    The flags of name_unread(), {flag: value}. A resumed run has the data and the network that it began with, and reads
-    fewer of their flags.
-    """
-    if not (trained or evaluated and not opt.n_epochs):
-        return {}
-    groups = {'evaluation'} if evaluated else set()
-    if not opt.resume:
-        groups |= {'data', 'network'}
-    if trained:
-        groups |= {'training', 'batch creation', 'batch mining', 'losses'}
-    values, parser = vars(opt), build()
-    return {name: values[name] for name in opt.given if name in flags_of_group(*groups)
-            and not namespace.is_read(opt, name) and values[name] != parser.get_default(name)}
-
-
-def unreachable_schedules(opt, n_steps):
-    """
-    Sentences on warm-ups, delays and decays that a training run is too short for. opt: after the parts of the run were
-    built. n_steps: of the whole run.
-    """
-    if not opt.n_epochs:
-        return []
-    return [f'--n_epochs {opt.n_epochs} is too short for --{name} {shown(getattr(opt, name))}: {what}'
-            for name, (what, is_too_short) in flags_with('never').items() if is_too_short(opt, n_steps)]

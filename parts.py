@@ -7,6 +7,7 @@ import torch
 
 import architectures
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import datasets
@@ -17,7 +18,7 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint
-from utilities import device, loss_sums, machine, pml, processes, torch_losses
+from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses
 from utilities.errors import UserError, choose
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
@@ -208,9 +209,10 @@ def start_from(opt, model):
     before = states['settings']
     compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
                                                        'embed_lda_shrinkage', 'freeze'}
-    different = [f'--{name} {parameters.shown(before[name])} (here {parameters.shown(getattr(opt, name))})'
+    own = vars(opt)
+    different = [f'--{name} {command_line.shown(before[name])} (here {command_line.shown(own[name])})'
                  for name in sorted(compared & before.keys()) if before[name] is not None
-                 and before[name] != parameters.as_list(getattr(opt, name))]
+                 and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
     try:
         model.load_state_dict(states['model'])
@@ -226,7 +228,7 @@ def load_teacher(opt, size):
     takes images of another size than `size`.
     """
     try:
-        own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+        own, states = configuration.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
     require_possible(own, f'--distill {opt.distill}', states)

@@ -50,6 +50,14 @@ FIXED = {'uniform': (0, torch.inf), 'hards': (0, 0.5), 'semihards': (0.3, 0.7), 
 INITIAL = FIXED | {'uniform_low': (0.3, 0.7)}
 
 
+def problem(opt):
+    """A sentence on flags that cannot work; None if they can."""
+    low, high = opt.miner_parametric_support_lim
+    if low >= high:
+        return f'--miner_parametric_support_lim {low} {high}: the first must be less than the second'
+    return None
+
+
 def bin_weights(distances, n_support=30, support_lim=(0.1, 1.4)):
     """
     Args:

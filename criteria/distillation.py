@@ -64,5 +64,12 @@ class Distilled(torch.nn.Module):
         return loss + self.weight * distilled
 
 
+def problem(opt):
+    if opt.distill == 'ema' and opt.ema is None:
+        return ('--distill ema: the teacher is the moving average of the weights, whose decay is --ema; give that flag '
+                'too, such as --ema 0.999')
+    return None
+
+
 def around(opt, build, miner):
     return Distilled(build(opt, miner), opt.distill_w, opt.distill_T)

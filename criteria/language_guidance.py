@@ -87,6 +87,14 @@ class LanguageGuided(torch.nn.Module):
         return loss + self.weight * guidance
 
 
+def problem(opt):
+    if not opt.language_vectors:
+        return ('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this program '
+                'contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
+                'docs/training_methods.md says how to make the file')
+    return None
+
+
 def around(opt, build, miner):
     return LanguageGuided(build(opt, miner), opt.class_vectors, opt.language_distill_w, opt.language_delay,
                           opt.language_shift, opt.language_temp, opt.language_distill_dir)

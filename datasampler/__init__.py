@@ -45,6 +45,16 @@ def distinct(opt):
     return getattr(choose(SAMPLERS, opt.data_sampler, '--data_sampler'), 'DISTINCT', None)
 
 
+def check(opt):
+    """Raises UserError for a batch that --views or --unsupervised does not allow."""
+    if opt.bs % opt.views:
+        raise UserError(f'--bs {opt.bs} is not divisible by --views {opt.views}, the number of times that each image '
+                        'is in its batch')
+    if opt.unsupervised and opt.samples_per_class > 1:
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --unsupervised, a class has one image; '
+                        'leave the flag out, and give --views to have each image in its batch several times')
+
+
 def choose_batch(opt, images):
     """
     Shrinks the default --bs and --samples_per_class if there are too few training classes or images for them: sets

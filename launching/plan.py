@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import parameters
@@ -56,14 +57,14 @@ def planned_run(arguments, parser=None):
     """
     The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them.
 
-    parser: as for parameters.parse.
+    parser: as for configuration.parse.
     """
-    opt = parameters.parse(arguments, parser=parser)
+    opt = configuration.parse(arguments, parser=parser)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    recorded = parameters.recorded_settings(opt)
+    recorded = configuration.recorded_settings(opt)
     settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
     opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
@@ -72,5 +73,5 @@ def planned_run(arguments, parser=None):
     opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
     criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), configuration.secret_variables(opt),
                    chosen, parameters.beside_settings(), parameters.files_among(recorded))

@@ -11,7 +11,7 @@ class Planned:
     A run that a line of a script describes.
 
     arguments:   the arguments of main.py, without secrets.
-    settings:    the value of every flag, as parameters.recorded_settings gives them.
+    settings:    the value of every flag, as configuration.recorded_settings gives them.
     parent:      the folder of its run folder.
     savename:    the name of its run folder.
     environment: the secrets, which its process gets in addition to the environment of this one.

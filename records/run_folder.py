@@ -26,12 +26,22 @@ def savename(opt):
     return f'{opt.group}_s{opt.seed}' if opt.savename == 'group_plus_seed' else opt.savename
 
 
+def check_names(opt):
+    """Raises UserError for a --group or --savename that cannot be the name of a folder."""
+    for flag, name in (('group', opt.group), ('savename', opt.savename)):
+        if Path(name).name != name or name in ('', '..'):
+            raise UserError(f'--{flag} {name}: it names a folder and must not hold a slash')
+        if not name.isprintable():
+            raise UserError(f'--{flag} {ascii(name)}: it names a folder and must not hold line breaks or other control '
+                            'characters')
+
+
 def create(opt, settings, arguments, description, chosen=(), files=None):
     """
     Process 0 makes the run's folder with config.yaml and splits.yaml in it; where the name is taken, _1, _2 ... is
     appended. All processes return the folder.
 
-    settings:    the flags, as parameters.recorded_settings gives them.
+    settings:    the flags, as configuration.recorded_settings gives them.
     arguments:   the arguments of the command line.
     description: the description of the splits, as datasets.splits.describe gives it.
     files:       {flag: checksum of the file that it names}.

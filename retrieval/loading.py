@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import configuration
 import datasets
-import parameters
 import parts
 from datasets import decoding
 from datasets.pipeline import Pipeline
@@ -90,7 +90,7 @@ def load(run, device='auto'):
     Neither the data of the run nor a download is needed, and torch's settings and random numbers stay as they were.
     Raises UserError where `run` is neither, or is damaged.
     """
-    opt = parameters.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
+    opt = configuration.parse(['--evaluate', str(run), *command_line.tokens({'device': device})])
     return restore(opt, run)
 
 

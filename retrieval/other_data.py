@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import configuration
 import criteria
 import datasets
 import evaluation
-import parameters
 import parts
 from utilities import device, processes
 from utilities.errors import UserError, choose
@@ -75,7 +75,7 @@ def test_split(opt, name, input_size):
     """The ImageSet of the test images of a data set, not augmented; the run's own data are split as in the run."""
     dataset, _, path = name.partition(':')
     own = changed(opt, dataset=dataset, unsupervised=False, label_noise=0.0, train_level=0)
-    of_run = parameters.recorded_flags(opt.evaluate)
+    of_run = configuration.recorded_flags(opt.evaluate)
     if dataset == 'folder':                                  # --source_path is for the data sets with folders of names
         own.source_path = path or of_run['source_path']
     if dataset != of_run['dataset'] or (path and os.path.realpath(path) != os.path.realpath(of_run['source_path'])):

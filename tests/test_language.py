@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import batch_mining
+import configuration
 import criteria
 import parameters
 import parts
@@ -129,7 +130,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, q
 
 def test_weight_0_reads_no_file_and_is_noted(quick, capsys, monkeypatch):
     monkeypatch.setattr(class_vectors, 'read', None)
-    opt = parameters.parse([*quick, '--language_vectors', 'nowhere.npz', '--language_shift', '2'])
+    opt = configuration.parse([*quick, '--language_vectors', 'nowhere.npz', '--language_shift', '2'])
     assert len(parameters.without_effect(opt)) == 2
     built = parts.build(opt)
     assert not any(isinstance(module, LanguageGuided) for module in built.criterion.modules())
@@ -137,7 +138,7 @@ def test_weight_0_reads_no_file_and_is_noted(quick, capsys, monkeypatch):
 
 
 def test_vectors_are_those_of_the_training_classes_in_their_order(file, quick):
-    built = parts.build(parameters.parse([*quick, *guided(file)]))
+    built = parts.build(configuration.parse([*quick, *guided(file)]))
     expected = {name: row for name, row in zip(['another', *NAMES[::-1]], random(13, 2, 5).float(), strict=True)}
     names = built.data.train.class_names
     assert len(names) < 12 and built.criterion.vectors.equal(torch.stack([expected[name] for name in names]))
@@ -178,4 +179,4 @@ def test_files_that_do_not_fit(tmp_path):
 
 def test_without_a_file_a_sentence_says_so(quick):
     with pytest.raises(UserError, match='--language_distill_w needs --language_vectors FILE'):
-        parameters.parse([*quick, '--language_distill_w', '7.5', '--language_pseudoclass', '--language_model', 'bert'])
+        configuration.parse([*quick, '--language_distill_w', '7.5', '--language_pseudoclass'])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import architectures
+import configuration
 import parameters
 import parts
 from criteria import hier, proxyanchor
@@ -29,7 +30,7 @@ def parser():
 
 
 def parse(file, *arguments):
-    return parameters.parse(['--config', str(file), *arguments], parser=parser())
+    return configuration.parse(['--config', str(file), *arguments], parser=parser())
 
 
 @pytest.fixture(scope='module')

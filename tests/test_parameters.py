@@ -10,6 +10,8 @@ import sys
 import pytest
 import yaml
 
+import configuration
+import effects
 import Evaluate_Ensemble
 import Hyperparameter_Search
 import Launch_Runs
@@ -55,7 +57,7 @@ def parser():
 
 
 def parse(text):
-    return parameters.parse(shlex.split(text), parser=parser())
+    return configuration.parse(shlex.split(text), parser=parser())
 
 
 def test_every_public_flag_has_its_name_and_default():
@@ -188,7 +190,7 @@ def completed(script, line):
 
 def test_the_shell_completes_flags_and_names(capsys):
     with pytest.raises(SystemExit):
-        parameters.parse(['--print_completion', 'bash'])            # changes its parser
+        configuration.parse(['--print_completion', 'bash'])            # changes its parser
     script = capsys.readouterr().out
     assert completed(script, 'main.py --loss_margin_b') == [
         '--loss_margin_beta', '--loss_margin_beta_lr', '--loss_margin_beta_constant', '--loss_margin_beta_shared']
@@ -295,11 +297,11 @@ def test_a_bad_config_file_is_named_with_the_key_and_the_nearest_flag(content, s
 def test_settings_survive_the_way_through_a_file(tmp_path):
     opt = parse('--lr 3e-7 --tau 1 2 --use_tv_split --embed_layers 20 10 --fc_lr -1 --input_mean 0.1 --wandb_key key '
                 '--evaluation_metrics rho_spectrum@-1 e_recall@1 --group "two words" --daml --daml_layers')
-    settings = parameters.recorded_settings(opt)
+    settings = configuration.recorded_settings(opt)
     (tmp_path / 'c.yaml').write_text(yaml.safe_dump(settings))
-    again = parameters.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
+    again = configuration.recorded_settings(parse(f'--config {tmp_path / "c.yaml"}'))
     assert settings == again and 'wandb_key' not in settings and 'resume' not in settings
-    assert again['daml_layers'] == parameters.parse([], settings).daml_layers == [] != parse('').daml_layers
+    assert again['daml_layers'] == configuration.parse([], settings).daml_layers == [] != parse('').daml_layers
 
 
 def test_a_yaml_text_may_have_many_values_and_aliases_but_not_any_length(monkeypatch):
@@ -353,7 +355,7 @@ def test_flags_without_effect_are_named(tmp_path):
 
 def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named():
     def flags(command):
-        return [sentence.split('--')[2].split()[0] for sentence in parameters.unreachable_schedules(parse(command), 50)]
+        return [sentence.split('--')[2].split()[0] for sentence in effects.unreachable_schedules(parse(command), 50)]
 
     assert flags('--n_epochs 5 --lr_warmup 5 --scheduler cosine --cosine_delay 4 --tau 9') == [
         'cosine_delay', 'lr_warmup']
@@ -371,9 +373,9 @@ def test_warm_ups_and_delays_that_never_end_and_decays_that_never_come_are_named
 def test_published_recipes_are_long_enough_and_shortened_ones_say_so():
     recipes = sorted((ROOT / 'configs').rglob('*.yaml'))
     assert recipes and not [file.name for file in recipes
-                            if parameters.unreachable_schedules(parse(f'--config {file}'), 10 ** 9)]
+                            if effects.unreachable_schedules(parse(f'--config {file}'), 10 ** 9)]
     file = next(file for file in recipes if file.name == 'proxyanchor_resnet50_cars196.yaml')
-    assert len(parameters.unreachable_schedules(parse(f'--config {file} --n_epochs 4'), 100)) == 2
+    assert len(effects.unreachable_schedules(parse(f'--config {file} --n_epochs 4'), 100)) == 2
 
 
 @pytest.mark.parametrize('command', [
@@ -414,4 +416,5 @@ def test_arguments_of_a_librarys_loss_are_merged_by_key(files, command, expected
     configs = ' '.join(f'{tmp_path / str(number)}.yaml' for number in range(len(files)))
     opt = parse(f'{"--config " * bool(files)}{configs} {command}')
     assert opt.loss_pml_args == expected
-    assert parameters.parse([], parameters.recorded_settings(opt)).loss_pml_args == expected    # as --resume reads them
+    again = configuration.parse([], configuration.recorded_settings(opt))                      # as --resume reads them
+    assert again.loss_pml_args == expected

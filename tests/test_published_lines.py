@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import configuration
 import criteria
 import parameters
 import parts
@@ -51,7 +52,7 @@ def test_there_are_as_many_as_were_published():
 
 @pytest.mark.parametrize('line', LINES)
 def test_they_parse_and_each_flag_has_an_effect(line):
-    opt = parameters.parse(line.split())
+    opt = configuration.parse(line.split())
     assert opt.loss in line and not parameters.without_effect(opt)
 
 
@@ -69,7 +70,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch, tmp_path):
         vectors = np.random.default_rng(0).random((len(names), 5, 7))
         np.savez(tmp_path / 'vectors.npz', class_names=names, vectors=vectors)
         small += ['--language_vectors', str(tmp_path / 'vectors.npz')]
-    opt = parameters.parse([*line.split(), *small])
+    opt = configuration.parse([*line.split(), *small])
     built = parts.build(opt)
     before = [parameter.detach().clone() for group in built.optimizer.param_groups for parameter in group['params']]
     built.model.start_epoch(warming_up=False)

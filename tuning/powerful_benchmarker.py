@@ -185,7 +185,7 @@ def optimizers(left, settings, notes):
         options |= {'eps': 'adam_eps'} if settings[kind] in ('adam', 'adamw') else {}
         defaults = optimization.OPTIMIZERS[settings[kind]]([torch.zeros(1, 1)]).defaults | {'lr': None}
         for option, flag in options.items():
-            value = arguments.get(option, parameters.as_list(defaults.get(option)))
+            value = arguments.get(option, command_line.as_list(defaults.get(option)))
             if settings.get(flag, value) == value:                              # one decay for backbone and embedding
                 arguments.pop(option, None)
                 settings |= {flag: value} if value is not None else {}

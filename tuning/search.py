@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optuna
 
+import configuration
 import datasampler
 import datasets
 import parameters
@@ -65,7 +66,7 @@ class Search:
     @property
     def settings(self):
         """The flags of base.yaml: all settings and files but those that the trials and the folds set."""
-        recorded = parameters.recorded_settings(self.main)
+        recorded = configuration.recorded_settings(self.main)
         settings = parameters.settings_among(recorded) | parameters.files_among(recorded)
         return {name: value for name, value in settings.items() if name not in OWN | self.tuned.keys()}
 
@@ -77,7 +78,7 @@ class Search:
         None for the search's own.
         """
         parser = parameters.build()
-        recorded = parameters.recorded_settings(self.main)
+        recorded = configuration.recorded_settings(self.main)
         machine = {name: value for name, value in recorded.items() if value != parser.get_default(name)
                    and name not in parameters.settings_among(recorded) | parameters.files_among(recorded)}
         return [['--config', str(self.folder / 'base.yaml'), *command_line.tokens(ranges.tuned_settings(params)),
@@ -108,7 +109,7 @@ def parse(opt, others):
     search = Search(opt, main, tuned, slots.slot_arguments(opt))
     for ends in zip(*(ranges.lowest_and_highest(distribution) for distribution in tuned.values()), strict=True):
         settings = ranges.tuned_settings(dict(zip(tuned, ends, strict=True)))
-        parameters.parse([*others, *command_line.tokens(settings)], DEFAULTS)
+        configuration.parse([*others, *command_line.tokens(settings)], DEFAULTS)
     table = choose(datasets.DATASETS, main.dataset, '--dataset').load(main)
     for fold in search.folds:
         train = datasets.splits.split(changed(main, fold=fold), table)['train']
@@ -127,8 +128,8 @@ def parse_main(arguments):
     for name in sorted(OWN | {'save_path'}):
         if getattr(given, name) != parser.get_default(name):
             raise UserError(f'--{name}: a search sets it itself; its runs are below --study_path')
-    main = parameters.parse(arguments, DEFAULTS)
-    os.environ.update(parameters.secret_variables(main))       # secrets of the runs; never written into a command
+    main = configuration.parse(arguments, DEFAULTS)
+    os.environ.update(configuration.secret_variables(main))       # secrets of the runs; never written into a command
     if main.split_scheme not in datasets.splits.FOLDED:
         raise UserError(f'--split_scheme {main.split_scheme} has no folds; a search needs one of '
                         f'{", ".join(datasets.splits.FOLDED)}')

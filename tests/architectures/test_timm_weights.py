@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import architectures
+import configuration
 import parameters
 from architectures import weights
 from benchmarks import backbones
@@ -154,7 +155,7 @@ def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_p
     """Its weights are needed once: a resumed run takes them from its checkpoint."""
     copy = shutil.copytree(folder, tmp_path / 'copy')
     config = ['--config', file, '--arch', f'timm:local-dir:{copy}_normalize']
-    opt = parameters.parse([*map(str, config)])
+    opt = configuration.parse([*map(str, config)])
     assert not parameters.without_effect(opt) and opt.input_size % (14 * 16) == 0
     arguments = [*quick[:quick.index('--arch')], *quick[quick.index('--bs'):], *config, '--input_size', '32',
                  '--iterations_per_epoch', '1', '--evaluation_metrics', 'e_recall@1']
@@ -168,7 +169,7 @@ def test_the_recipes_train_a_network_in_a_folder(file, folder, run, quick, tmp_p
 def test_the_calculated_memory_is_that_of_a_step_on_the_cpu():
     flags = ['--prompts', '10']
     _, n_trained, n_bytes = backbones.step('timm:test_vit', 64, 32, flags, amp=False)
-    opt = parameters.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--embed_dim', '256', '--input_size',
+    opt = configuration.parse(['--arch', 'timm:test_vit', '--not_pretrained', '--embed_dim', '256', '--input_size',
                             '64', *flags])
     model, images = architectures.select(opt), torch.rand(32, 3, 64, 64)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

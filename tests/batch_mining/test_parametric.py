@@ -8,6 +8,7 @@ import torch
 
 import architectures
 import batch_mining
+import configuration
 import datasets
 import evaluation
 import parameters
@@ -228,12 +229,12 @@ def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, 
 
 def test_limits_of_the_support_are_checked():
     with pytest.raises(parameters.UserError, match='the first must be less than the second'):
-        parameters.parse(['--miner_parametric_support_lim', '1', '0.5'])
+        configuration.parse(['--miner_parametric_support_lim', '1', '0.5'])
 
 
 def test_only_the_validation_split_is_seen(quick, monkeypatch):
     """Neither the test classes nor the training images."""
-    opt = parameters.parse([*quick, *ADAPT])
+    opt = configuration.parse([*quick, *ADAPT])
     opt.device = torch.device('cpu')
     model = architectures.select(opt)
     data = datasets.select(opt, model.input_size)

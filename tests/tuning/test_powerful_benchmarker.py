@@ -4,8 +4,8 @@ import shlex
 import pytest
 import yaml
 
+import configuration
 import main
-import parameters
 from tuning import powerful_benchmarker
 
 OPTIMIZER = {'RMSprop': {'lr': 1e-6, 'weight_decay': 1e-4, 'momentum': 0.9}}
@@ -48,7 +48,7 @@ def test_an_experiment_is_a_command_line_of_main(tmp_path, capsys):
     assert printed.splitlines()[0] == shlex.join(['python', 'main.py', *arguments])
     for option in ('use_similarity', 'avg_non_zero_only'):
         assert f'Note: {option} of ContrastiveLoss is dropped' in printed
-    opt = vars(parameters.parse(arguments))
+    opt = vars(configuration.parse(arguments))
     expected = {
         'dataset': 'cub200', 'split_scheme': 'class_folds', 'n_folds': 10, 'n_training_folds': 5, 'n_epochs': 1000,
         'eval_every': 2, 'patience': 9, 'iterations_per_epoch': 100, 'kernels': 4, 'bs': 32, 'samples_per_class': 4,
@@ -80,7 +80,7 @@ def test_optimizers_of_any_kind_keep_their_arguments(tmp_path):
              'embedder_optimizer': {'AdamW': {'lr': 1e-5, 'weight_decay': 0, 'amsgrad': True, 'betas': [.8, .9]}},
              'metric_loss_optimizer': {'SGD': {'lr': .1, 'nesterov': True, 'momentum': .8}}}
     folder = write(tmp_path / 'experiment', optimizers={'optimizers': given})
-    opt = vars(parameters.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)])))
+    opt = vars(configuration.parse(powerful_benchmarker.command(['--reproduce_results', str(folder)])))
     expected = {'optim': 'nadam', 'optim_args': [{'momentum_decay': 1e-8}], 'lr': 1e-6, 'decay': 0, 'fc_lr': 1e-5,
                 'embed_optim': 'adamw', 'embed_optim_args': [{'amsgrad': True, 'betas': [.8, .9]}],
                 'loss_optim': 'sgd', 'loss_optim_args': [{'nesterov': True}], 'momentum': .8, 'loss_decay': 0}
