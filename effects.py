@@ -5,11 +5,15 @@ import parameters
 from utilities import namespace, processes
 from utilities.command_line import shown
 
+BUILT = ('data', 'network')                                                    # groups of flags
+TRAINING = ('training', 'batch creation', 'batch mining', 'losses')
+
 
 def name_unread(opt, trained, evaluated):
     """
-    Prints the given flags that nothing has read, so that they have no effect, once what should have read them has
-    happened: an epoch was `trained`, or `evaluated`. Each is named once.
+    Prints the given flags that nothing has read in the first epoch that was trained, or with --n_epochs 0 in the
+    evaluation: they have no effect. Flags of the evaluation are named after the first epoch that was evaluated, too.
+    To be called after each epoch; each flag is named once.
     """
     found = unread(opt, trained, evaluated)
     namespace.note(opt, *found)
@@ -23,14 +27,10 @@ def unread(opt, trained, evaluated):
     The flags of name_unread(), {flag: value}. A resumed run has the data and the network that it began with, and reads
     fewer of their flags.
     """
-    if not (trained or evaluated and not opt.n_epochs):
+    if not trained and opt.n_epochs:
         return {}
-    groups = {'evaluation'} if evaluated else set()
-    if not opt.resume:
-        groups |= {'data', 'network'}
-    if trained:
-        groups |= {'training', 'batch creation', 'batch mining', 'losses'}
-    values, defaults, flags = vars(opt), parameters.defaults(), parameters.flags_of_group(*sorted(groups))
+    groups = [*TRAINING, *([] if opt.resume else BUILT), *(['evaluation'] if evaluated else [])]
+    values, defaults, flags = vars(opt), parameters.defaults(), parameters.flags_of_group(*groups)
     return {name: values[name] for name in opt.given
             if name in flags and not namespace.is_read(opt, name) and values[name] != defaults[name]}
 

@@ -86,8 +86,3 @@ def test_nothing_is_kept_where_results_could_change(flags, quick, capsys):
     opt = main.configuration.parse([*quick, *FROZEN, '--augmentation', 'none', *flags])
     parts.keep_features(opt, parts.build(opt))
     assert NOTE not in capsys.readouterr().out
-
-
-def test_the_flag_without_a_frozen_backbone_has_no_effect(quick):
-    opt = main.configuration.parse([*quick, '--keep_features', 'false'])
-    assert main.parameters.without_effect(opt) == ['--keep_features False']

@@ -6,7 +6,7 @@ import torch
 import batch_mining
 import configuration
 import criteria
-import parameters
+import effects
 import parts
 from criteria.language_guidance import LanguageGuided, language_guidance
 from datasets import class_vectors
@@ -131,8 +131,8 @@ def test_a_resumed_run_ends_with_the_same_bits_and_refuses_other_vectors(file, q
 def test_weight_0_reads_no_file_and_is_noted(quick, capsys, monkeypatch):
     monkeypatch.setattr(class_vectors, 'read', None)
     opt = configuration.parse([*quick, '--language_vectors', 'nowhere.npz', '--language_shift', '2'])
-    assert len(parameters.without_effect(opt)) == 2
     built = parts.build(opt)
+    assert {'language_vectors', 'language_shift'} <= effects.unread(opt, trained=True, evaluated=False).keys()
     assert not any(isinstance(module, LanguageGuided) for module in built.criterion.modules())
     assert built.language_checksum is None
 

@@ -66,9 +66,10 @@ def name_features(takes_both, criterion, arguments, given):
 
 def with_public_margin(opt):
     """The flags as files of the public code read them: --miner_semihard_margin is a number."""
-    if opt.miner_semihard_margin is not None:
+    flags = vars(opt)
+    if flags['miner_semihard_margin'] is not None:
         return opt
-    return changed(opt, miner_semihard_margin=getattr(opt, f'loss_{opt.loss}_margin', 0.2))
+    return changed(opt, miner_semihard_margin=flags.get(f'loss_{opt.loss}_margin', 0.2))
 
 
 class MinerOfLists:

@@ -92,7 +92,7 @@ def test_a_run_is_the_same_with_and_without(quick, run, tmp_path):
 
 
 def test_it_is_a_flag_of_the_machine():
-    assert 'image_cache' in parameters.flags_with('machine')
+    assert 'image_cache' in parameters.flags_of_group('machine')
     assert groups.differences('A', [Namespace(flags={'image_cache': folder}) for folder in ('one', 'other')]) == []
 
 
