@@ -11,10 +11,10 @@ import batch_mining
 import configuration
 import datasets
 import evaluation
-import parameters
 from batch_mining import distance, parametric
 from records import checkpoint
 from tests.helpers import assert_same_end, folder_of
+from utilities.errors import UserError
 from utilities.randomness import preserved
 
 ADAPT = ('--batch_mining', 'parametric', '--miner_parametric_adapt', '--use_tv_split', '--tv_split_by_samples',
@@ -228,7 +228,7 @@ def test_adaptation_needs_a_validation_split_with_something_to_find(quick, run, 
 
 
 def test_limits_of_the_support_are_checked():
-    with pytest.raises(parameters.UserError, match='the first must be less than the second'):
+    with pytest.raises(UserError, match='the first must be less than the second'):
         configuration.parse(['--miner_parametric_support_lim', '1', '0.5'])
 
 
