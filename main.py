@@ -47,14 +47,14 @@ def run(opt, arguments):
                 evaluated = None
                 if is_judged_untrained:
                     evaluated, embedded = evaluate(opt, built, epoch=0)
-                record(opt, records, built, state, 0, {}, evaluated, embedded)
+                record(records, built, state, 0, {}, evaluated, embedded)
             for epoch in range(max(state.next_epoch, 1), opt.n_epochs + 1):
                 if state.patience_is_over(opt.patience):
                     break
                 trained, evaluated = train_epoch(opt, built, loader, epoch), None
                 if epoch % opt.eval_every == 0 or epoch == opt.n_epochs:
                     evaluated, embedded = evaluate(opt, built, epoch)
-                record(opt, records, built, state, epoch, trained, evaluated, embedded)
+                record(records, built, state, epoch, trained, evaluated, embedded)
             finish(opt, built, embedded, records, state)
 
 
@@ -72,9 +72,10 @@ def begin(opt, arguments):
     if opt.resume:
         folder = Path(opt.resume)
         run_folder.require_same_data(folder, built.data.description)
+        compared = {'csv', 'splits'}                         # by what is read from them, just now
         if parts.has_checkpoint(opt):
-            files.pop('start_from', None)                    # is not read again, and that run may have gone on
-        run_folder.require_same_files(folder, files)
+            compared.add('start_from')                       # is not read again, and that run may have gone on
+        run_folder.require_same_files(folder, {name: files[name] for name in files if name not in compared})
     else:
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
@@ -172,9 +173,9 @@ def train_epoch(opt, built, loader, epoch):
     return scalars | built.schedule.rates()
 
 
-def record(opt, records, built, state, epoch, trained, evaluated, embedded):
+def record(records, built, state, epoch, trained, evaluated, embedded):
     """Writes down an epoch: its row, the checkpoints, the summary; and histograms, where a backend takes them."""
-    effects.name_unread(opt, bool(trained), bool(evaluated))
+    effects.name_unread(records.opt, bool(trained), bool(evaluated))
     histograms = {}
     if records.backends and evaluated:
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)

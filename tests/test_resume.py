@@ -122,7 +122,7 @@ def test_a_finished_run_is_extended_and_other_changes_are_noted(quick, run, tmp_
     assert_same_end(folder_of(tmp_path, 'long_s1'), folder)
     resumed = yaml.safe_load((folder / 'config.yaml').read_text())['resumed']
     assert [entry['changed_flags'] for entry in resumed] == [{}, {'n_epochs': {'from': 1, 'to': 2}}]
-    assert run('--resume', folder, '--n_epochs', '3', '--lr', '0.1') == 0
+    assert run('--resume', folder, '--n_epochs', '3', '--lr', '0.1', '--merge_argparse_when_resuming') == 0
     entry = yaml.safe_load((folder / 'config.yaml').read_text())['resumed'][-1]
     assert entry['changed_flags']['lr'] == {'from': .001, 'to': .1} and entry['at_epoch'] == 3
     assert '--lr 0.1' in entry['command']
@@ -174,7 +174,7 @@ def test_flags_changed_at_a_resume_are_those_in_force(flags, copied, quick, run,
     train_epoch = main.train_epoch
     monkeypatch.setattr(main, 'train_epoch', trained)
     flags = ['--n_epochs', '4', '--eval_every', '9', *flags.split()]
-    assert run('--resume', copied, *flags) == 0
+    assert run('--resume', copied, '--merge_argparse_when_resuming', *flags) == 0
     assert run(*quick, *FEW, *flags, '--group', 'fresh') == 0
     assert len(seen['fresh']) > 3 and len({rates[0] for rates in seen['fresh'].values()}) > ('none' not in flags)
     for epoch in range(3, len(seen['fresh']) + 1):
