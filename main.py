@@ -155,7 +155,7 @@ def train_epoch(opt, built, loader, epoch):
     datasampler.fill_storage(built.sampler, lambda: evaluation.embed(
         opt, model, built.data.evaluation['train'], 'train').embeddings)
     seed_everything(derive(opt.seed, epoch))
-    model.start_epoch(warming_up=epoch <= opt.warmup)
+    built.start_epoch(epoch)
     trace = Trace(epoch, built.skipped_in_a_row)
     batches = loader.epoch(epoch)
     bar = tqdm(loader.watched(batches, epoch), desc=f'epoch {epoch}', total=len(batches), leave=False, disable=None)
@@ -181,6 +181,7 @@ def record(records, built, state, epoch, trained, evaluated, embedded):
         histograms = gradients_by_block(built.model) | evaluation.distances_by_split(embedded)
     state.save(epoch, records.log(epoch, trained, evaluated, histograms), records.contents())
     records.summarise(state)
+    built.note_unsaved_state()
 
 
 def finish(opt, built, embedded, records, state):

@@ -18,7 +18,7 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint
-from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses
+from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
 from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
@@ -44,7 +44,7 @@ class Parts:
     The parts of one run. criterion: None in an evaluation that ranks by distance. miner, sampler, optimizer, schedule
     and step: None where nothing is trained. ema: None without --ema. teacher: None without --distill; teacher_checksum:
     None if the teacher is the moving average. language_checksum: None without --language_distill_w. skipped_in_a_row:
-    number of consecutive skipped steps at the end of the last epoch.
+    number of consecutive skipped steps at the end of the last epoch. watch: None before the first epoch of the process.
     """
     model: torch.nn.Module
     data: datasets.Data
@@ -59,6 +59,23 @@ class Parts:
     teacher_checksum: Checksum | None = None
     language_checksum: Checksum | None = None
     skipped_in_a_row: int = 0
+    watch: unsaved.Watch | None = None
+
+    def start_epoch(self, epoch):
+        """Calls start_epoch(epoch) of network, criterion, miner and sampler, and of what is inside them, if any."""
+        miners = self.miner if isinstance(self.miner, batch_mining.Miners) else [self.miner]
+        for part in (*self.model.modules(), *self.criterion.modules(), *miners, self.sampler):
+            if hasattr(part, 'start_epoch'):
+                part.start_epoch(epoch)
+        if hasattr(self.sampler, 'set_epoch'):
+            self.sampler.set_epoch(epoch)
+        if self.watch is None:
+            self.watch = unsaved.Watch([self.criterion, self.miner, self.sampler])
+
+    def note_unsaved_state(self):
+        """After a checkpoint: names state that it does not hold, once in a process."""
+        if self.watch is not None:
+            self.watch.note()
 
     def with_state(self):
         """{name: part} of the parts that a checkpoint must hold."""
@@ -91,7 +108,7 @@ def build(opt):
     parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
     drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
-    parts.sampler = datasampler.select(drawn, parts.data.train)
+    parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
     parts.optimizer, parts.schedule = optimization.select(opt, parts.model, parts.criterion, n_steps)

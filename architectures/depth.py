@@ -17,7 +17,7 @@ def blocks(network):
     """
     found = []
     root = getattr(network, 'ROOT', '')
-    for name in units(network.get_submodule(root), root and f'{root}.'):
+    for name in looked_into(network, [*units(network.get_submodule(root), root and f'{root}.')]):
         module, block = network.get_submodule(name), INCEPTION.match(name)
         is_norm = all(parameter.ndim < 2 for parameter in module.parameters())
         if found and (is_norm or block and found[-1][0].startswith(block[0])):
@@ -25,6 +25,22 @@ def blocks(network):
         else:
             found.append([name])
     return found
+
+
+def looked_into(network, names):
+    """
+    The names of the modules; in place of the first one the names of those inside it, as long as it has more than half
+    of the parameters: it is no stem then, but a network inside the `network`.
+    """
+    first = network.get_submodule(names[0])
+    inside = [*units(first, f'{names[0]}.')]
+    if inside and 2 * count(first) > count(network):
+        return looked_into(network, inside + names[1:])
+    return names
+
+
+def count(network):
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def units(network, prefix=''):

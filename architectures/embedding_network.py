@@ -113,7 +113,10 @@ class EmbeddingNetwork(torch.nn.Module):
     def __init__(self, opt, backbone, frozen, normalize):
         super().__init__()
         self.backbone, self.input_size, self.frozen, self.normalize = backbone.network, backbone.size, frozen, normalize
-        self.bgr, self.n_features, self.warming_up = backbone.bgr, backbone.n_features, False
+        self.bgr = backbone.bgr
+        self.n_features = backbone.n_features
+        self.warmup = opt.warmup
+        self.warming_up = False
         for name in ('mean', 'std'):
             self.register_buffer(name, torch.tensor(getattr(backbone, name)).view(1, 3, 1, 1), persistent=False)
         self.maps, self.pool = backbone.maps, backbone.pool
@@ -137,12 +140,13 @@ class EmbeddingNetwork(torch.nn.Module):
         return ('' in self.kept and self.inner is None and not isinstance(self.pool, torch.nn.Module)
                 and not any(parameter.requires_grad for parameter in self.backbone.parameters()))
 
-    def start_epoch(self, warming_up):
+    def start_epoch(self, epoch):
         """
-        Training mode. In an epoch of the --warmup, the backbone is in evaluation mode and gets no gradients. Which of
-        its parameters require gradients is never changed: what was frozen on purpose stays frozen.
+        Training mode. epoch: counted from 1. In an epoch of the --warmup, the backbone is in evaluation mode and gets
+        no gradients. Which of its parameters require gradients is never changed: what was frozen on purpose stays
+        frozen.
         """
-        self.warming_up = warming_up
+        self.warming_up = epoch <= self.warmup
         self.train()
 
     def train(self, mode=True):

@@ -63,7 +63,7 @@ def step(arch, size, n_images, flags=(), amp=True):
     with torch.device('meta'):                         # networks are built there, since some read numbers meanwhile
         model = architectures.select(opt)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device='cpu').start_epoch(warming_up=False)
+        model.to_empty(device='cpu').start_epoch(1)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer, images = torch.optim.Adam(trained, foreach=False), torch.rand(n_images, 3, size, size)
         peak = Peak([*model.parameters(), *model.buffers(), images])

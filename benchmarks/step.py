@@ -54,7 +54,7 @@ class Case:
         self.built = Parts(model.to(opt.device), None, criterion, miner)
         self.built.optimizer, _ = optimization.select(opt, model, criterion)
         self.built.step = TrainingStep(opt, self.built)
-        model.start_epoch(warming_up=False)
+        model.start_epoch(1)
 
     def bare(self):
         model, optimizer = self.built.model, self.built.optimizer

@@ -80,7 +80,7 @@ def choose_batch(opt, images):
 
 
 @undeclared_flags()
-def select(opt, images):
+def select(opt, images, criterion=None):
     """
     The sampler --data_sampler over the training images; with --views, its batches have --bs / --views different images.
     Raises UserError if the flags and the images do not fit.
@@ -97,6 +97,8 @@ def select(opt, images):
             raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
                             'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
+    if getattr(module, 'REQUIRES_CRITERION', False):
+        required.append(criterion)
     of_images = changed(opt, bs=opt.bs // opt.views)
     try:
         sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)

@@ -152,6 +152,13 @@ class Wandb:
         pictures = self.pictures if epoch > self.logged else self.run.summary      # W&B takes a step once
         pictures[name] = wandb.Image(str(file))
 
+    def table(self, name, rows, epoch):
+        import wandb
+        columns = [*dict.fromkeys(column for row in rows for column in row)]
+        table = wandb.Table(columns=columns, data=[[row.get(column) for column in columns] for row in rows])
+        waiting = self.pictures if epoch > self.logged else self.run.summary
+        waiting[name] = table
+
     def close(self, failed):
         import wandb
         problem = failure(self.run.finish, int(failed), share=1 / 3)
@@ -212,6 +219,11 @@ class Comet:
 
     def picture(self, name, file, epoch):
         self.experiment.log_image(str(file), name=name, step=epoch)
+
+    def table(self, name, rows, epoch):
+        columns = [*dict.fromkeys(column for row in rows for column in row)]
+        self.experiment.log_table(f'{name}_{epoch}.csv', [[row.get(column) for column in columns] for row in rows],
+                                  headers=columns)
 
     def close(self, failed):
         self.experiment.end()

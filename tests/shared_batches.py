@@ -206,6 +206,7 @@ def train(flags, dtype=torch.float64, device='cpu', **of_network):
     built.step, logs = recorded, []
     for epoch in range(1, opt.n_epochs + 1):
         logs.append(main.train_epoch(opt, built, loader, epoch))
+        built.note_unsaved_state()
     modules = {'network': built.model, 'criterion': built.criterion}
     return {name: tensors_of(module.state_dict()) for name, module in modules.items()} | {
         'gradients': {f'{part} {name}': parameter.grad for part, module in modules.items()

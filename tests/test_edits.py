@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from records import checkpoint
-from tests.helpers import FROM_COPY, ROOT, executed, folder_of, rows_of
+from tests.helpers import FROM_COPY, ROOT, assert_same_end, executed, folder_of, rows_of
 
 EDITS = {path.stem: path for path in sorted((Path(__file__).parent / 'edits').glob('*.diff'))}
 
@@ -66,3 +66,22 @@ def test_an_edit_of_the_step(edit, quick, tmp_path):
     assert_equal_runs(tmp_path, ways)
     with pytest.raises(AssertionError):
         assert_equal_runs(tmp_path, ['whole', 'without'], 1e-3)
+
+
+@pytest.mark.skipif(not (ROOT / '.git').exists(), reason='not a git checkout')
+@pytest.mark.parametrize('edit', ['state_in_a_buffer', 'state_in_an_attribute'])
+def test_a_loss_that_remembers_the_last_batch(edit, quick, tmp_path):
+    """A resumed run goes on with it where it is a buffer; an attribute is named."""
+    flags = [*quick, '--iterations_per_epoch', '4', '--optim', 'sgd', '--lr', '0.1', '--loss', 'softmax',
+             '--batch_mining', 'none', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    half = folder_of(tmp_path, 'half_s1')
+    _, errors = runs(tmp_path, edited(tmp_path / 'code', edit), [*flags, '--group', 'whole'],
+                     [*flags, '--group', 'half', '--n_epochs', '1'], ['--resume', half, '--n_epochs', '2'])
+    note = 'Note: criteria/softmax.py: self.earlier changes in training but is not saved; register it:'
+    if edit == 'state_in_a_buffer':
+        assert_same_end(folder_of(tmp_path, 'whole_s1'), half)
+        assert note not in errors
+    else:
+        with pytest.raises(AssertionError):
+            assert_same_end(folder_of(tmp_path, 'whole_s1'), half)
+        assert errors.count(note) == 3                                  # once in each process

@@ -73,7 +73,7 @@ def test_two_steps_with_a_tiny_network(file, patterns, table):
     built = parts.build(opt)
     trained = [parameter for group in built.optimizer.param_groups for parameter in group['params'] if group['lr'] > 0]
     before = [parameter.detach().clone() for parameter in trained]
-    built.model.start_epoch(warming_up=False)
+    built.model.start_epoch(1)
     for step, batch in enumerate(TrainingLoader(opt, built.data.train, built.sampler).epoch(1), start=1):
         built.schedule.at(step)
         _, scalars = built.step(*batch, step, 1)

@@ -72,7 +72,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch, tmp_path):
     opt = configuration.parse([*line.split(), *small])
     built = parts.build(opt)
     before = [parameter.detach().clone() for group in built.optimizer.param_groups for parameter in group['params']]
-    built.model.start_epoch(warming_up=False)
+    built.model.start_epoch(1)
     n = 8 if 'resnet50' in line else 4                           # the other network needs images of 224 pixels
     images, labels = torch.rand(n, 3, built.model.input_size, built.model.input_size), torch.arange(n) // 2
     embeddings, features, *maps = built.model(images, 'feature_maps' in criteria.required_inputs(opt))

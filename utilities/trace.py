@@ -3,7 +3,7 @@ import math
 
 import torch
 
-from utilities.errors import RunFailed
+from utilities.errors import RunFailed, UserError
 
 
 class Trace:
@@ -19,8 +19,11 @@ class Trace:
         self.epoch, self.pending, self.values, self.skipped_in_a_row = epoch, [], {}, skipped_in_a_row
 
     def add(self, **scalars):
-        """One step's scalars: 0-d tensors or numbers, the same names in each step, loss and grad_norm among them."""
-        self.pending.append({name: torch.as_tensor(value).detach() for name, value in scalars.items()})
+        """
+        One step's scalars: 0-d tensors or numbers, the same names in each step, loss and grad_norm among them. Raises
+        UserError for another value.
+        """
+        self.pending.append({name: scalar(name, value) for name, value in scalars.items()})
         if len(self.pending) >= self.COPY_EVERY:
             self.copy_to_cpu()
 
@@ -70,6 +73,20 @@ class Trace:
         if 'active_tuples' in self.values:
             means['train_active_share'] = self.total('active_tuples') / max(1, self.total('tuples'))
         return means
+
+
+def scalar(name, value):
+    """A value of the log as a 0-d tensor without graph. Raises UserError if it is something else."""
+    try:
+        found = torch.as_tensor(value).detach()
+        what = f'a value of the shape {list(found.shape)}'
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+        what = type(value).__name__
+    if found is None or found.dim():
+        raise UserError(f'self.log of a loss or miner: {name} is {what}; expected a number or a tensor without '
+                        'dimensions, such as a mean')
+    return found
 
 
 @torch.no_grad()

@@ -77,13 +77,14 @@ def test_suffixes_in_any_order(arch, opt):
 
 def test_a_warmup_leaves_the_backbone_and_what_is_frozen_as_they_are(opt):
     """In evaluation mode, without dropout and gradients; afterwards all trains but what was frozen before."""
-    model = select(opt, 'conv4')
+    model = select(opt, 'conv4', warmup=1)
     model.backbone.append(torch.nn.Dropout(0.5))
     model.backbone[0][0].requires_grad_(False)
     images = torch.rand(4, 3, 32, 32)
-    for warming_up in (True, False):
+    for epoch in (1, 2):
+        warming_up = epoch == 1
         before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
-        model.start_epoch(warming_up)
+        model.start_epoch(epoch)
         model.eval()
         model.train()                                                  # as a validation in the middle of an epoch does
         embeddings, features = model(images)

@@ -75,7 +75,8 @@ def test_a_level_has_a_gradient_in_the_blocks_up_to_its_own_only(opt):
 
 def test_in_the_warm_up_only_the_embedding_layers_train(opt):
     model = build(opt, 'conv4_normalize', [1])
-    model.start_epoch(warming_up=True)
+    model.warmup = 1
+    model.start_epoch(1)
     model(images_of(32))[0][:, 0].sum().backward()
     assert {name for name, parameter in model.named_parameters()
             if parameter.grad is not None and parameter.grad.any()} == {'inner.layers.0.weight', 'inner.layers.0.bias'}

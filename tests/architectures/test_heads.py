@@ -140,9 +140,9 @@ def test_a_pooling_that_does_not_suit_the_network_is_refused(arch, pool, sentenc
 
 
 def test_a_trained_pooling_learns_in_the_warmup_and_has_the_rate_of_the_head(opt):
-    flags = opt(arch='conv4', not_pretrained=True, pool='gem', lr=.1, fc_lr=.2, loss='triplet')
+    flags = opt(arch='conv4', not_pretrained=True, pool='gem', lr=.1, fc_lr=.2, loss='triplet', warmup=1)
     model = architectures.select(flags)
-    model.start_epoch(warming_up=True)
+    model.start_epoch(1)
     model(torch.rand(2, 3, 32, 32))[0].sum().backward()
     assert model.pool.p.grad is not None and model.backbone[0][0].weight.grad is None
     optimizer, _ = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
@@ -165,8 +165,8 @@ def test_layer_norm_in_front(affine, opt):
 
 @pytest.mark.parametrize('affine', [False, True])
 def test_batch_norm_in_front_is_trained_though_the_backbones_are_frozen(affine, opt):
-    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3)
-    model.start_epoch(warming_up=True)
+    model = select(opt, 'conv4_frozen', embed_norm='batch', embed_norm_affine=affine, embed_dim=3, warmup=1)
+    model.start_epoch(1)
     embeddings, features = model(torch.rand(6, 3, 32, 32))
     variance, mean = torch.var_mean(features, dim=0, correction=0)
     normed = (features - mean) / (variance + 1e-5).sqrt()

@@ -88,7 +88,7 @@ def test_only_prompts_adapters_and_head_are_trained(opt, small):
     assert .7 * bound < max(block.prompts.abs().max() for block in model.backbone.blocks) <= bound
     before, twin = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=.1, weight_decay=.1)
-    model.start_epoch(False)
+    model.start_epoch(1)
     for _ in range(2):
         optimizer.zero_grad()
         model(images)[0].pow(3).sum().backward()

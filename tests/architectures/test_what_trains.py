@@ -63,12 +63,13 @@ def test_blocks_of_vits_are_those_of_timm(opt):
 @pytest.mark.parametrize('warmup', [0, 1])
 def test_what_is_frozen_stays_frozen(part, frozen, warmup, opt):
     """Through warm-up epochs and changes of the mode, parameters, their gradients and the BatchNorm statistics."""
-    flags = opt(arch='conv4', not_pretrained=True, freeze=part, lr=.1, decay=.1, loss='triplet', optim='adamw')
+    flags = opt(arch='conv4', not_pretrained=True, freeze=part, lr=.1, decay=.1, loss='triplet', optim='adamw',
+                warmup=warmup)
     model = architectures.select(flags)
     optimizer, schedule = optimization.select(flags, model, criteria.select(flags, lambda *_: None))
     before = copy.deepcopy(model.backbone.state_dict())
     for epoch in (1, 2):
-        model.start_epoch(warming_up=epoch <= warmup)
+        model.start_epoch(epoch)
         model.eval()
         model.train()
         schedule.at((epoch - 1) * schedule.n_steps + 1)
@@ -84,7 +85,7 @@ def test_what_is_frozen_stays_frozen(part, frozen, warmup, opt):
 
 def test_dropout_of_the_frozen_part_is_off_and_the_class_token_belongs_to_the_stem(opt):
     model = vit(opt, freeze='2')
-    model.start_epoch(False)
+    model.start_epoch(1)
     trained = {name for name, parameter in model.backbone.named_parameters() if parameter.requires_grad}
     assert not any(name.startswith(('blocks.0.', 'blocks.1.', 'patch_embed.', 'cls_token', 'pos_embed'))
                    for name in trained)
@@ -96,7 +97,7 @@ def test_a_frozen_stem_keeps_the_statistics_of_a_layer_that_was_replaced(opt):
     """Where several processes synchronise BatchNorm, its layers are replaced after the network has been built."""
     model = select(opt, 'torchvision:resnet18', freeze='stem')
     model.backbone.bn1 = torch.nn.BatchNorm2d(64)
-    model.start_epoch(False)
+    model.start_epoch(1)
     assert not model.backbone.bn1.training and model.backbone.layer1[0].bn1.training
 
 
@@ -116,7 +117,7 @@ def test_adapters_start_as_the_frozen_network_and_merge_into_its_layers(opt):
     assert sum(map(torch.numel, trained.values())) == 12 * 3 * ((192 + 576) + (192 + 192))
     before = copy.deepcopy(adapted.state_dict())
     optimizer = torch.optim.SGD(adapted.parameters(), lr=.1, weight_decay=.1)
-    adapted.start_epoch(False)
+    adapted.start_epoch(1)
     for _ in range(2):
         optimizer.zero_grad()
         adapted(images)[0].pow(2).sum().backward()
