@@ -115,8 +115,7 @@ def data_parameters(parser):
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
     add('--decode',
-        choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
-                 'exact': 'the pixels that Pillow gives',
+        choices={'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', help='how images are decoded and resized')
     add('--split_scheme',
@@ -411,7 +410,8 @@ def machine_parameters(parser):
     add('--save_path', default='Training_Results', common=True,
         help='folder for all results; the run folder is <save_path>/<dataset>/<savename>')
     add('--source_path', '--source', default='../../Datasets', common=True,
-        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
+        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/, or '
+             'train/ and test/')
     add('--csv', metavar='FILE', file=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     add('--splits', metavar='FILE', file=True,
@@ -429,10 +429,6 @@ def machine_parameters(parser):
         help='indices of NVIDIA GPUs, from 0; several train one run together, one process each')
     add('--kernels', type=COUNT, default=6, common=True,
         help='number of data loading processes, at most one per core; 0 loads in the main process')
-    add('--max_megapixels', type=POSITIVE, metavar='N',
-        help="largest number of megapixels of an image, counted before decoding; by default Pillow's limit, 179")
-    add('--image_cache', metavar='FOLDER',
-        help='folder for decoded images, shared by runs; by default images are decoded each time')
     add('--micro_bs', type=COUNT, default=0,
         help='largest number of images embedded at once; a larger batch is divided, with the same loss; 0: no limit')
     switch('--compile', help='compile the network for training with torch.compile')

@@ -175,7 +175,7 @@ def read(folder):
     except OSError as error:
         raise UserError(f'{folder}: not a run folder: {file}: {error.strerror}') from None
     except ValueError as error:
-        raise UserError(f'{file}: not readable: {" ".join(str(error).split())}') from None
+        raise UserError(f'{file}: not readable: {error}') from None
     expected = {'flags': dict, 'split_hash': str, 'run_id': str, 'resumed': list}        # `resumed` is written last
     if not isinstance(config, dict) or any(not isinstance(config.get(name), kind) for name, kind in expected.items()):
         raise UserError(f'{file}: cut off, or not the config.yaml of a run folder; pass a file of flags with --config')
