@@ -67,7 +67,10 @@ def choose_splits(opt):
         if {'splits', 'split_scheme'} <= {*opt.given}:
             raise UserError(f'--splits {opt.splits} takes the place of --split_scheme {opt.split_scheme}; give one of '
                             'them')
-        setattr(opt, 'splits' if 'split_scheme' in opt.given else 'split_scheme', None)
+        if 'split_scheme' in opt.given:
+            opt.splits = opt.splits_step = None
+        else:
+            opt.split_scheme = None
 
 
 def check(opt, changed):

@@ -4,9 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import configuration
-import effects
-import resuming
 from utilities import startup
 
 if __name__ == '__main__':
@@ -15,10 +12,13 @@ if __name__ == '__main__':
 from tqdm import tqdm
 
 import batch_mining
+import configuration
 import datasampler
+import effects
 import evaluation
 import parameters
 import parts
+import resuming
 from architectures.depth import gradients_by_block
 from records import checkpoint, columns, lock, reading, run_folder
 from records.checkpoint import LAST, Checkpoint

@@ -88,7 +88,7 @@ class LanguageGuided(torch.nn.Module):
 
 
 def problem(opt):
-    if not (opt.language_vectors or hasattr(opt, 'class_vectors')):           # whoever builds the loss gives vectors
+    if not opt.language_vectors:
         return ('--language_distill_w needs --language_vectors FILE, the vectors of the class names: this program '
                 'contains neither a text model nor the ImageNet classifier of --language_pseudoclass; '
                 'docs/training_methods.md says how to make the file')

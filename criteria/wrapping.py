@@ -121,8 +121,14 @@ AROUND_THE_SUM = [
 
 
 def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
-    """The wrappers that the flags ask for."""
-    return [wrapper for wrapper in wrappers if all(getattr(opt, flag) for flag in wrapper.flags)]
+    """The wrappers that the flags ask for. Of two flags, each has an effect where the other is set."""
+    values, found = vars(opt), []
+    for wrapper in wrappers:
+        unset = [flag for flag in wrapper.flags if not values[flag]]
+        note(opt, *(flag for flag in wrapper.flags if not {*unset} - {flag}))
+        if not unset:
+            found.append(wrapper)
+    return found
 
 
 def check_flags(opt):

@@ -90,8 +90,9 @@ def test_it_is_added_to_any_loss_with_its_weight_from_the_delay_on(loss, more, o
     batch, teacher = random(6, 4).float(), {'teacher_batch': random(6, 3).float()} if 'distill' in more else {}
     values, built = {}, {}
     for weight in (0., 4.):
-        namespace = opt(loss=loss, n_classes=3, language_distill_w=weight, language_delay=2, language_shift=.5,
-                        language_temp=2., **{'batch_mining': 'none', 'embed_dim': 4, 'n_features': 4} | more)
+        namespace = opt(loss=loss, n_classes=3, language_distill_w=weight, language_vectors='given', language_delay=2,
+                        language_shift=.5, language_temp=2.,
+                        **{'batch_mining': 'none', 'embed_dim': 4, 'n_features': 4} | more)
         torch.manual_seed(0)
         built[weight] = criteria.select(namespace, batch_mining.select(namespace), VECTORS)
         values[weight] = [built[weight](batch=batch, labels=torch.as_tensor(LABELS), batch_features=batch, f_embed=None,
