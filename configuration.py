@@ -107,7 +107,10 @@ def recorded_flags(place):
     whose flags no longer exist are left out, with a note.
     """
     if Path(place).is_file() or published.is_folder(place):
-        settings = checkpoint.load(checkpoint.find(place))['settings']
+        file = checkpoint.find(place)
+        settings = checkpoint.load(file)['settings']
+        if file.suffix == '.safetensors':
+            published.check_flags(file.parent, settings, parameters.flags_with('embedding'))
     else:
         settings = run_folder.read(place)['flags']
     unknown = sorted(settings.keys() - {*command_line.known_flags(parameters.build())})
@@ -115,6 +118,11 @@ def recorded_flags(place):
         print(f'Note: {place}: it was recorded with flags that no longer exist, which are left out: '
               f'--{", --".join(unknown)}', file=sys.stderr)
     return {name: value for name, value in settings.items() if name not in unknown}
+
+
+def embedding_settings(opt):
+    """{flag: value} of the flags on which the embedding of an image depends, beside the weights."""
+    return {name: getattr(opt, name) for name in parameters.flags_with('embedding')}
 
 
 def secret_variables(opt):

@@ -112,12 +112,12 @@ def name_parameters(parser):
 
 def data_parameters(parser):
     add, switch = new_group(parser, 'data', 'data set, splits, labels, decoding, augmentation', resume='never')
-    add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
+    add('--dataset', default='cub200', common=True, names=DATASETS, embedding=True, help='data set')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
     add('--decode',
         choices={'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
-        default='exact', help='how images are decoded and resized')
+        default='exact', embedding=True, help='how images are decoded and resized')
     add('--split_scheme',
         choices={'half': 'training and test classes', 'class_folds': 'half, with folds of validation classes',
                  'mlrc': 'the class lists of Musgrave et al.',
@@ -145,7 +145,7 @@ def data_parameters(parser):
            help='with --use_tv_split: validate on samples of every class instead of on whole classes')
     add('--tv_split_perc', type=number(float, 0, 1, above=True), default=0.8,
         help='with --use_tv_split: fraction of the training set that remains for training')
-    add('--augmentation', default='base', names=AUGMENTATIONS,
+    add('--augmentation', default='base', names=AUGMENTATIONS, embedding=True,
         help='augmentation of the training images; docs/data.md explains each')
     add('--crop_scale', nargs=2, type=number(float, 0, 1, above=True), metavar=('MIN', 'MAX'),
         help='smallest and largest area of random crops, as fractions of the image; by default 0.08 (mlrc: 0.16) and '
@@ -159,11 +159,11 @@ def data_parameters(parser):
         help='apply N random operations of magnitude M (0 to 30) to each training image; by default none')
     add('--random_erasing', type=FRACTION, default=0.0, metavar='P',
         help='probability of filling a random rectangle of a training image with the mean colour; 0 means never')
-    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear',
+    add('--interpolation', choices=['bilinear', 'bicubic'], default='bilinear', embedding=True,
         help='interpolation with which images and crops are resized, in training and evaluation')
-    add('--eval_size', type=POSITIVE_INT,
+    add('--eval_size', type=POSITIVE_INT, embedding=True,
         help='height and width of the images in evaluation, in pixels; by default --input_size')
-    add('--eval_resize', type=POSITIVE_INT,
+    add('--eval_resize', type=POSITIVE_INT, embedding=True,
         help='pixels of the shorter side before the centre crop in evaluation; by default 256, or 8/7 of the size')
 
 
@@ -176,26 +176,27 @@ def frozen_part(text):
 
 def network_parameters(parser):
     add, switch = new_group(parser, 'network', 'backbone, pooling, embedding layer, input', resume='never')
-    add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES,
+    add('--arch', default='resnet50_frozen_normalize', common=True, names=ARCHITECTURES, embedding=True,
         help='network, also timm:NAME, torchvision:NAME, pretrainedmodels:NAME; suffixes: _frozen (BatchNorm '
              'statistics), _normalize (norm 1), _double (--pool avg_max)')
-    add('--embed_dim', type=POSITIVE_INT, default=128, common=True, help='dimension of the embeddings')
-    add('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N',
+    add('--embed_dim', type=POSITIVE_INT, default=128, common=True, embedding=True, help='dimension of the embeddings')
+    add('--cascade', nargs='+', type=POSITIVE_INT, default=[], metavar='N', embedding=True,
         help='numbers of blocks after which further embeddings are computed; by default only the last embedding')
-    add('--embed_layers', nargs='*', type=POSITIVE_INT, default=[],
+    add('--embed_layers', nargs='*', type=POSITIVE_INT, default=[], embedding=True,
         help='widths of hidden layers between backbone and embedding; by default none')
     add('--pool',
         choices={'avg': 'mean of the feature maps', 'max': 'maximum', 'avg_max': 'sum of both',
                  'gem': 'generalised mean with a trainable exponent', 'token': 'class token of a ViT',
-                 'patches': 'mean of its patch tokens', 'token_patches': 'both'},
+                 'patches': 'mean of its patch tokens', 'token_patches': 'both'}, embedding=True,
         help="pooling of the backbone; by default the network's own")
     add('--embed_norm',
         choices={'none': 'no normalisation', 'layer': 'LayerNorm',
-                 'batch': 'BatchNorm, updated even in a _frozen network'}, default='none',
+                 'batch': 'BatchNorm, updated even in a _frozen network'}, default='none', embedding=True,
         help='normalisation layer between the pooled features and the embedding layer')
-    switch('--embed_norm_affine',
+    switch('--embed_norm_affine', embedding=True,
            help='give the layer of --embed_norm a trainable scale and shift')
-    switch('--embed_bias', default=True, help='whether the embedding layer has a bias; --embed_bias false removes it')
+    switch('--embed_bias', default=True, embedding=True,
+           help='whether the embedding layer has a bias; --embed_bias false removes it')
     add('--embed_init',
         choices={'default': "torch's random weights", 'orthogonal': 'random orthogonal rows',
                  'kaiming': 'normal with standard deviation (2 / --embed_dim)^(1/2)',
@@ -208,19 +209,19 @@ def network_parameters(parser):
         help='part of the backbone that is not trained; N: the stem and the first N blocks; none trains all')
     add('--lora_rank', type=COUNT, default=0,
         help='rank of the trained adapters (LoRA) in the attention layers of a ViT; 0 means no adapters')
-    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, metavar='N',
+    add('--visual_prompts', '--prompts', dest='prompts', type=COUNT, default=0, embedding=True, metavar='N',
         help='number of trained tokens (visual prompts) in the blocks of a frozen ViT; 0 means none')
-    add('--prompt_depth', type=COUNT, default=0,
+    add('--prompt_depth', type=COUNT, default=0, embedding=True,
         help='number of blocks, from the first on, with prompts of their own; 1: VPT-shallow; 0: all, VPT-deep')
     switch('--not_pretrained',
            help='start from random instead of pretrained weights')
-    add('--input_size', type=POSITIVE_INT,
+    add('--input_size', type=POSITIVE_INT, embedding=True,
         help='height and width of the input images in pixels; by default as the network expects')
-    add('--input_mean', nargs='+', type=REAL,
+    add('--input_mean', nargs='+', type=REAL, embedding=True,
         help='mean of the input images per channel, for values in [0, 1]; by default as the network expects')
-    add('--input_std', nargs='+', type=POSITIVE,
+    add('--input_std', nargs='+', type=POSITIVE, embedding=True,
         help='standard deviation of the input images per channel; by default as the network expects')
-    switch('--input_bgr', default=None,
+    switch('--input_bgr', default=None, embedding=True,
            help='whether the channels are ordered blue, green, red; by default as the network expects')
 
 
@@ -370,10 +371,11 @@ def evaluation_parameters(parser):
         help='number of epochs between computations of nmi, ami and f1; the last epoch always has them')
     add('--bootstrap', metavar='N', type=COUNT, default=0,
         help='number of resamples of the classes for 95 percent intervals of retrieval metrics; 0: none')
-    switch('--eval_normalize', help='L2-normalise the embeddings before evaluation')
-    switch('--eval_ema',
+    switch('--eval_normalize', embedding=True, help='L2-normalise the embeddings before evaluation')
+    switch('--eval_ema', embedding=True,
            help='after training: evaluate the moving average of the weights (--ema)')
-    switch('--eval_features', help='evaluate the pooled features of the backbone instead of the embeddings')
+    switch('--eval_features', embedding=True,
+           help='evaluate the pooled features of the backbone instead of the embeddings')
     add('--pca', metavar='D', type=COUNT, default=0,
         help='number of principal components of the embeddings to evaluate; 0 means the embeddings themselves')
     add('--eval_autocast', choices=['bfloat16', 'float16'],

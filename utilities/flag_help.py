@@ -53,6 +53,7 @@ class Facts:
     never:     (what never happens in a run that is too short for the flag, (opt, number of steps) -> whether it is).
     of:        the methods (losses, miners, samplers) that use it.
     common:    most runs set it.
+    embedding: the embedding of an image depends on it, beside the weights; an index and an exported network record it.
     file:      it names a file that the run reads: its checksum is recorded, and --resume refuses another content.
     obsolete:  accepted for old scripts, always without effect.
     names:     the registry whose names are its values.
@@ -64,6 +65,7 @@ class Facts:
     never: tuple | None = None
     of: list | None = None
     common: bool = False
+    embedding: bool = False
     file: bool = False
     obsolete: bool = False
     names: Iterable | None = None
