@@ -7,7 +7,6 @@ embeddings of another network in place of the larger embeddings.
 import torch
 import torch.nn.functional as F
 
-REQUIRES_INPUTS = ['teacher_batch']
 FLAGS = {
     'distill': {'default': None, 'metavar': 'RUN_FOLDER|ema',
                 'help': 'teacher: a run folder, a checkpoint, or ema, the moving average of the weights; by default '

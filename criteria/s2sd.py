@@ -18,7 +18,6 @@ ALLOWED_MINING_OPS = None
 REQUIRES_BATCHMINER = False
 REQUIRES_OPTIM = True
 REQUIRES_CRITERIA = ('loss_s2sd_source', 'loss_s2sd_target')    # Criterion(opt, build) builds the losses of these flags
-REQUIRES_INPUTS = {'feature_maps': 'loss_s2sd_pool_aggr'}       # needed with this flag
 FLAGS = {
     'source': {'default': 'multisimilarity', 'help': 'name of the loss of the embeddings, as for --loss'},
     'target': {'default': 'multisimilarity', 'help': 'name of the loss of the larger embeddings, as for --loss'},
@@ -89,6 +88,10 @@ class Criterion(torch.nn.Module):
         if self.distils_features:
             self.feature_weight, self.delay = opt.loss_s2sd_feat_w, opt.loss_s2sd_feat_distill_delay
         self.pools_maps, self.lr = opt.loss_s2sd_pool_aggr, opt.lr
+        self.inputs = ['feature_maps'] if self.pools_maps else []
+        if self.pools_maps and opt.n_maps is None:
+            raise ValueError('--loss_s2sd_pool_aggr: the network of --arch has no feature maps, or does not pool them '
+                             'by their average; give --pool avg, or leave the flag out')
         n_features, dims = opt.n_maps if self.pools_maps else opt.n_features, opt.loss_s2sd_target_dims
         self.heads = torch.nn.ModuleList([
             torch.nn.Sequential(torch.nn.Linear(n_features, dim), torch.nn.ReLU(), torch.nn.Linear(dim, dim))

@@ -13,7 +13,7 @@ from datasampler import (
 )
 from datasampler.storage import Storage
 from utilities import public
-from utilities.errors import UserError, choose, undeclared_flags
+from utilities.errors import UserError, choose, named_flags, undeclared_flags
 from utilities.namespace import changed
 
 SAMPLERS = {
@@ -90,23 +90,16 @@ def select(opt, images, criterion=None):
     if getattr(module, 'REQUIRES_STORAGE', False) and not public.is_sampler(module):
         required.append(Storage(opt, len(images.image_list)))
     if getattr(module, 'REQUIRES_HIERARCHY', False):
-        if opt.unsupervised:
-            raise UserError(f'--unsupervised: --data_sampler {opt.data_sampler} needs super-classes, and an image that '
-                            'is a class of its own has none; choose another sampler')
-        if None in images.superclasses:
-            raise UserError(f'--data_sampler {opt.data_sampler}: --dataset {opt.dataset} has no super-classes; '
-                            'online_products, inshop and omniglot have them, and your own images may (docs/data.md)')
         required.append(images.superclasses)
     if getattr(module, 'REQUIRES_CRITERION', False):
         required.append(criterion)
     of_images = changed(opt, bs=opt.bs // opt.views)
     try:
-        sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
-    except (UserError, ValueError) as error:               # files that can be copied alone raise ValueError
-        if isinstance(error, ValueError) and not str(error).startswith('--'):
+        with named_flags():
+            sampler = module.Sampler(of_images, images.image_dict, images.image_list, *required)
+    except UserError as error:
+        if opt.views == 1 or '--bs' not in str(error):
             raise
-        if opt.views == 1:
-            raise UserError(str(error)) from None
         raise UserError(f'--views {opt.views}: of --bs {opt.bs}, the sampler chooses {of_images.bs} images, which '
                         f'are its --bs: {error}') from None
     return public.sampler(opt, sampler, images.image_list) if public.is_sampler(module) else sampler

@@ -2,11 +2,7 @@
 import sys
 from pathlib import Path
 
-import torch
-
-import batch_mining
 import configuration
-import criteria
 import datasampler
 import parameters
 import parts
@@ -67,11 +63,7 @@ def planned_run(arguments, parser=None):
     recorded = configuration.recorded_settings(opt)
     settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
-    opt.n_classes, opt.superclasses = 2, [[0], [0]]               # arbitrary: built only to check the flags
-    opt.class_names, opt.class_counts = ['one', 'other'], [2, 2]
-    opt.class_weights = opt.class_weights and 'balanced'          # a file names the classes of the data
-    opt.device, opt.n_features, opt.n_maps = torch.device('cpu'), 2, 2
-    criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
+    parts.draft(opt)                                              # refuses what does not go together
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
                    Path(opt.save_path) / opt.dataset, run_folder.savename(opt), configuration.secret_variables(opt),
                    chosen, parameters.beside_settings(), parameters.files_among(recorded))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 import configuration
-import criteria
 import datasets
 import evaluation
 import parts
@@ -53,7 +52,7 @@ def work(opt):
 
 def check(opt):
     """Raises UserError for a loss with a distance of its own, and for data sets that cannot be evaluated."""
-    if criteria.ranks(opt):
+    if parts.ranks(opt):
         raise UserError(f'other_data: --loss {opt.loss} ranks by a distance of its own, which it does not know')
     for name in opt.data_sets:
         choose(datasets.DATASETS, name.partition(':')[0], 'other_data')

@@ -241,8 +241,7 @@ class Overflows(FeaturesAndLayer):
 
 def module_of(criterion):
     """What a file of a criterion has."""
-    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True,
-                              REQUIRES_INPUTS=['images'] if criterion is AsksForAll else [])
+    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True)
 
 
 def train_on_gpus(rank, n, flags, folder):

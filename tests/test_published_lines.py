@@ -75,7 +75,7 @@ def test_they_build_and_take_a_step(line, patterns, monkeypatch, tmp_path):
     built.model.start_epoch(opt.warmup + 1)
     n = 8 if 'resnet50' in line else 4                           # the other network needs images of 224 pixels
     images, labels = torch.rand(n, 3, built.model.input_size, built.model.input_size), torch.arange(n) // 2
-    embeddings, features, *maps = built.model(images, 'feature_maps' in criteria.required_inputs(opt))
+    embeddings, features, *maps = built.model(images, 'feature_maps' in criteria.inputs(built.criterion))
     assert len(maps) == opt.loss_s2sd_pool_aggr * (opt.loss == 's2sd')
     loss = built.criterion(batch=embeddings, labels=labels, batch_features=features, f_embed=built.model.f_embed,
                            step=1, **dict(zip(['feature_maps'], maps, strict=False)))

@@ -161,7 +161,7 @@ def test_flags_that_cannot_be_are_refused(flags, sentence):
     ('--unsupervised --samples_per_class 1 --loss supcon --batch_mining none',
      '--unsupervised: an image is alone in its class, and --loss supcon needs pairs of a class; give --views 2'),
     ('--unsupervised --samples_per_class 1 --views 2 --data_sampler hierarchical',
-     '--unsupervised: --data_sampler hierarchical needs super-classes'),
+     '^--data_sampler hierarchical needs the super-class of each training class, .*with --unsupervised, none has'),
     ('--samples_per_class 1 --loss supcon --batch_mining none', '--samples_per_class 1: --data_sampler class_random'),
 ])
 def test_runs_that_cannot_be_are_refused(flags, sentence, quick):

@@ -118,6 +118,20 @@ def undeclared_flags():
                         f"add('--{error.name}', type=float, default=...)") from error
 
 
+@contextlib.contextmanager
+def named_flags():
+    """
+    In the block, or the decorated function, a ValueError whose text begins with a flag is a UserError: files that can
+    be copied alone raise it so.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith('--'):
+            raise
+        raise UserError(str(error)) from None
+
+
 class Ended(Exception):
     """Request to exit with `code`; the message was already printed."""
 

@@ -16,7 +16,7 @@ from utilities.errors import UserError
 
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 REFUSED = {'nir': r": its parameter flow\.\S+ has the shape \[128, 12\], but \[128, 4\] for embeddings of 3 dimensions",
-           's2sd': ', but with angular, '}
+           's2sd': ', which takes batch_features beside the embeddings'}
 
 
 def batch_of(dim=8, dtype=F64):
