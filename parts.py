@@ -1,5 +1,4 @@
 """The parts of a run, built from the flags: network, data, and all that trains the network."""
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 
 import architectures
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import datasets
@@ -18,9 +18,10 @@ import training_step
 from architectures import batch_norm, embedding_layer
 from datasets import class_vectors
 from records import backends, checkpoint
-from utilities import device, loss_sums, machine, pml, processes, torch_losses, unsaved
+from utilities import command_line, device, loss_sums, machine, pml, processes, torch_losses, unsaved
 from utilities.errors import UserError, choose
 from utilities.kept_features import KeptFeatures
+from utilities.namespace import changed, unnoted
 from utilities.randomness import preserved, seed_everything
 
 
@@ -96,7 +97,7 @@ def build(opt):
     """The Parts of a training run. Raises UserError for flags, files or data that do not go together."""
     check_names(opt)
     parts = prepare(opt)
-    check(opt, parts.data)
+    check(unnoted(opt), parts.data)
     datasampler.choose_batch(opt, parts.data.train)
     if opt.start_from and not has_checkpoint(opt):
         start_from(opt, parts.model)
@@ -106,9 +107,9 @@ def build(opt):
     batch_mining.check_feedback(parts.miner, parts.data.evaluation.get('val'))
     language, parts.language_checksum = read_language(opt, parts.data.train.class_names)
     parts.criterion = criteria.select(opt, parts.miner, language).to(opt.device)
-    check_pairs(opt, parts.criterion)
+    check_pairs(unnoted(opt), parts.criterion)
     # with --n_epochs 0 no batch is sampled, so that any batch size is allowed
-    drawn = opt if opt.n_epochs else argparse.Namespace(**vars(opt) | {'bs': 2, 'samples_per_class': 2, 'views': 1})
+    drawn = opt if opt.n_epochs else changed(opt, bs=2, samples_per_class=2, views=1)
     parts.sampler = datasampler.select(drawn, parts.data.train, parts.criterion)
     batch_norm.check_pieces(opt, parts.model)
     n_steps = opt.iterations_per_epoch or len(parts.sampler)
@@ -192,7 +193,7 @@ def prepare(opt):
         data.train.labels, minlength=opt.n_classes).tolist()
     opt.n_features = backbone.n_features
     opt.n_maps = architectures.embedding_network.count_maps(backbone)
-    evaluation.check_data(opt, data)
+    evaluation.check_data(unnoted(opt), data)
     return Parts(build_network(opt, backbone), data)
 
 
@@ -234,9 +235,10 @@ def start_from(opt, model):
     before = states['settings']
     compared = parameters.flags_of_group('network') - {'start_from', 'weights', 'not_pretrained', 'embed_init',
                                                        'embed_lda_shrinkage', 'freeze'}
-    different = [f'--{name} {parameters.shown(before[name])} (here {parameters.shown(getattr(opt, name))})'
+    own = vars(opt)
+    different = [f'--{name} {command_line.shown(before[name])} (here {command_line.shown(own[name])})'
                  for name in sorted(compared & before.keys()) if before[name] is not None
-                 and before[name] != parameters.as_list(getattr(opt, name))]
+                 and before[name] != command_line.as_list(own[name])]
     there = f'; it has {", ".join(different)}' if different else ''
     try:
         model.load_state_dict(states['model'])
@@ -252,7 +254,7 @@ def load_teacher(opt, size):
     takes images of another size than `size`.
     """
     try:
-        own, states = parameters.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
+        own, states = configuration.parse(['--evaluate', opt.distill]), checkpoint.load(checkpoint.find(opt.distill))
     except UserError as error:
         raise UserError(f'--distill: {error}') from None
     require_possible(own, f'--distill {opt.distill}', states)
@@ -359,7 +361,7 @@ def draft(opt):
     known = {'device': torch.device('cpu'), 'n_classes': 2, 'superclasses': [[0], [0]], 'class_names': ['one', 'other'],
              'class_counts': [2, 2], 'n_features': 2, 'n_maps': 2,
              'class_weights': opt.class_weights and 'balanced'}         # a file names the classes of the data
-    opt = argparse.Namespace(**vars(opt) | known)
+    opt = changed(opt, **known)
     with preserved():
         return criteria.select(opt, batch_mining.select(criteria.with_used_miners(opt)))
 

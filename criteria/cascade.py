@@ -3,14 +3,14 @@
 Cascaded embeddings: each level of an embedding is trained with the pairs or triplets that the level before it finds
 hard. Yuan et al., Hard-Aware Deeply Cascaded Embedding, ICCV 2017, https://arxiv.org/abs/1611.05720.
 """
-import argparse
+import copy
 import math
 
 import torch
 
 NEEDS = 'it is for losses that take any miner, such as triplet, margin or contrastive'
 FLAGS = {'cascade_fractions': {
-    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1, 'effect': {'cascade': True},
+    'default': [0.5, 0.2], 'at_least': 0, 'at_most': 1,
     'help': 'for each number in --cascade, the fraction of hardest pairs or triplets that train its embedding'}}
 
 
@@ -104,7 +104,8 @@ def around(opt, build, miner):
     if miner is None or miner.use == 'own':
         return build(opt, miner)
     n_levels = len(opt.cascade) + 1
-    level = argparse.Namespace(**vars(opt) | {'embed_dim': opt.embed_dim // n_levels})
+    level = copy.copy(opt)
+    level.embed_dim = opt.embed_dim // n_levels
     given = [miner.given() for _ in range(n_levels)]
     levels = [build(level, own) for own in given]
     takes_pairs = miner.use == 'any' or 'references' in levels[0].takes    # a loss of references compares pairs

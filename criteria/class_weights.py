@@ -8,13 +8,12 @@ import math
 
 import torch
 
-IN_USE = {'effect': {'class_weights': True}}
 FLAGS = {
     'class_weights': {'default': None, 'metavar': 'balanced|FILE', 'file': True,
                       'help': 'weights of the classes in the loss: balanced, larger for smaller classes, or a CSV file '
                               'of class,weight'},
-    'class_weights_beta': IN_USE | {'argument': 'beta', 'at_least': 0, 'at_most': 1},
-    'class_weights_divisor': IN_USE | {'argument': 'divisor', 'choices': {
+    'class_weights_beta': {'argument': 'beta', 'at_least': 0, 'at_most': 1},
+    'class_weights_divisor': {'argument': 'divisor', 'choices': {
         'samples': 'the number of samples, as in pytorch-metric-learning',
         'weights': 'the sum of their weights, as in torch.nn.CrossEntropyLoss'}},
 }

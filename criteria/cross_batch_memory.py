@@ -6,8 +6,8 @@ NEEDS = 'it is for losses that compare a batch with references, such as contrast
 FLAGS = {
     'xbm_size': {'default': 0, 'at_least': 0,
                  'help': 'number of embeddings in the cross-batch memory bank; 0 means no memory bank'},
-    'xbm_weight': {'argument': 'weight', 'at_least': 0, 'effect': {'xbm_size': True}},
-    'xbm_start': {'default': 1000, 'at_least': 0, 'effect': {'xbm_size': True},
+    'xbm_weight': {'argument': 'weight', 'at_least': 0},
+    'xbm_start': {'default': 1000, 'at_least': 0,
                   'begins_after': 'the memory bank is never used',
                   'help': 'number of batches before the memory bank is used'},
 }

@@ -11,21 +11,20 @@ from torch.func import functional_call
 
 REQUIRES_OPTIM = True
 NEEDS = 'it is for losses of triplets, such as triplet, margin or contrastive'
-IN_USE = {'effect': {'daml': True}}
 FLAGS = {
     'daml': {'default': False,
              'help': 'deep adversarial metric learning: a generator makes a hard negative for each triplet'},
-    'daml_weight': IN_USE | {'argument': 'weight', 'at_least': 0},
-    'daml_real_weight': IN_USE | {'argument': 'real_weight', 'at_least': 0},
-    'daml_reg_weight': IN_USE | {'argument': 'reg_weight', 'at_least': 0},
-    'daml_adv_weight': IN_USE | {'argument': 'adv_weight', 'at_least': 0},
-    'daml_margin': IN_USE | {'argument': 'margin', 'help': '--daml: margin in the term of --daml_adv_weight, a squared '
-                                                           'distance of embeddings'},
-    'daml_layers': IN_USE | {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
-    'daml_lr': IN_USE | {'default': -1.0, 'resumable': True,
-                         'help': '--daml: learning rate of the generator; a negative value means --lr'},
-    'daml_delay': IN_USE | {'argument': 'delay', 'at_least': 0,
-                            'begins_after': 'synthetic negatives never train the network'},
+    'daml_weight': {'argument': 'weight', 'at_least': 0},
+    'daml_real_weight': {'argument': 'real_weight', 'at_least': 0},
+    'daml_reg_weight': {'argument': 'reg_weight', 'at_least': 0},
+    'daml_adv_weight': {'argument': 'adv_weight', 'at_least': 0},
+    'daml_margin': {'argument': 'margin', 'help': '--daml: margin in the term of --daml_adv_weight, a squared '
+                                                  'distance of embeddings'},
+    'daml_layers': {'argument': 'widths', 'at_least': 1, 'nargs': '*'},
+    'daml_lr': {'default': -1.0,
+                'help': '--daml: learning rate of the generator; a negative value means --lr'},
+    'daml_delay': {'argument': 'delay', 'at_least': 0,
+                   'begins_after': 'synthetic negatives never train the network'},
 }
 
 

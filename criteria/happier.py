@@ -26,7 +26,7 @@ FLAGS = {
     'offset': {},
     'lambda': {'argument': 'weight', 'at_least': 0, 'at_most': 1},
     'temperature': {'above': 0},
-    'lr': {'default': 2e-05, 'at_least': 0, 'resumable': True, 'help': 'learning rate of the class weights'},
+    'lr': {'default': 2e-05, 'at_least': 0, 'help': 'learning rate of the class weights'},
 }
 
 

@@ -12,7 +12,7 @@ BESIDE_EMBEDDINGS = ('batch_features', 'avg_batch_features', 'f_embed', 'feature
 FLAGS = {
     'mahalanobis': {'default': False,
                     'help': 'learn a linear map of the embeddings, under the loss, its miner and evaluation'},
-    'mahalanobis_lr': {'default': -1.0, 'resumable': True, 'effect': {'mahalanobis': True},
+    'mahalanobis_lr': {'default': -1.0,
                        'help': '--mahalanobis: learning rate of the map; a negative value means --lr'},
 }
 

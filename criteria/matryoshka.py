@@ -6,7 +6,7 @@ of its own. Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, h
 The paper's loss is a softmax. Its variant MRL-E shares the class weights: the classifier of a prefix has the first
 components of the class weights of the whole embedding. Here, this holds for the parameters of any loss.
 """
-import argparse
+import copy
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ FLAGS = {
     'matryoshka': {'default': [], 'type': 'int', 'at_least': 1, 'metavar': 'D',
                    'help': 'train prefixes of the embedding: the loss is summed over the first D dimensions; the last'
                            ' is --embed_dim'},
-    'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0, 'effect': {'matryoshka': True},
+    'matryoshka_weights': {'default': [], 'type': 'float', 'at_least': 0,
                            'help': 'weights of the prefixes of --matryoshka; by default 1 each'},
-    'matryoshka_mine_prefixes': {'default': False, 'effect': {'matryoshka': True, 'a miner': True},
+    'matryoshka_mine_prefixes': {'default': False,
                                  'help': '--matryoshka: mine tuples in each prefix, instead of once in the whole '
                                          'embedding'},
 }
@@ -101,7 +101,9 @@ def around(opt, build, miner):
     given = None if miner is None or opt.matryoshka_mine_prefixes else miner.given()
 
     def build_prefix(dim):
-        return build(argparse.Namespace(**vars(opt) | {'embed_dim': dim}), given or miner)
+        own = copy.copy(opt)
+        own.embed_dim = dim
+        return build(own, given or miner)
     criterion = build_prefix(opt.embed_dim)
     beyond = criterion.takes & {*BESIDE_EMBEDDINGS}
     if beyond:

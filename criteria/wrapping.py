@@ -8,7 +8,6 @@ the sum must fit: NEEDS says which. A function problem(opt) may return a sentenc
 the data are, or None. A module with the attribute `criterion` hands on what the criterion inside it has: its optimizer
 groups, its distance and its log.
 """
-import argparse
 import functools
 import types
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from criteria.weighted_sum import WeightedSum
 from utilities import pml, public, torch_losses
 from utilities.errors import UserError, choose
 from utilities.loss_sums import Miner, finished, fitted, names_taken, parts
+from utilities.namespace import changed, note
 from utilities.parameter_groups import own_groups
 
 
@@ -60,8 +60,14 @@ AROUND_THE_SUM = [
 
 
 def chosen(opt, wrappers=(*AROUND_A_LOSS, *AROUND_THE_SUM)):
-    """The wrappers that the flags ask for."""
-    return [wrapper for wrapper in wrappers if all(getattr(opt, flag) for flag in wrapper.flags)]
+    """The wrappers that the flags ask for. Of two flags, each has an effect where the other is set."""
+    values, found = vars(opt), []
+    for wrapper in wrappers:
+        unset = [flag for flag in wrapper.flags if not values[flag]]
+        note(opt, *(flag for flag in wrapper.flags if not {*unset} - {flag}))
+        if not unset:
+            found.append(wrapper)
+    return found
 
 
 def check_flags(opt):
@@ -79,7 +85,7 @@ def build_criterion(opt, batchminer, language=None):
     batchminer: its miner; for a sum, a list with one miner per loss. language: the vectors [C, k, D] of the training
     classes, with --language_distill_w; an evaluation needs none.
     """
-    opt = argparse.Namespace(**vars(opt) | {'class_vectors': language})
+    opt = changed(opt, class_vectors=language)
     check_flags(opt)
     criterion = put_around(AROUND_THE_SUM, build_sum, opt, batchminer)
     check_inputs(opt, criterion)
@@ -185,7 +191,7 @@ def nested_builder(opt, miner):
     wrappers = [wrapper for wrapper in AROUND_A_LOSS if wrapper.nested]
 
     def build_nested(name, dim):
-        own = argparse.Namespace(**vars(opt) | {'loss': name, 'embed_dim': dim})
+        own = changed(opt, loss=name, embed_dim=dim)
         batchminer = None if miner is None else miner.batchminer
         if miner is not None and opt.batch_mining in ('npair', 'semihard'):             # they read flags of their loss
             batchminer = type(batchminer)(own)
@@ -202,7 +208,7 @@ def build_inside_public_code(name, opt, to_optim=None, batchminer=None):
     own = {'loss': name}
     if isinstance(batchminer, public.MinerOfLists):                # from batchminer.select, or the outer criterion's
         own['batch_mining'], batchminer = batchminer.name, batchminer.miner.batchminer
-    criterion = build(argparse.Namespace(**vars(opt) | own), batchminer, wrappers=[])
+    criterion = build(changed(opt, **own), batchminer, wrappers=[])
     return criterion if to_optim is None else (criterion, to_optim + criteria.parameter_groups(criterion))
 
 
@@ -274,7 +280,7 @@ def nested_flags(loss):
 
 def with_nested_losses(flags):
     """The losses of a sum, one namespace each, and the losses inside them."""
-    nested = [argparse.Namespace(**vars(part) | {'loss': name}) for part in flags
+    nested = [changed(part, loss=name) for part in flags
               for name in dict.fromkeys(getattr(part, flag) for flag in nested_flags(part.loss))]
     return [*flags, *nested]
 
@@ -287,5 +293,9 @@ def takes_miner(part):
 
 def with_used_miners(opt):
     """The flags with --batch_mining none for each loss of a sum that takes no miner, so that none is built for it."""
-    used = [part.batch_mining if takes_miner(part) else 'none' for part in parts(opt)]
-    return argparse.Namespace(**vars(opt) | {'batch_mining': '+'.join(used)})
+    flags = parts(opt)
+    takes = [takes_miner(part) for part in flags]
+    if any(takes) or all(part.batch_mining == 'none' for part in flags):
+        note(opt, 'batch_mining')
+    used = [part.batch_mining if is_used else 'none' for part, is_used in zip(flags, takes, strict=True)]
+    return changed(opt, batch_mining='+'.join(used))

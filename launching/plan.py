@@ -2,6 +2,7 @@
 import sys
 from pathlib import Path
 
+import configuration
 import datasampler
 import parameters
 import parts
@@ -11,9 +12,7 @@ from records import run_folder
 from utilities import stopping
 from utilities.errors import UserError
 
-NOT_FROM_THE_START = [mode for mode in parameters.flags_with('mode')
-                      if mode not in ('config', 'auto_resume')]
-MACHINE = tuple(parameters.flags_with('machine'))
+NOT_FROM_THE_START = sorted(parameters.modes() - {'config', 'auto_resume'})
 
 
 def runs_of_script(file, only=(), skip_refused=False, more=()):
@@ -54,16 +53,17 @@ def planned_run(arguments, parser=None):
     """
     The Planned run with these arguments of main.py. Raises UserError where no data are needed to refuse them.
 
-    parser: as for parameters.parse.
+    parser: as for configuration.parse.
     """
-    opt = parameters.parse(arguments, parser=parser)
+    opt = configuration.parse(arguments, parser=parser)
     for mode in NOT_FROM_THE_START:
         if getattr(opt, mode):
             raise UserError(f'--{mode}: a line to launch must train from the start')
     chosen = datasampler.chosen_later(opt)
-    settings = {name: value for name, value in parameters.recorded_settings(opt).items() if name not in chosen}
+    recorded = configuration.recorded_settings(opt)
+    settings = {name: value for name, value in recorded.items() if name not in chosen}
     parts.check_names(opt)
     parts.draft(opt)                                              # refuses what does not go together
     return Planned(run_folder.without_secrets(arguments, parameters.flags_with('secret')), settings,
-                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), parameters.secret_variables(opt),
-                   chosen, MACHINE)
+                   Path(opt.save_path) / opt.dataset, run_folder.savename(opt), configuration.secret_variables(opt),
+                   chosen, parameters.beside_settings(), parameters.files_among(recorded))

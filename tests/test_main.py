@@ -359,7 +359,8 @@ def test_a_note_on_flags_without_effect_goes_to_standard_error_and_the_run_goes_
     assert run(*quick, '--loss', 'softmax', '--loss_triplet_margin', '0.3', '--gamma', '0.1', '--scheduler',
                'none') == 0
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == ['Note: without effect in this run: --gamma 0.1, --loss_triplet_margin 0.3']
+    assert captured.err.splitlines() == [
+        'Note: without effect in this run: --scheduler none, --gamma 0.1, --loss_triplet_margin 0.3']
     assert 'without effect' not in captured.out
     assert run('--reproduce', folder_of(tmp_path)) == 0 and 'without effect' not in capsys.readouterr().err
 

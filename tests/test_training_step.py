@@ -12,10 +12,10 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 import architectures
+import configuration
 import criteria
 import main
 import optimization
-import parameters
 from architectures import batch_norm, conv4
 from architectures.embedding_network import Backbone, EmbeddingNetwork
 from benchmarks.measure import peak_memory
@@ -407,7 +407,7 @@ def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
 def test_synchronised_batch_norm_has_the_same_weights_and_activations(arch):
     if arch.startswith('timm'):
         pytest.importorskip('timm')
-    opt = parameters.parse(['--arch', arch, '--not_pretrained', '--input_size', '32'])
+    opt = configuration.parse(['--arch', arch, '--not_pretrained', '--input_size', '32'])
     torch.manual_seed(0)
     model = architectures.select(opt).eval()
     images, keys = torch.rand(2, 3, 32, 32), model.state_dict().keys()

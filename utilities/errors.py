@@ -109,7 +109,7 @@ def undeclared_flags():
     except AttributeError as error:
         if not isinstance(error.obj, argparse.Namespace):
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        *_, frame = (one for one in traceback.extract_tb(error.__traceback__) if Path(one.filename).stem != 'namespace')
         place = f'{Path(frame.filename).parent.name}/{Path(frame.filename).name}, line {frame.lineno}, reads'
         if error.name in SET_BY_A_RUN:
             raise UserError(f'{place} opt.{error.name} ({SET_BY_A_RUN[error.name]}), which main.py sets before it '

@@ -1,11 +1,11 @@
 """Sums of losses, and how a loss is called: by its keywords, and with the triplets or masks of its miner."""
-import argparse
 import functools
 import types
 
 import torch
 
 from .errors import UserError, choose  # relative: hubconf.py loads this file under another package's name
+from .namespace import changed, unnoted
 from .parameter_groups import own_groups
 from .public import COSTLY, PAIRS, forward_parameters, mine_on_the_cpu
 
@@ -16,13 +16,12 @@ def parts(opt):
 
     Raises UserError where the numbers of losses and miners differ.
     """
-    losses, miners = opt.loss.split('+'), opt.batch_mining.split('+')
+    losses, miners = opt.loss.split('+'), unnoted(opt).batch_mining.split('+')
     miners = miners * len(losses) if len(miners) == 1 else miners
     if len(miners) != len(losses):
         raise UserError(f'--batch_mining {opt.batch_mining}: give one miner, or one for each loss of --loss {opt.loss} '
                         '(none where it needs none)')
-    return [argparse.Namespace(**vars(opt) | {'loss': loss, 'batch_mining': miner})
-            for loss, miner in zip(losses, miners, strict=True)]
+    return [changed(opt, loss=loss, batch_mining=miner) for loss, miner in zip(losses, miners, strict=True)]
 
 
 def finished(criterion):

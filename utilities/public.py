@@ -5,7 +5,6 @@ around them, so that they work unedited. docs/from_the_public_code.md describes 
 A criterion is of the public kind by is_criterion(), a miner by its attribute `name`, a sampler by its method
 create_storage, a network by its class Network.
 """
-import argparse
 import contextlib
 import functools
 import inspect
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .errors import UserError  # relative: hubconf.py loads this file under another package's name
+from .namespace import changed
 
 PAIRS = ('npair', 'lifted')                                         # miners of pairs: three lists in the public code
 COSTLY = ('feature_maps', 'images', 'teacher_batch')    # the inputs that only a criterion gets that asks for them
@@ -64,9 +64,10 @@ def name_features(takes_both, criterion, arguments, given):
 
 def with_public_margin(opt):
     """The flags as files of the public code read them: --miner_semihard_margin is a number."""
-    if opt.miner_semihard_margin is not None:
+    flags = vars(opt)
+    if flags['miner_semihard_margin'] is not None:
         return opt
-    return argparse.Namespace(**vars(opt) | {'miner_semihard_margin': getattr(opt, f'loss_{opt.loss}_margin', 0.2)})
+    return changed(opt, miner_semihard_margin=flags.get(f'loss_{opt.loss}_margin', 0.2))
 
 
 class MinerOfLists:

@@ -392,7 +392,8 @@ def test_a_learned_map_is_under_the_loss_its_miner_and_the_ranking(opt):
 
 
 def test_a_wrapper_inside_others_hands_on_its_distance(opt):
-    flags = opt(loss='triplet', mahalanobis=True, distill='ema', language_distill_w=1., **SMALL)
+    flags = opt(loss='triplet', mahalanobis=True, distill='ema', ema=.9, language_distill_w=1.,
+                language_vectors='given', **SMALL)
     criterion = select(flags)
     inner = criterion.criterion.criterion
     for one, other in zip(criterion.ranking_embeddings(UNIT), inner.ranking_embeddings(UNIT), strict=True):
