@@ -18,16 +18,17 @@ EDITS = {path.stem: path for path in sorted((Path(__file__).parent / 'edits').gl
 RUNS = FROM_COPY + """
 import json
 import numpy as np
-import retrieval
-from retrieval import actions
+import Evaluate_Network, retrieval
+
+plan, embeddings = map(json.loads, sys.argv[2:])
 
 def run(arguments):
     sys.argv = ['main.py', *arguments]
     return main.main(arguments)
 
-codes = [run(arguments) for arguments in json.loads(sys.argv[2])]
-for folder, file in json.loads(sys.argv[3]):
-    codes.append(actions.main([folder, 'embeddings', file, '--splits_to_eval', 'test']))
+codes = [run(arguments) for arguments in plan]
+for folder, file in embeddings:
+    codes.append(Evaluate_Network.main([folder, 'embeddings', file, '--splits_to_eval', 'test']))
     network, transform = retrieval.load(folder)
     with np.load(file) as found:
         alone = retrieval.embed(network, transform, [str(path) for path in found['paths']], bs=7)
