@@ -16,7 +16,7 @@ def build():
     add = parser.add_argument
     add('--study_path', metavar='FOLDER', required=True,
         help="the study's folder, for its records, its runs and its plots")
-    add('--tune', nargs='+', action='append', metavar=('FLAG', 'LOW HIGH [log] [int] | A,B,C'), default=[],
+    add('--tune', nargs='+', action='append', metavar=('FLAG', 'LOW HIGH [log] [int [STEP]] | A,B,C'), default=[],
         help='a flag of main.py to tune, without dashes, and its range or its choices; may be given several times')
     add('--n_trials', type=command_line.POSITIVE_INT, default=50,
         help='number of settings to try, failed ones included')

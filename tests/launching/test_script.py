@@ -114,7 +114,7 @@ def test_a_line_that_bash_would_change_is_refused(line, sentence, read):
 def test_a_random_line_is_read_as_bash_reads_it_or_refused(read, tmp_path):
     pieces, draw, n_read = ['a', '1', ' ', ' ', '"', "'", '\\', '$', '~', '/', '{', ',', '}', '#', '=', ':', '\n', '*',
                             '$ROOT', '$TWO', '${EMPTY}', '$ODD', '"$TWO"', '|', '..'], random.Random(0), 0
-    for _ in range(250):
+    for _ in range(150):
         line = 'python main.py ' + ''.join(draw.choices(pieces, k=draw.randrange(1, 8)))
         try:
             found = read(line)
@@ -122,7 +122,7 @@ def test_a_random_line_is_read_as_bash_reads_it_or_refused(read, tmp_path):
             continue
         n_read += 1
         assert found == by_bash(line, tmp_path), line
-    assert n_read > 50
+    assert n_read > 30
 
 
 @pytest.mark.parametrize('text', [
