@@ -26,7 +26,7 @@ def build():
     add('--pruner', choices=['none', 'median', 'hyperband'], default='none',
         help='the method that stops unpromising trials early, by their validation scores so far')
     add('--count_epoch_0', action='store_true',
-        help='count the score of the untrained network, too; by default a trial is scored by its best later epoch')
+        help='count the score before training, too; by default a trial is scored by its best later epoch')
     add('--storage', metavar='URL',
         help='the database of the study, such as postgresql://HOST/NAME; by default an SQLite file in its folder')
     add('--study_name', help='name of the study in the database; by default the name of the folder')

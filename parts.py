@@ -156,11 +156,24 @@ def check(opt, data):
                         'losses compare images of at least two; add classes, or move some into the training split '
                         '(--test_size, --split_scheme, --use_tv_split)')
     metric, level = evaluation.metric_and_level(opt.storage_metrics[0])
+    evaluated = [data.evaluation[name] for name in splits]
     if (evaluation.parse(metric)[1].needs == 'ranks' and level != 'parent' and opt.eval_reference == 'self'
             and all(datasets.splits.lone_queries(images, images.groups if level == 'across' else None)
-                    == images.n_queries for images in (data.evaluation[name] for name in splits))):
+                    == images.n_queries for images in evaluated)):
         raise UserError(f'--storage_metrics {opt.storage_metrics[0]}: no evaluated image ({", ".join(splits)}) has a '
-                        'positive; retrieval needs classes of two images or more')
+                        f'positive; {needed_for_retrieval(evaluated, level)}')
+
+
+def needed_for_retrieval(evaluated, level):
+    """What the evaluated splits lack if no image in them has a positive."""
+    for images in evaluated:
+        if images.is_query is not None and images.in_gallery is None and level != 'across':
+            query, gallery = (images.class_names[images.labels[chosen].min()] for chosen in images.roles)
+            return (f'no class of the query images, such as {query}, is in the gallery, with classes such as '
+                    f'{gallery}; their labels must agree')
+    if level == 'across':
+        return 'retrieval across groups needs classes with images of two groups or more'
+    return 'retrieval needs classes of two images or more'
 
 
 def check_pairs(opt, criterion):

@@ -467,6 +467,26 @@ def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
     assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
 
 
+def test_queries_of_other_classes_than_the_gallery_are_refused_in_a_sentence(quick, run, tmp_path, capsys):
+    """As where the file of the queries was written by another program, which numbers the classes on its own."""
+    source = draw_classes(tmp_path / 'split' / 'images', 12, 4).parent
+    rows = [f'images/class_{c:02d}/{i}.png,{c},train\n' for c in range(6) for i in range(4)]
+    rows += [f'images/class_{c:02d}/{i}.png,{f"p{c:04d}" if i else c},{"gallery" if i else "query"}\n'
+             for c in range(6, 12) for i in range(4)]
+    (source / 'images.csv').write_text('path,label,split\n' + ''.join(rows))
+    assert run(*quick, *FEW, '--source_path', source, '--csv', source / 'images.csv',
+               '--split_scheme', 'predefined', '--n_epochs', '1') == 2
+    error = capsys.readouterr().err
+    assert ('no class of the query images, such as 10, is in the gallery, with classes such as p0006; their labels must '
+            'agree') in error and 'two images or more' not in error
+
+
+def test_the_network_before_training_is_called_so(quick, run, capsys):
+    """It may be pretrained, or trained by another run."""
+    assert run(*quick, '--n_epochs', '0') == 0
+    assert '\nepoch   0  before training  ' in capsys.readouterr().out
+
+
 def test_a_query_without_a_positive_is_counted_in_a_sentence(quick, run, tmp_path, capsys):
     source = draw_classes(tmp_path / 'few' / 'images', 12, 3)
     for c, i in ((11, 1), (11, 2), (10, 1), (10, 2)):
