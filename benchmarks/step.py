@@ -54,7 +54,7 @@ class Case:
         self.built = Parts(model.to(opt.device), None, criterion, miner)
         self.built.optimizer, _ = optimization.select(opt, model, criterion)
         self.built.step = TrainingStep(opt, self.built)
-        model.start_epoch(1)
+        model.start_epoch(model.warmup + 1)
 
     def bare(self):
         model, optimizer = self.built.model, self.built.optimizer
@@ -136,7 +136,7 @@ def shared(rank, n, flags, folder):
     gpu = on_gpu(flags)
     if gpu:
         torch.cuda.set_device(rank)
-    dist.init_process_group('nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
+    dist.init_process_group('cpu:gloo,cuda:nccl' if gpu else 'gloo', f'file://{folder}/group', rank=rank, world_size=n)
     case = Case(flags)
     torch.save((median(measure({'step': case.step})['step']), case.memory(case.step)), f'{folder}/{rank}.pt')
     dist.destroy_process_group()
