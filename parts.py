@@ -177,8 +177,14 @@ def needed_for_retrieval(evaluated, level):
 
 
 def check_pairs(opt, criterion):
-    """Raises UserError for batches without two images of a class, if the criterion needs such pairs."""
-    if not opt.n_epochs or opt.views > 1 or not criteria.needs_pairs(criterion):
+    """Raises UserError for batches without two images of a class, or of one class, if the criterion needs pairs."""
+    if not opt.n_epochs or not criteria.needs_pairs(criterion):
+        return
+    if opt.bs == opt.samples_per_class * opt.views and datasampler.distinct(opt) in ('classes', 'groups'):
+        views = f' and --views {opt.views}' if opt.views > 1 else ''
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --bs {opt.bs}{views}, a batch has one class '
+                        f'only, and --loss {opt.loss} compares images of at least two; give a larger --bs')
+    if opt.views > 1:
         return
     if opt.unsupervised:
         raise UserError(f'--unsupervised: an image is alone in its class, and --loss {opt.loss} needs pairs of a '

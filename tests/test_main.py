@@ -467,6 +467,31 @@ def test_one_image_per_class_is_refused(quick, run, lone, tmp_path, capsys):
     assert run(*quick, '--loss', 'triplet', '--data_sampler', 'full_random') == 0
 
 
+@pytest.mark.parametrize('sampler', ['class_random', 'balanced', 'greedy_coreset', 'd2_coreset', 'fid_batchmatch'])
+def test_batches_of_one_class_are_refused(sampler, quick, run, tmp_path, capsys):
+    quick = [*quick, *FEW, '--n_epochs', '1', '--data_sampler', sampler, '--samples_per_class', '4']
+    for batch in (['--bs', '4'], ['--bs', '8', '--views', '2']):
+        assert run(*quick, '--loss', 'triplet', *batch) == 2
+        assert (f'--samples_per_class 4: with {batch[0]} {batch[1]}{" and --views 2" if len(batch) > 2 else ""}, a batch '
+                'has one class only, and --loss triplet compares images of at least two') in capsys.readouterr().err
+    assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.parametrize('flags', ['--loss softmax', '--loss supcon --xbm_size 24', '--loss triplet --bs 8',
+                                   '--loss triplet --data_sampler full_random', '--loss triplet --n_epochs 0'])
+def test_batches_of_one_class_are_taken_where_they_work(flags, quick, run):
+    assert run(*quick, *FEW, '--n_epochs', '1', '--bs', '4', '--samples_per_class', '4', *flags.split()) == 0
+
+
+def test_weights_that_are_all_zero_are_refused(quick, run, tmp_path, capsys):
+    quick = [*quick, *FEW, '--n_epochs', '1']
+    for loss, weights in (('softmax', ['0']), ('softmax+supcon', ['0', '0.0'])):
+        assert run(*quick, '--loss', loss, '--loss_weights', *weights) == 2
+        assert 'nothing would be trained; give at least one other than 0' in capsys.readouterr().err
+    assert not (tmp_path / 'runs').exists()
+    assert run(*quick, '--loss', 'softmax', '--loss_weights', '-1') == 0
+
+
 def test_queries_of_other_classes_than_the_gallery_are_refused_in_a_sentence(quick, run, tmp_path, capsys):
     """As where the file of the queries was written by another program, which numbers the classes on its own."""
     source = draw_classes(tmp_path / 'split' / 'images', 12, 4).parent
