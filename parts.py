@@ -149,8 +149,8 @@ def check(opt, data):
     """Raises UserError for flags of a training run that its data, or other flags, do not allow."""
     splits = evaluation.splits_to_evaluate(opt, data)
     if opt.patience and 'val' not in splits:
-        raise UserError('--patience needs a validation split that is evaluated: add --use_tv_split or --split_scheme '
-                        'class_folds')
+        raise UserError('--patience stops by a validation split, never by the test split, and no validation split is '
+                        'evaluated: add --use_tv_split or --split_scheme class_folds')
     if opt.n_epochs and data.train.n_classes == 1:
         raise UserError(f'--dataset {opt.dataset}: there is only one training class, {data.train.class_names[0]}, and '
                         'losses compare images of at least two; add classes, or move some into the training split '
@@ -182,8 +182,8 @@ def check_pairs(opt, criterion):
         return
     if opt.bs == opt.samples_per_class * opt.views and datasampler.distinct(opt) in ('classes', 'groups'):
         views = f' and --views {opt.views}' if opt.views > 1 else ''
-        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --bs {opt.bs}{views}, a batch has one class '
-                        f'only, and --loss {opt.loss} compares images of at least two; give a larger --bs')
+        raise UserError(f'--samples_per_class {opt.samples_per_class}: with --bs {opt.bs}{views}, a batch has one '
+                        f'class only, and --loss {opt.loss} compares images of at least two; give a larger --bs')
     if opt.views > 1:
         return
     if opt.unsupervised:

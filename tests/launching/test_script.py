@@ -59,9 +59,9 @@ VALUES = {'HOME': '/home/a b', 'EMPTY': '', 'TWO': ' --bs  8 ', 'ROOT': '/data',
           'PATH': os.environ['PATH']}
 
 
-def by_bash(text, folder):
+def by_bash(text, folder, **values):
     """The arguments as bash reads them; None where it refuses the text."""
-    done = subprocess.run(['bash', '-c', BASH + text], cwd=folder, env=VALUES, capture_output=True, timeout=20)
+    done = subprocess.run(['bash', '-c', BASH + text], cwd=folder, env=VALUES | values, capture_output=True, timeout=20)
     return None if done.returncode else done.stdout.decode().split('\0')[:-1]
 
 
@@ -109,6 +109,27 @@ def test_a_line_is_read_as_bash_reads_it(line, read, tmp_path):
 def test_a_line_that_bash_would_change_is_refused(line, sentence, read):
     with pytest.raises(UserError, match=sentence):
         read(line)
+
+
+def test_a_run_script_in_the_form_of_the_public_code(tmp_path, monkeypatch, capsys):
+    """Its quotes, its headings, and lines as its users change them: each run is the one that bash would start."""
+    text = r'''datapath="$HOME/Datasets"
+"""============= Baseline Runs --- CUB200-2011 ===================="""
+python main.py --dataset cub200 --kernels 6 --source $HOME/Datasets --n_epochs 150 --log_online --project Revisit \
+  --group 'CUB Margin' --seed 0 --gpu $gpu --bs 112 --samples_per_class 2 --loss margin --batch_mining distance
+python main.py --dataset cub200 --kernels 6 --source "$datapath" --seed 1   # don't change
+### Specific Margin Setting
+python main.py --dataset cars196 --source ~/Datasets --group "CARS_\$5" --seed 2 --tau 30 55
+'''
+    monkeypatch.setenv('HOME', '/home/someone')
+    monkeypatch.setenv('gpu', '0')
+    (tmp_path / 'runs.sh').write_text(text)
+    read = script.commands(tmp_path / 'runs.sh')
+    heading, rest = re.search('^""".*\n', text, re.MULTILINE)[0], re.sub('^""".*\n', '', text, flags=re.MULTILINE)
+    assert heading and sum(read, []) == by_bash(rest, tmp_path, HOME='/home/someone', gpu='0')
+    assert read[1][5] == read[0][5] == read[2][3] == '/home/someone/Datasets'
+    assert Launch_Runs.main([str(tmp_path / 'runs.sh'), '--dry_run']) == 0
+    assert '3 runs; all command lines are valid.' in capsys.readouterr().out
 
 
 def test_a_random_line_is_read_as_bash_reads_it_or_refused(read, tmp_path):
