@@ -25,7 +25,8 @@ OTHERS = {'epochs': '--n_epochs', 'learning_rate': '--lr', 'num_workers': '--ker
     ('--patience 25 --batch_size 128 --mvr_reg 0.49 --margin 0.27 --loss triplet --tnsrbrd_dir ./runs/exp '
      '--model_save_dir ./MVR_Triplet/exp --exp_name mvr_triplet --wdecay 0.0 --images_per_class 16 --lr 1e-5', MVR),
     ("--experiment_name test1 --root_experiment_folder ~/runs --dataset_root=~/data --loss_funcs~OVERRIDE~ "
-     "'{metric_loss: {MultiSimilarityLoss: {alpha~BAYESIAN~: [0.01, 50]}}}' --mining_funcs~OVERRIDE~ {} --config_general default daml "
+     "'{metric_loss: {MultiSimilarityLoss: {alpha~BAYESIAN~: [0.01, 50]}}}' --mining_funcs~OVERRIDE~ {} "
+     "--config_general default daml "
      "--optimizers '{trunk_optimizer~OVERRIDE~: {RMSprop: {lr: 0.01}}}' --bayesian_optimization_n_iter 50 "
      '--num_epochs_train 100 --lr~LOG_BAYESIAN~ [0.0001,0.01]', BENCHMARKER),
     ('--epochs 60 --learning_rate 1e-4 --num_workers 8 --weight-decay 1e-4 --sz-batch 180 --nb-epochs 60 '
