@@ -128,8 +128,8 @@ def test_reproduce_starts_anew_with_the_same_settings(trained, run, tmp_path, ca
     (['--loss', 'triplet', '--batch_mining', 'none'], '--loss triplet needs a miner'),
     (['--data_sampler', 'hierarchical'], '--data_sampler hierarchical needs the super-class of each training class'),
     (['--loss', 'happier'], '--loss happier needs the super-classes of the training classes'),
-    (['--patience', '25'], '--patience stops by a validation split, never by the test split, and no validation split is '
-                            'evaluated: add --use_tv_split or --split_scheme class_folds'),
+    (['--patience', '25'], '--patience stops by a validation split, never by the test split, and no validation split '
+                           'is evaluated: add --use_tv_split or --split_scheme class_folds'),
     (['--split_scheme', 'class_folds', '--n_folds', '7'], '--n_folds 7: only 6 of the 12 classes are not test classes'),
     (['--split_scheme', 'mlrc', '--n_folds', '7'], 'the val split is empty (12 classes in all, --split_scheme mlrc'),
     (['--split_scheme', 'predefined'], '--split_scheme predefined: folder has no official split'),
