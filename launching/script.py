@@ -97,19 +97,22 @@ def lines_of_words(text):
     Yields (number, words) for each line, joined to the next one where it ends with a backslash or within quotes. A
     word is a list of pieces: (kind, a name of a group in PIECE; text).
     """
-    position, lines, number, words, word = 0, 1, 1, [], []
+    position, lines, number = 0, 1, 1
+    words, word = [], []
     while position < len(text):
         piece = PIECE.match(text, position)
         kind, part = piece.lastgroup, piece[0]
         if kind == 'comment' and word:                            # within a word
             kind, part = 'plain', '#'
-        position, lines = position + len(part), lines + part.count('\n')
+        position += len(part)
+        lines += part.count('\n')
         if kind in ('blank', 'end') and word:
             words.append(word)
             word = []
         if kind == 'end':
             yield number, words
-            number, words = lines, []
+            number = lines
+            words = []
         elif kind in ('single', 'double', 'escaped', 'variable', 'plain'):
             word.append((kind, part))
     yield number, [*words, word] if word else words
@@ -129,7 +132,7 @@ def main_arguments(words, assigned, where):
     if assignment:
         name, value = assignment[1], [(kind, start[assignment.end():]), *words[-1][1:]]
         # an argument of the script is taken from the environment, under the name that it is assigned to
-        if ARGUMENT.fullmatch(written[-1][assignment.end():]):
+        if ARGUMENT.fullmatch(written[-1][assignment.end():].strip('"')):
             value = [('variable', f'${name}')]
         quoted = [('double', f'"{text}"') if kind == 'variable' else (kind, text) for kind, text in value]
         assigned[name] = ''.join(expanded(quoted, assigned, where))           # the value of a variable is not divided
@@ -165,9 +168,9 @@ def expanded(word, assigned, where):
         if re.search('[*?[]', value):
             raise UserError(f'{where}: a shell may replace the value of {text}, {value}, by names of files; write '
                             f'"{text}"')
-        for part in re.split(r'([ \t\n]+)', value):
-            if not part.isspace():
-                current = (current or '') + part if part else current
+        for part in filter(None, re.split(r'([ \t\n]+)', value)):
+            if part[0] not in ' \t\n':
+                current = (current or '') + part
             elif current is not None:
                 found.append(current)
                 current = None

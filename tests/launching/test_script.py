@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
      [['--source', '/data/x', '--loss_pml_args', '{a: 1}']]),
     ('"""===== Baseline Runs --- CUB200-2011 ====="""\npython main.py --source ${DATAPATH} --gpu 0\n\n### more\n',
      [['--source', '/data', '--gpu', '0']]),
-    ('gpu=$1\nexport root="$DATAPATH/my data"  # where it is\npython main.py --gpu $gpu --source "$root/i" --group ""',
+    ('gpu="$1"\nexport root="$DATAPATH/my data" # where it is\npython main.py --gpu $gpu --source "$root/i" --group ""',
      [['--gpu', '3', '--source', '/data/my data/i', '--group', '']]),
     ('DATAPATH=/here\npython main.py --source $DATAPATH', [['--source', '/here']]),         # as in a shell
     ('python main.py --group "a;b $QUOTED"', [['--group', 'a;b "; x #']]),
