@@ -39,8 +39,7 @@ def read(path):
     Raises UserError where it is not such a file.
     """
     try:
-        with torch.serialization.safe_globals(ALLOWED):
-            states = torch.load(path, map_location='cpu', weights_only=True)
+        states = unpickled(path)
     except OSError as error:
         raise UserError(f'{path}: {error.strerror or error}') from None
     except Exception as error:  # the unpickler raises anything on a broken file
@@ -54,6 +53,12 @@ def read(path):
         settings['source_path'] = str(Path(settings['source_path']).parent)          # there, the data set's own folder
     epoch = settings.pop('epoch', -1)                                                # there, counted from 0
     return {'settings': settings, 'epoch': epoch + 1 if isinstance(epoch, int) else epoch, 'model': renamed(weights)}
+
+
+def unpickled(path):
+    """What torch.save wrote to a file of the public code. Objects other than ALLOWED raise an error of torch."""
+    with torch.serialization.safe_globals(ALLOWED):
+        return torch.load(path, map_location='cpu', weights_only=True)
 
 
 def renamed(weights):

@@ -1,19 +1,20 @@
-"""Checkpoints of the public code of Roth et al., written as its evaluation writes them, where a trained network goes."""
+"""Checkpoints of the public code of Roth et al., in the form in which it writes them, where a trained network goes."""
 import argparse
 import pickle
 import sys
 import types
 
 import numpy as np
-import pretrainedmodels
 import pytest
 import torch
 from PIL import Image
 
 import retrieval
-from records import checkpoint, public_code
+from records import checkpoint
 from tests.helpers import folder_of, printed_metrics
 from utilities.errors import UserError
+
+pretrainedmodels = pytest.importorskip('pretrainedmodels')
 
 # the flags of a run of the public code, with what its main.py adds to them
 FLAGS = {
@@ -117,6 +118,10 @@ def test_it_is_evaluated_starts_a_run_and_teaches_one(patterns, quick, run, tmp_
     assert run(*given, *few, '--start_from', path, '--group', 'started') == 0
     assert f'started from {path}, epoch 3' in capsys.readouterr().out
     state = checkpoint.load(folder_of(tmp_path, 'started_s1') / checkpoint.LAST)['model']
+    assert run(*given, *few, '--weights', path, '--group', 'pretrained') == 0
+    assert f'Note: --weights {path}: the names begin with model., which is dropped; ' in capsys.readouterr().err
+    pretrained = checkpoint.load(folder_of(tmp_path, 'pretrained_s1') / checkpoint.LAST)['model']
+    assert all(value.equal(state[name]) == (not name.startswith('f_embed')) for name, value in pretrained.items())
     assert state['f_embed.weight'].equal(network.model.last_linear.weight)
     assert state['backbone.layer3.2.bn1.running_var'].equal(network.model.layer3[2].bn1.running_var)
     assert run(*quick, '--input_size', '32', '--embed_dim', '5', '--n_epochs', '1', '--iterations_per_epoch', '1',
@@ -155,7 +160,7 @@ def test_nothing_else_is_unpickled_and_other_files_are_refused(tmp_path, monkeyp
             torch.save(content, path, _use_new_zipfile_serialization=zipped)
             with pytest.raises(UserError, match=f'{path}: .*{sentence}'):
                 checkpoint.load(path)
-    for content, sentence in ((pickle.dumps(weights), 'not a checkpoint'), (b'', 'an empty file'), (b'abc', 'a text f')):
+    for content, sentence in ((pickle.dumps(weights), 'not a checkpoint'), (b'', 'an empty file'), (b'abc', 'text')):
         path.write_bytes(content)
         with pytest.raises(UserError, match=f'{path}: .*{sentence}'):
             checkpoint.load(path)
