@@ -92,13 +92,14 @@ def count_features(backbone, opt, flag='input_size'):
 @torch.no_grad()
 def count_maps(backbone):
     """
-    C, the number of the last maps, found with one black image; None if they are not known, or are pooled neither by
-    --pool nor by their average.
+    C, the number of the last maps, found with one black image; None if they are not known, such as those of several
+    sizes, or are pooled neither by --pool nor by their average.
     """
     if backbone.maps is None:
         return None
     maps = backbone.maps(backbone.network.eval(), torch.zeros(1, 3, backbone.size, backbone.size))
-    if maps.dim() == 4 and (backbone.pool or maps.shape[1] == backbone.n_features):
+    is_one_size = isinstance(maps, torch.Tensor) and maps.dim() == 4
+    if is_one_size and (backbone.pool or maps.shape[1] == backbone.n_features):
         return maps.shape[1]
     return None
 
@@ -106,8 +107,7 @@ def count_maps(backbone):
 class EmbeddingNetwork(torch.nn.Module):
     """
     Images [B, 3, H, W], RGB in [0, 1] -> embeddings [B, --embed_dim], pooled backbone features [B, F], and if with_maps
-    the maps [B, C, h, w] that were pooled (averaged, if --pool is not given). It also takes pooled features [B, F] in
-    place of images.
+    the maps [B, C, h, w] that were pooled (averaged, if --pool is not given).
     """
 
     def __init__(self, opt, backbone, frozen, normalize):
@@ -166,8 +166,6 @@ class EmbeddingNetwork(torch.nn.Module):
         return self
 
     def forward(self, images, with_maps=False):
-        if images.dim() == 2:
-            return self.embedded(images), images
         with torch.set_grad_enabled(torch.is_grad_enabled() and not (self.training and self.warming_up)):
             images = self.normalised(images)
             if self.pool or with_maps:

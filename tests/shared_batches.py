@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import main
@@ -140,7 +141,7 @@ class Images(torch.utils.data.Dataset):
         self.superclasses, self.paths = ['a', 'a', 'b', 'b', 'c', 'c'], list(map(str, range(36)))
         self.image_list = list(zip(self.paths, self.labels.tolist(), strict=True))
         self.image_dict = {c: [(str(6 * c + i), 6 * c + i) for i in range(6)] for c in range(6)}
-        self.keeps_features, self.features = False, None
+        self.kept = None
 
     def __len__(self):
         return 36
@@ -168,7 +169,7 @@ def network(opt, frozen=True, dropout=0.0):
 
 def build(flags, dtype=torch.float64, device='cpu', **of_network):
     """(opt, Parts, TrainingLoader) of the tiny network and images."""
-    opt = parameters.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
+    opt = configuration.parse(shlex.split(f'{COMMON} {flags}'), parser=parser())
     opt.device, opt.n_classes, opt.superclasses = torch.device(device), 6, [[0], [0], [1], [1], [2], [2]]
     opt.class_counts = [6] * 6
     opt.n_features, opt.n_maps = (6, 6) if opt.loss_s2sd_pool_aggr else (24, None)
@@ -240,8 +241,7 @@ class Overflows(FeaturesAndLayer):
 
 def module_of(criterion):
     """What a file of a criterion has."""
-    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True,
-                              REQUIRES_INPUTS=['images'] if criterion is AsksForAll else [])
+    return argparse.Namespace(Criterion=criterion, REQUIRES_BATCHMINER=False, REQUIRES_OPTIM=True)
 
 
 def train_on_gpus(rank, n, flags, folder):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import batch_mining
+import configuration
 import criteria
 import datasampler
 import evaluation
@@ -401,11 +402,13 @@ def test_a_network_of_an_exported_run(quick, run, tmp_path, monkeypatch):
         assert command[:2] == [sys.executable, str(ROOT / 'Evaluate_Network.py')]
         return SimpleNamespace(returncode=after_training(*command[2:]), stderr='error: what it says')
     monkeypatch.setattr(subprocess, 'run', in_this_process)
-    export.write(parameters.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
+    export.write(configuration.parse(['--evaluate', str(folder)]), folder, tmp_path / 'hub', hub=True)
     found = load('network', tmp_path / 'hub')
     network, _ = retrieval.load(folder, 'cpu')
     torch.testing.assert_close(found(images), network(images), rtol=1e-5, atol=1e-5)
     assert found.description['network'] == network.id and not found(images).requires_grad
+    elsewhere = load('network', tmp_path / 'hub', device='meta')(images.to('meta'))      # for want of a GPU
+    assert elsewhere.device.type == 'meta' and elsewhere.shape == found(images).shape
     with pytest.raises(ValueError, match='nothing: it cannot be exported: error: what it says'):
         load('network', tmp_path / 'nothing')
     with pytest.raises(ValueError, match='device cuda: .onnx files compute on the CPU'):

@@ -10,6 +10,7 @@ import torch
 
 from utilities.errors import RunFailed, UserError
 from utilities.loss_sums import from_tuple
+from utilities.namespace import unnoted
 
 PREFIX = 'pml:'
 PACKAGE, OLDEST, FIRST_UNFIT = 'pytorch-metric-learning', (2, 8), (3, 0)         # versions that work: 2.8 to below 3
@@ -24,9 +25,10 @@ def arguments(opt, kind, index, library='pml'):
     """
     The mapping of --<kind>_<library>_args, where kind is `loss` or `miner`, for the part `index` of a sum of losses.
     """
-    given = getattr(opt, f'{kind}_{library}_args')
-    names = (opt.loss if kind == 'loss' else opt.batch_mining).split('+')
+    flags = unnoted(opt)
+    names = (flags.loss if kind == 'loss' else flags.batch_mining).split('+')
     wanted = [i for i, name in enumerate(names) if name.startswith(f'{library}:')]
+    given = getattr(opt if wanted else flags, f'{kind}_{library}_args')
     if given and len(given) not in (1, len(wanted)):
         raise UserError(f'--{kind}_{library}_args: expected one mapping for each {library}:NAME ({len(wanted)}), not '
                         f'{len(given)}')
@@ -48,20 +50,33 @@ def require_library(what):
     return version
 
 
+def classes(kind, what):
+    """
+    {name: class} of pytorch_metric_learning.<kind>. Raises UserError if the library is missing or does not fit. what:
+    what needs it.
+    """
+    require_library(what)
+    module = importlib.import_module(f'pytorch_metric_learning.{kind}')
+    return {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
+
+
 def find(kind, name, flag):
     """
     The class pytorch_metric_learning.<kind>.<name>. Raises UserError if the library is not installed, if it has no such
     class, or if runs with it could not be resumed.
     """
-    version = require_library(f'{flag} {PREFIX}{name}')
-    module = importlib.import_module(f'pytorch_metric_learning.{kind}')
-    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and 'Base' not in key}
-    if name not in classes:
-        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {version} has no such class in '
-                        f'{kind}; choose from {", ".join(sorted(classes))}')
+    found = classes(kind, f'{flag} {PREFIX}{name}')
+    if name not in found:
+        raise UserError(f'{flag} {PREFIX}{name}: {PACKAGE} {importlib.metadata.version(PACKAGE)} has no such class in '
+                        f'{kind}; choose from {", ".join(sorted(found))}')
     if name in STATEFUL:
         raise UserError(f'{flag} {PREFIX}{name} does not work here: it keeps {STATEFUL[name]}')
-    return classes[name]
+    return found[name]
+
+
+def accepted(found):
+    """The names of the arguments of a class of the library, with those of the classes that it is derived from."""
+    return {parameter for base in found.__mro__ for parameter in inspect.signature(base.__init__).parameters}
 
 
 def build(kind, name, given, flag, known=None):
@@ -72,9 +87,7 @@ def build(kind, name, given, flag, known=None):
     Raises UserError if the library is not installed or does not accept the name or the arguments.
     """
     found = find(kind, name, flag)
-    accepted = {parameter for base in found.__mro__
-                for parameter in inspect.signature(base.__init__).parameters}
-    filled = {key: value for key, value in (known or {}).items() if key in accepted}
+    filled = {key: value for key, value in (known or {}).items() if key in accepted(found)}
     try:
         return found(**filled | {key: helper(value, flag) for key, value in given.items()})
     except UserError:
