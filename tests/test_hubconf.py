@@ -152,9 +152,9 @@ def test_the_loop_the_sampler_the_metrics_and_the_miner_of_the_page_run(capsys):
     assert names['measure'](names['embeddings'], names['data'].tensors[1])['e_recall@1'] > .2
 
 
-@pytest.mark.parametrize('library', ['Lightning', 'accelerate'])
+@pytest.mark.parametrize('library', ['Lightning', 'accelerate', 'pytorch-metric-learning'])
 def test_the_loops_of_libraries_of_the_page_train(library, tmp_path, monkeypatch):
-    pytest.importorskip(library.lower(), reason=f'the package {library.lower()} is not installed')
+    pytest.importorskip(library.lower().replace('-', '_'), reason=f'the package {library.lower()} is not installed')
     monkeypatch.chdir(tmp_path)                                                       # where Lightning may write
     before, after = of_page('A plain loop'), of_page('A plain loop', library)
     weights = [names['network'].state_dict()['1.weight'] for names in (before, after)]

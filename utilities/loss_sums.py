@@ -107,8 +107,8 @@ class Miner:
                 self.mined = checked(mined, batch)
             except (TypeError, ValueError, RuntimeError, IndexError) as error:
                 raise UserError(f'--batch_mining {self.name}: it returned {described(mined)}; expected triplets, an '
-                                'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, two '
-                                'bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
+                                'int64 tensor [T, 3] or a list of triples, or masks of positive and negative pairs, '
+                                'two bool [B, B], or three or four tensors of indices (docs/extending.md)') from error
         if not self.takes_masks:
             self.mined = self.last
         return self.mined
