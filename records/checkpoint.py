@@ -93,7 +93,12 @@ class Checkpoint:
             replaceable = merging and name != 'model'
             before = copy.deepcopy(part.state_dict()) if replaceable else None
             try:
-                part.load_state_dict(states[name])
+                state = states[name]
+                if 'criterion' in fresh and isinstance(part, torch.optim.Optimizer):
+                    state = without_state_of(self.parts['criterion'], part, state)
+                part.load_state_dict(state)
+                if state is not states[name]:
+                    fresh.append(f"the criterion's part of {name}")
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if replaceable:
                     part.load_state_dict(before)             # some of its parts may have fitted
@@ -112,6 +117,16 @@ class Checkpoint:
         best = self.best.get(columns.Column('val', self.metrics[0]).name)
         return processes.run_on_rank_zero(
             lambda: bool(patience and best and self.row['epoch'] - best['epoch'] > patience))
+
+
+def without_state_of(module, optimizer, state):
+    """The state dict of an optimizer without what it holds for the parameters of a module that starts fresh."""
+    own, kept = {*module.parameters()}, dict(state['state'])
+    for saved, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
+        for number, parameter in zip(saved['params'], group['params'], strict=True):
+            if parameter in own:
+                kept.pop(number, None)
+    return state if kept.keys() == state['state'].keys() else state | {'state': kept}
 
 
 @processes.rank_zero_only
