@@ -80,8 +80,8 @@ def begin(opt, arguments):
         chosen = datasampler.chosen_later(opt)
         folder = run_folder.create(opt, settings, arguments, built.data.description, chosen, files)
     lowest = [name for name in opt.storage_metrics if evaluation.titles.sign(Column('test', name).name) < 0]
-    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(), checkpoint.run_id(folder),
-                             lowest)
+    return built, Checkpoint(folder, settings, opt.storage_metrics, built.with_state(),
+                             checkpoint.origin(folder, built.data.description), lowest)
 
 
 def continued(opt, arguments):

@@ -59,9 +59,9 @@ REMOVED = {'augment_on_gpu': False, 'class_sample_rate': 1.0, 'adam_betas': [0.9
 INSTEAD = {'adam_betas': "give --optim_args '{betas: [0.9, 0.99]}'", 'embed_momentum': 'give --embed_optim_args',
            'loss_momentum': 'give --loss_optim_args'}
 # flags of earlier versions that changed no result
-WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'ranking_backend',
-                  'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin', 'loss_nir_delta',
-                  'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
+WITHOUT_EFFECT = ('knn_approx', 'system_malloc', 'projector', 'image_cache_check', 'image_cache', 'max_megapixels',
+                  'ranking_backend', 'loss_nir_logmatch', 'loss_nir_pos_alpha', 'loss_nir_neg_alpha', 'loss_nir_margin',
+                  'loss_nir_delta', 'loss_nir_pair_perc', 'loss_nir_nf_fc_dropout')
 WITH_STORAGE = [name for name, sampler in SAMPLERS.items() if getattr(sampler, 'REQUIRES_STORAGE', False)]
 NO_DECAY = [1000]                                                  # the default of --tau
 # flags of earlier versions -> the command of Evaluate_Network.py that has them
@@ -207,18 +207,14 @@ def data_parameters(parser):
                             fixed=True)
     add('--dataset', default='cub200', common=True, names=DATASETS, help='data set')
     add('--source_path', '--source', default='../../Datasets', machine=True, common=True,
-        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/')
+        help='folder with the folders of the data sets; for --dataset folder, the folder that contains images/, or '
+             'train/ and test/')
     add('--csv', metavar='FILE', resumable=True,
         help='for --dataset folder: CSV file of paths and labels; by default the folders in images/ are classes')
     switch('--download', machine=True, help='download the data set first, if it has a stable public address')
     switch('--skip_bad_images', help='check every image at the start and leave out those that cannot be read')
-    add('--max_megapixels', type=POSITIVE, metavar='N', machine=True,
-        help="largest number of megapixels of an image, counted before decoding; by default Pillow's limit, 179")
-    add('--image_cache', metavar='FOLDER', machine=True,
-        help='folder for decoded images, shared by runs; by default images are decoded each time')
     add('--decode',
-        choices={'auto': 'in training, JPEG files nearly as with fast; otherwise as with exact',
-                 'exact': 'the pixels that Pillow gives',
+        choices={'exact': 'the pixels that Pillow gives',
                  'fast': 'JPEG files at a fraction of their size, with slightly different pixels'},
         default='exact', fixed=False, help='how images are decoded and resized')
     add('--split_scheme',

@@ -315,6 +315,7 @@ def restore(opt, source):
     parts = prepare(opt)
     load_weights(opt, source, states, parts.model)
     parts.criterion = ranking_criterion(opt, source, states)
+    checkpoint.note_changed_data(source, states, parts.data.description)
     print(f'{checkpoint.find(source)}, epoch {states["epoch"]}')
     return parts
 

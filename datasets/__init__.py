@@ -21,7 +21,7 @@ from datasets import (
 )
 from datasets.base import ImageSet, check_names, note_ignored, read_image
 from datasets.boxes import open_photo
-from datasets.image_cache import ImageCache
+from datasets.decoding import deep_whites
 from utilities import stopping
 from utilities.errors import UserError, choose
 
@@ -61,11 +61,9 @@ def select(opt, input_size):
         raise UserError(f'{opt.dataset}: {len(missing)} of {len(table.paths)} listed images are missing, the first: '
                         f'{missing[0]}')
     training, evaluation = pipelines(opt, input_size)
-    read = (ImageCache(opt, table.sources, transforms.shared(training, evaluation)) if opt.image_cache else
-            functools.partial(open_photo, limit=opt.max_megapixels) if opt.max_megapixels else open_photo)
     if opt.skip_bad_images:
-        suspects = read.unreadable() if opt.image_cache else table.sources
-        table = without_bad_images(table, suspects, opt.max_megapixels)
+        table = without_bad_images(table)
+    read = reader(table)
     scheme = splits.scheme(opt, table)
     if scheme != 'predefined':
         table = replace(table, parts=None)                   # or else queries would be compared with the gallery only
@@ -110,25 +108,27 @@ def pipelines(opt, input_size):
     return transforms.select(opt, input_size, getattr(module, 'CHARACTERS', False))
 
 
-def without_bad_images(table, suspects, limit=None):
-    """
-    The table without the unreadable images among `suspects`, paths or Boxes; prints their number and the first three.
-    """
+def reader(table):
+    """The function that reads an image of the table: path or Box -> Photo."""
+    return functools.partial(open_photo, whites=deep_whites(table.paths))
+
+
+def without_bad_images(table):
+    """The table without images that cannot be read; prints their number and the first three."""
     with ThreadPoolExecutor() as pool:
-        readable = list(tqdm(pool.map(lambda path: is_readable(path, limit), suspects), total=len(suspects),
-                             desc='checking images', disable=None))
-    bad = {path for path, good in zip(suspects, readable, strict=True) if not good}
-    if bad:
-        names = [str(source) for source in table.sources if source in bad]
+        readable = list(tqdm(pool.map(is_readable, table.sources), total=len(table.sources), desc='checking images',
+                             disable=None))
+    names = [str(source) for source, good in zip(table.sources, readable, strict=True) if not good]
+    if names:
         print(f'--skip_bad_images: {len(names)} of {len(table.paths)} images cannot be read and are left out: '
               f'{", ".join(names[:3])}{" ..." if len(names) > 3 else ""}')
-    return table.keep([i for i, source in enumerate(table.sources) if source not in bad])
+    return table.keep([i for i, good in enumerate(readable) if good])
 
 
-def is_readable(path, limit):
+def is_readable(source):
     stopping.check()
     try:
-        read_image(path, limit)
+        read_image(source)
     except UserError:
         return False
     return True

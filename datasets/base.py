@@ -53,9 +53,9 @@ class ImageTable:
         return replace(self, **{name: [column[i] for i in chosen] for name, column in columns.items() if column})
 
 
-def read_image(source, limit=None):
+def read_image(source):
     """The image of boxes.read_upright, of a path or a Box, converted to RGB if it is grey."""
-    image = boxes.read_upright(source, limit)
+    image = boxes.read_upright(source)
     return image if image.mode == 'RGB' else image.convert('RGB')          # convert copies RGB images, too
 
 
@@ -72,7 +72,7 @@ class ImageSet(torch.utils.data.Dataset):
     class_names: the classes, sorted.
     superclasses: the super-class of each class, or None; levels: this list, then such lists of coarser super-classes.
     transform:   a pipeline.Pipeline.
-    read:        path or Box -> decoding.Photo: boxes.open_photo, or an ImageCache in its place.
+    read:        path or Box -> decoding.Photo: boxes.open_photo, or one that knows more of the data set.
     is_query:    None if every image is a query and all others are its gallery; else bool [N]: True for the queries,
                  False for their gallery.
     in_gallery:  None, or bool [N]: the gallery, where queries are in it, too.
@@ -251,15 +251,34 @@ def note_ignored(ignored, file=None):
         print(f'Note: {" and ".join(missing)} can be read after: pip install pillow-heif', file=file)
 
 
-def listed_rows(file, n_header, n_columns):
-    """The rows of a data set's list file, split at white space. Raises UserError if a row lacks columns."""
+def listed_rows(file, columns, begins_with_count=False):
+    """
+    The rows of a data set's list file, split at white space. Blank lines at its end are left out.
+
+    columns:           the names in its header, separated by blanks.
+    begins_with_count: whether the line before the header is the number of rows.
+    Raises UserError if the count or the header is missing, a row lacks columns, or the count is not that of the rows.
+    """
     try:
-        rows = [line.split() for line in file.read_text(encoding='utf-8').splitlines()[n_header:]]
+        lines = [line.split() for line in file.read_text(encoding='utf-8-sig').rstrip().splitlines()]
     except UnicodeDecodeError as error:
         raise UserError(f'{file}: not a text in UTF-8 ({error}); download it again') from None
+    except OSError as error:
+        raise UserError(f'{file}: {error.strerror}; download it again') from None
+    first = [' '.join(line) for line in lines[:2]] + ['', '']
+    if begins_with_count and not first[0].isdecimal():
+        raise UserError(f'{file}, line 1: expected the number of its rows, found "{first[0]}"; download it again')
+    n_header = 2 if begins_with_count else 1
+    if first[n_header - 1].lower() != columns:
+        raise UserError(f'{file}, line {n_header}: expected the header "{columns}", found "{first[n_header - 1]}"; '
+                        'download it again')
+    rows, n_columns = lines[n_header:], len(columns.split())
     for number, row in enumerate(rows, start=n_header + 1):
         if len(row) != n_columns:
             raise UserError(f'{file}, line {number}: expected {n_columns} columns, found {len(row)}; download it again')
+    if begins_with_count and len(rows) != int(first[0]):
+        raise UserError(f'{file}: its first line says {int(first[0]):,} rows, but it has {len(rows):,}; download it '
+                        'again')
     return rows
 
 
@@ -276,8 +295,8 @@ def find(opt, name, layouts, where):
     """
     The first of `layouts`, paths below --source_path, that exists.
 
-    Raises UserError with the expected paths and where to get the data if there is none; where --source_path leads into
-    the data set, with the folder above that is meant.
+    Raises UserError with `where`, the expected folders as trees and where to get the data, if there is none; where
+    --source_path leads into the data set, with the folder above that is meant.
     """
     for layout in layouts:
         if os.path.exists(Path(opt.source_path) / layout):           # False for a name that is too long; a Path raises
@@ -288,5 +307,5 @@ def find(opt, name, layouts, where):
         if os.path.isdir(place) and (given in (place, *place.parents) or place in given.parents):
             raise UserError(f'--source_path {opt.source_path}: this folder is part of the data set; give the one above '
                             f'{Path(layout).parts[0]}: --source_path {above}')
-    expected = ' or '.join(str(Path(opt.source_path) / layout) for layout in layouts)
-    raise UserError(f'--dataset {name}: expected {expected}:\n{where}')
+    others = f', or another of these layouts in {opt.source_path}' if len(layouts) > 1 else ''
+    raise UserError(f'--dataset {name}: expected {Path(opt.source_path) / layouts[0]}{others}:\n{where}')

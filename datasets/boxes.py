@@ -39,12 +39,15 @@ def image_path(source):
     return source.path if isinstance(source, Box) else source
 
 
-def from_rows(file, rows, paths):
-    """The Boxes of the rows of a CSV file, rounded to whole pixels. Raises UserError for the first row without one."""
+def from_rows(file, rows, lines, paths):
+    """
+    The Boxes of the rows of a CSV file, at these lines of it, rounded to whole pixels. Raises UserError for the first
+    row without one.
+    """
     if missing := [name for name in COLUMNS if name not in rows[0]]:
         raise UserError(f'--csv {file}: a box needs the columns {",".join(COLUMNS)}; missing: {",".join(missing)}')
     found = []
-    for line, (row, path) in enumerate(zip(rows, paths, strict=True), start=2):
+    for line, row, path in zip(lines, rows, paths, strict=True):
         values = [row[name] or 'nothing' for name in COLUMNS]
         try:
             box = Box(path, *(round(float(value)) for value in values), line)
@@ -57,15 +60,15 @@ def from_rows(file, rows, paths):
     return found
 
 
-def open_photo(source, limit=None):
+def open_photo(source, whites=None):
     """As decoding.open_photo; for a Box, the Photo of this part. Raises UserError if the box exceeds the image."""
-    photo = decoding.open_photo(image_path(source), limit)
+    photo = decoding.open_photo(image_path(source), whites)
     return cropped(photo, source) if isinstance(source, Box) else photo
 
 
-def read_upright(source, limit=None):
+def read_upright(source):
     """As decoding.read_upright; for a Box, this part of the image. Raises UserError if the box exceeds the image."""
-    image = decoding.read_upright(image_path(source), limit)
+    image = decoding.read_upright(image_path(source))
     if not isinstance(source, Box):
         return image
     source.require_inside(*image.size)
@@ -86,4 +89,4 @@ def cropped(photo, box):
         return np.ascontiguousarray(pixels[top:max(round(box.bottom / scale), top + 1),
                                            left:max(round(box.right / scale), left + 1)])
 
-    return Photo(box.bottom - box.top, box.right - box.left, decode, photo.is_jpeg)
+    return Photo(box.bottom - box.top, box.right - box.left, decode)

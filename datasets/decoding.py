@@ -7,12 +7,16 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from tqdm import tqdm
 
+from datasets import depth
+from utilities import stopping
 from utilities.errors import UserError
 
 # The raster formats to read, by Pillow's names, and their file name extensions, for which folders are searched.
@@ -22,9 +26,8 @@ FORMATS = {'JPEG': ('.jpg', '.jpeg', '.jfif'), 'PNG': ('.png',), 'BMP': ('.bmp',
            'TIFF': ('.tif', '.tiff'), 'WEBP': ('.webp',), 'PPM': ('.ppm', '.pgm'), 'AVIF': ('.avif',),
            'JPEG2000': ('.jp2',), 'HEIF': ('.heic', '.heif')}
 NEEDS = {'AVIF': 'avif', 'WEBP': 'webp', 'JPEG2000': 'jpg_2000'}         # Pillow's features, by format
-SIXTEEN_BIT = ('I', 'I;16', 'I;16B', 'I;16L', 'I;16N')
+MAY_BE_DEEP = ('PNG', 'TIFF', 'PPM', 'JPEG2000')                         # formats of more than 8 bits per channel
 TRANSPARENT = ('RGBA', 'LA', 'PA')
-CHANNELS = (1, 3)            # channels of grey and RGB images
 
 warnings.simplefilter('ignore', Image.DecompressionBombWarning)        # check_size refuses images above the limit
 
@@ -37,12 +40,10 @@ class Photo:
     height, width: in pixels, upright.
     decode: scale (1, 2, 4 or 8) -> uint8 [ceil(height / scale), ceil(width / scale), 3], or [height, width, 3] if the
             image cannot be decoded at this scale; for a grey image, the last dimension may be 1.
-    is_jpeg: whether it is a JPEG file, by its name.
     """
     height: int
     width: int
     decode: Callable
-    is_jpeg: bool = False
 
     def __array__(self, dtype=None, copy=None):
         return np.array(self.decode(1), dtype, copy=copy)
@@ -109,21 +110,63 @@ def shown(path):
     return os.fsencode(path).decode(errors='backslashreplace')
 
 
-def upright(image):
-    """An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L."""
+def upright(image, whites=None):
+    """
+    An opened PIL image -> the decoded image, upright, in RGB or, if it is grey, in L.
+
+    whites: {kind of values: value that becomes 255} of deep_whites, for images of more than 8 bits per channel; None:
+            by the image's own values. Raises depth.OutOfRange for values that are neither.
+    """
+    white = (whites or {}).get(depth.kind(image))
+    if depth.has_deep_colours(image):
+        if white is None:
+            with Image.open(image.fp, formats=[image.format]) as twin:     # to load colours is to forget their depth
+                white = depth.white(twin)
+        if white == 255:
+            depth.keep_lower_bytes(image)
     ImageOps.exif_transpose(image, in_place=True)                          # loads it
-    if image.mode in SIXTEEN_BIT:
-        image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    if depth.kind(image):
+        image = depth.in_8_bits(image, white)
     if image.mode in TRANSPARENT or 'transparency' in image.info:
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     return image if image.mode in ('RGB', 'L') else image.convert('L' if image.mode == '1' else 'RGB')
 
 
+def deep_whites(paths):
+    """
+    {kind of values: value that is white} of the images of more than 8 bits per channel among the files `paths`, by all
+    files of a kind together; prints it. Raises UserError for a file for whose values no white is known.
+    """
+    suffixes = {suffix for name in MAY_BE_DEEP for suffix in FORMATS[name]}
+    files = sorted({str(path) for path in paths if os.path.splitext(path)[1].lower() in suffixes})
+    found = {kind: set() for kind in depth.WHITES}
+
+    def look(path):
+        stopping.check()
+        try:
+            with named(path), opened(path) as image:
+                kind = depth.kind(image)
+                if kind and not (kind == '16-bit' and 65535 in found[kind]):        # no value can exceed it
+                    found[kind].add(depth.white(image))
+                return kind
+        except UserError as error:
+            if isinstance(error.__context__, depth.OutOfRange):
+                raise
+            return None                                                    # loading this image names it
+
+    with ThreadPoolExecutor() as pool:
+        kinds = list(tqdm(pool.map(look, files), total=len(files), desc='depth of images', disable=None, leave=False))
+    whites = {kind: max(values) for kind, values in found.items() if values}
+    for kind, white in whites.items():
+        print(f'Note: {kinds.count(kind):,} images have {kind} values: {white:,} is white')
+    return whites
+
+
 def read_upright(path, limit=None, side=None):
     """
     The image at `path` as a PIL image in RGB or, if it is grey, in L: rotated upright as EXIF says, transparency
-    replaced by white, 16-bit grey scaled to 8 bits.
+    replaced by white, more than 8 bits per channel scaled to 8 by the image's own values.
 
     side: None, or a number of pixels: a JPEG file is decoded at the smallest size whose shorter side has at least as
           many; the limit then applies to that size.
@@ -137,88 +180,33 @@ def read_upright(path, limit=None, side=None):
         return upright(image)
 
 
-def open_photo(path, limit=None):
+def open_photo(path, whites=None):
     """
-    The Photo at `path`, with the pixels of read_upright. Raises UserError like read_upright, either here or when the
-    Photo is decoded.
-
-    torchvision decodes a JPEG file faster than Pillow. It is used if both give the same pixels.
+    The Photo at `path`, with the pixels of read_upright; whites: as in upright(). Raises UserError like read_upright,
+    either here or when the Photo is decoded. Upright JPEG files are decoded later, at any scale; all others here.
     """
     with named(path):
-        data = np.fromfile(path, np.uint8)
-        decode_jpeg = jpeg_decoder()
-        header = jpeg_header(memoryview(data)) if decode_jpeg else None
-        if header is None:
-            with opened(io.BytesIO(data), limit) as image:
-                pixels = channels_last(upright(image))
-            return Photo(*pixels.shape[:2], lambda scale: pixels, is_jpeg(path))
-        height, width = header
-        check_size(width, height, limit)
+        file = io.BytesIO(Path(path).read_bytes())
+        with opened(file) as image:
+            if not can_be_reduced(image):
+                pixels = channels_last(upright(image, whites))
+                return Photo(*pixels.shape[:2], lambda scale: pixels)
+            width, height = image.size
 
     def decode(scale):
-        with named(path):
-            if scale == 1:
-                return decode_jpeg(torch.from_numpy(data)).permute(1, 2, 0).numpy()
-            with opened(io.BytesIO(data), limit) as image:
-                image.draft(image.mode, (width // scale, height // scale))
-                return channels_last(upright(image))
+        with named(path), opened(file) as image:
+            image.draft(image.mode, (width // scale, height // scale))
+            return channels_last(upright(image))
 
-    return Photo(height, width, decode, is_jpeg(path))
+    return Photo(height, width, decode)
 
 
-def is_jpeg(path):
-    """Whether a file is a JPEG file by its name, so that a cache of its pixels gives the same answer."""
-    return os.path.splitext(path)[1].lower() in FORMATS['JPEG']
+def can_be_reduced(image):
+    """Whether an opened PIL image is an upright JPEG image in RGB or L."""
+    is_jpeg = image.format in ('JPEG', 'MPO') and image.mode in ('RGB', 'L')
+    return is_jpeg and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 
 
 def channels_last(image):
-    """A PIL image in RGB or L -> uint8 [height, width, 3 or 1]."""
-    return np.array(image).reshape(image.height, image.width, -1)
-
-
-def jpeg_header(data):
-    """
-    The (height, width) of a JPEG file. None if the pixels of read_upright need Pillow: the file is truncated, has an
-    EXIF orientation, is neither RGB nor grey with 8 bits, or is not a JPEG file.
-
-    ITU-T Recommendation T.81, 1992, Annex B.
-    """
-    if bytes(data[:2]) != b'\xff\xd8' or b'\xff\xd9' not in bytes(data[-64:]):
-        return None
-    start, may_be_turned = 2, False
-    while start + 10 <= len(data) and data[start] == 0xff:
-        marker, length = data[start + 1], int.from_bytes(data[start + 2:start + 4])
-        if marker in (0xc0, 0xc1, 0xc2):                                   # sequential or progressive Huffman coding
-            precision, n_channels = data[start + 4], data[start + 9]
-            height, width = (int.from_bytes(data[place:place + 2]) for place in (start + 5, start + 7))
-            plain = precision == 8 and n_channels in CHANNELS and height and width
-            return (height, width) if plain and not (may_be_turned and has_exif_rotation(data)) else None
-        may_be_turned |= marker == 0xe1                                    # EXIF or XMP
-        start += 2 + length
-    return None
-
-
-def has_exif_rotation(data):
-    with Image.open(io.BytesIO(data), formats=['JPEG']) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-
-
-@functools.cache
-def jpeg_decoder():
-    """torchvision's JPEG decoder, file [N] -> pixels [3 or 1, H, W], uint8; None if its pixels differ from Pillow's."""
-    try:
-        from torchvision.io import decode_jpeg  # deprecated; later versions may lack it
-    except ImportError:
-        return None
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (53, 41, 3), dtype=np.uint8))
-    for image, subsampling in ((noise, '4:4:4'), (noise, '4:2:2'), (noise, '4:2:0'), (noise.convert('L'), '4:4:4')):
-        file = io.BytesIO()
-        image.save(file, 'JPEG', subsampling=subsampling)
-        try:
-            decoded = decode_jpeg(torch.frombuffer(file.getbuffer(), dtype=torch.uint8))
-        except RuntimeError:                                               # torchvision was built without libjpeg
-            return None
-        with Image.open(file, formats=['JPEG']) as reference:
-            if not np.array_equal(decoded.permute(1, 2, 0), channels_last(reference)):
-                return None
-    return decode_jpeg
+    """A PIL image in RGB or L -> uint8 [height, width, 3 or 1], which cannot be written to."""
+    return np.asarray(image).reshape(image.height, image.width, -1)

@@ -2,8 +2,12 @@
 from datasets.base import ImageTable, find, listed_rows
 from datasets.download import no_address
 
-WHERE = ('the list of its images, with the folder img/ (of Img/img.zip) beside it or in Img/; on request from '
-         'https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html')
+WHERE = '''inshop/                       or "In-shop Clothes Retrieval Benchmark/"
+    list_eval_partition.txt   the list of its images, also in Eval/
+    img/                      of Img/img.zip, also in Img/
+        WOMEN/Dresses/id_00000002/*.jpg
+        ...
+On request from https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html.'''
 ROOTS = ('inshop', 'in-shop', 'inshop/In-shop Clothes Retrieval Benchmark', 'In-shop Clothes Retrieval Benchmark')
 
 
@@ -14,7 +18,7 @@ def load(opt):
     partition = find(opt, 'inshop', lists, WHERE)
     root = partition.parent.parent if partition.parent.name == 'Eval' else partition.parent
     images = root / 'Img' if (root / 'Img').exists() else root
-    rows = listed_rows(partition, n_header=2, n_columns=3)
+    rows = listed_rows(partition, 'image_name item_id evaluation_status', begins_with_count=True)
     return ImageTable([images / path for path, _, _ in rows], [item for _, item, _ in rows],
                       [part for _, _, part in rows],
                       {item: '/'.join(path.split('/')[-4:-2]) for path, item, _ in rows})        # WOMEN/Dresses

@@ -8,8 +8,11 @@ CHARACTERS = True            # its images must not be flipped or cropped
 ROOT = 'https://raw.githubusercontent.com/brendenlake/omniglot/master/python/'
 ARCHIVES = {'images_background.zip': 'md5:68d2efa1b9178cc56df9314c21c6e718',
             'images_evaluation.zip': 'md5:6b91aef0f799c5bb55b94e3f2daec811'}
-WHERE = ('images/<Alphabet>.<character>/*.png, or images_background/<Alphabet>/<character>/*.png as in '
-         'https://github.com/brendenlake/omniglot and torchvision; --download downloads it')
+WHERE = '''omniglot/
+    images/<Alphabet>.<character>/*.png
+or  images_background/<Alphabet>/<character>/*.png     also in omniglot-py/, as torchvision has them
+    images_evaluation/<Alphabet>/<character>/*.png
+From https://github.com/brendenlake/omniglot; --download downloads it.'''
 
 
 def load(opt):

@@ -1,24 +1,38 @@
 """Stanford Online Products: 120,053 photos of 22,634 products in 12 categories. Oh Song et al., CVPR 2016."""
+from pathlib import Path
+
 from datasets.base import ImageTable, find, listed_rows
 from datasets.download import no_address
 
-WHERE = ('the list of its training images, with Ebay_test.txt beside it and the folders bicycle_final ... beside it or '
-         'in images/; the data are at https://cvgl.stanford.edu/projects/lifted_struct/')
+WHERE = '''online_products/              or Stanford_Online_Products/, also in online_products/
+    Ebay_train.txt            the lists of the images, also in Info_Files/
+    Ebay_test.txt
+    bicycle_final/*.JPG       the 12 folders of the categories, also in images/;
+    cabinet_final/*.JPG       or all images in images/ without these folders
+    ...
+The data are at https://cvgl.stanford.edu/projects/lifted_struct/.'''
 FOLDERS = ('online_products/Info_Files', 'online_products', 'online_products/Stanford_Online_Products',
-           'Stanford_Online_Products')
+           'Stanford_Online_Products', 'Stanford_Online_Products/Info_Files')
+SIZES = {'train': 59551, 'test': 60502}              # images in the lists
 
 
 def load(opt):
     if opt.download:
         no_address('Stanford Online Products', WHERE)
     lists = find(opt, 'online_products', [f'{folder}/Ebay_train.txt' for folder in FOLDERS], WHERE).parent
-    images = next((path for path in (lists.parent / 'images', lists / 'images') if path.exists()), lists)
+    root = lists.parent if lists.name == 'Info_Files' else lists
+    folder = root / 'images' if (root / 'images').exists() else root
     paths, classes, parts, superclasses = [], [], [], {}
     for part in ('train', 'test'):
-        for _, class_id, _, path in listed_rows(lists / f'Ebay_{part}.txt', n_header=1, n_columns=4):
+        file = lists / f'Ebay_{part}.txt'
+        rows = listed_rows(file, 'image_id class_id super_class_id path')
+        if len(rows) < SIZES[part]:
+            print(f'Note: {file} lists {len(rows):,} images, and that of the data set {SIZES[part]:,}')
+        for _, class_id, _, path in rows:
             name = f'{class_id:0>5}'
-            paths.append(images / path)
+            paths.append(path)
             classes.append(name)
             parts.append(part)
             superclasses[name] = path.split('/')[0].removesuffix('_final')
-    return ImageTable(paths, classes, parts, superclasses)
+    is_flat = paths and not (folder / paths[0]).exists() and (folder / Path(paths[0]).name).exists()
+    return ImageTable([folder / (Path(path).name if is_flat else path) for path in paths], classes, parts, superclasses)

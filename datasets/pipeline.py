@@ -9,8 +9,6 @@ from torchvision.transforms import v2
 
 from utilities.errors import UserError
 
-MARGIN = 1.5         # with --decode auto, a crop that is decoded at reduced size has at least 1.5 times its final size
-
 
 @dataclass
 class Pipeline:
@@ -21,8 +19,7 @@ class Pipeline:
                 If the first one is a crop or a resizing, only the pixels that it needs are copied. Grey
                 images have one channel until the end, since all transforms treat all channels alike.
     decode:     exact: Pillow's pixels. fast: JPEG files are decoded at reduced size if that is enough, and other images
-                are resized by torch instead of Pillow. auto: JPEG files, by their names, are decoded at reduced size if
-                that is enough with a MARGIN, and resized by torch; others as exact.
+                are resized by torch instead of Pillow.
     """
     transforms: list
     decode: str = 'exact'
@@ -75,8 +72,7 @@ class Pipeline:
 
     def resized(self, photo, size, top, left, height, width):
         """A region of the photo, resized to `size`: a PIL image, or a uint8 tensor [3 or 1, *size]."""
-        is_exact = self.decode == 'exact' or self.decode == 'auto' and not getattr(photo, 'is_jpeg', False)
-        resize = resized_by_pillow if is_exact else resized_fast if self.decode == 'fast' else resized_by_torch
+        resize = resized_fast if self.decode == 'fast' else resized_by_pillow
         return resize(photo, size, top, left, height, width, self.transforms[0].interpolation.value)
 
     @staticmethod
@@ -143,28 +139,18 @@ def resized_fast(photo, size, top, left, height, width, interpolation='bilinear'
     return resized_tensor(pixels[top:top + height, left:left + width], size, interpolation)
 
 
-def resized_by_torch(photo, size, top, left, height, width, interpolation='bilinear'):
-    """
-    As resized_by_pillow, by torch, as a tensor. If the photo is decoded at reduced size, the region begins and ends at
-    the nearest of its pixels.
-    """
-    pixels, y, x = reduced(photo, size, height, width, MARGIN)
-    region = pixels[round(top * y):round((top + height) * y), round(left * x):round((left + width) * x)]
-    return resized_tensor(region, size, interpolation)
-
-
 def resized_tensor(region, size, interpolation):
     """uint8 [h, w, 3 or 1], an array -> uint8 [3 or 1, *size], a tensor."""
-    images = torch.from_numpy(region)[None].permute(0, 3, 1, 2)            # the layout that torch resizes fastest
+    images = torch.from_numpy(region.copy())[None].permute(0, 3, 1, 2)     # the layout that torch resizes fastest
     return F.interpolate(images, size, mode=interpolation, antialias=True)[0]
 
 
-def reduced(photo, size, height, width, margin=1):
+def reduced(photo, size, height, width):
     """
-    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `margin`
-    times `size`: uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
+    The photo, decoded at the smallest size at which a region of `height` x `width` pixels still has at least `size`:
+    uint8 [h, w, 3 or 1], and the factors of vertical and of horizontal distances.
     """
-    least = min(height / size[0], width / size[1]) / margin
+    least = min(height / size[0], width / size[1])
     scale = next((scale for scale in (8, 4, 2) if least >= scale), 1)
     pixels = np.array(photo) if isinstance(photo, Image.Image) else photo.decode(scale)
     return pixels, pixels.shape[0] / photo.height, pixels.shape[1] / photo.width

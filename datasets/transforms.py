@@ -70,7 +70,7 @@ def select(opt, size, are_characters=False):
     training, evaluation = AUGMENTATIONS[name](size)[0], AUGMENTATIONS[name](opt.eval_size or size)[1]
     adapt(opt, training, evaluation)
     training = with_further(opt, training, fill=255 if name == 'characters' else None)
-    return Pipeline(training, opt.decode), Pipeline(evaluation, 'fast' if opt.decode == 'fast' else 'exact')
+    return Pipeline(training, opt.decode), Pipeline(evaluation, opt.decode)
 
 
 def adapt(opt, training, evaluation):
@@ -112,14 +112,3 @@ def with_further(opt, training, fill):
     if opt.random_erasing:                                 # takes tensors only; its fill colour needs RGB
         steps += [v2.ToImage(), v2.RGB(), v2.RandomErasing(opt.random_erasing, value=ERASED)]
     return steps
-
-
-def shared(training, evaluation):
-    """
-    The resizing that both pipelines begin with, or None.
-
-    It does not change an image that it has resized before, so that the pipelines may get resized images.
-    """
-    from torchvision.transforms import v2
-    first = training.transforms[0]
-    return first if isinstance(first, v2.Resize) and repr(first) == repr(evaluation.transforms[0]) else None

@@ -57,8 +57,14 @@ def compute_metrics(opt, embedded, splits, metrics):
     --eval_reference needs it.
     """
     row = {}
-    if same := [split for split in splits if are_same(embedded[split].embeddings)]:
-        print(f'Note: all embeddings of the {" and the ".join(same)} split are the same: the network has '
+    same = [split for split in splits if are_same(embedded[split].embeddings)]
+    blank = [split for split in same if is_blank(embedded[split].images)]
+    collapsed = [split for split in same if split not in blank]
+    if blank:
+        print(f'Note: all embeddings of the {" and the ".join(blank)} split are the same, since all its images are '
+              'equal or have a single colour: look at the files.', file=sys.stderr)
+    if collapsed:
+        print(f'Note: all embeddings of the {" and the ".join(collapsed)} split are the same: the network has '
               'collapsed, and metrics of neighbours mean nothing. A lower --lr, or another loss or miner, may help.',
               file=sys.stderr)
     for split in splits:
@@ -79,6 +85,16 @@ def are_same(embeddings):
     """Whether [N, D] embeddings of two images or more are equal up to rounding errors of float32."""
     low, high = torch.aminmax(embeddings, dim=0)
     return len(embeddings) > 1 and bool((high - low).max() <= 1e-6 * torch.maximum(high, -low).max())
+
+
+def is_blank(images):
+    """Whether all images of an ImageSet, as the network sees them, are equal, or each has a single colour."""
+    first, *_ = images[0]
+    for index in range(len(images.labels)):
+        image, *_ = images[index]
+        if not torch.equal(image, first) and (image.amin(dim=(1, 2)) != image.amax(dim=(1, 2))).any():
+            return False
+    return True
 
 
 def validate(opt, model, data, metrics):

@@ -27,15 +27,16 @@ class Checkpoint:
     best:     {'<split>_<metric>': the row of log.csv where it was best}.
     row:      the last row that has metrics.
     records:  the result of Records.contents() at the last save; None for a new run.
-    run_id:   the id in config.yaml, by which a checkpoint of another run is recognised.
+    origin:   the result of origin(): the id of the run, by which a checkpoint of another run is recognised, and the
+              hashes of its data.
     next_epoch: the epoch after the one that resume() has restored; 0 for a new run.
 
     Process 0 alone saves; all processes resume.
     """
 
-    def __init__(self, folder, settings, metrics, parts, run_id=None, lowest=()):
+    def __init__(self, folder, settings, metrics, parts, origin=None, lowest=()):
         self.folder, self.settings, self.metrics, self.parts = Path(folder), settings, metrics, parts
-        self.run_id, self.lowest = run_id, lowest
+        self.origin, self.lowest = origin, lowest
         self.best, self.row, self.records, self.trained = {}, None, None, False     # trained: an epoch or more
         self.last, self.next_epoch = self.folder / LAST, 0
 
@@ -47,7 +48,7 @@ class Checkpoint:
         The best networks are written first: a run that is killed in between repeats the epoch and writes them again.
         """
         states = {name: part.state_dict() for name, part in self.parts.items()}
-        common = {'settings': self.settings, 'epoch': epoch, 'row': row, 'run_id': self.run_id}
+        common = {'settings': self.settings, 'epoch': epoch, 'row': row} | (self.origin or {})
         if any(map(columns.parse, row)):
             self.row = row
         for split, metric in itertools.product(columns.SPLITS, self.metrics):
@@ -130,9 +131,27 @@ def without_state_of(module, optimizer, state):
 
 
 @processes.rank_zero_only
-def run_id(folder):
-    """The id of a run; None in the other processes, which may not see a new folder yet."""
-    return run_folder.read(folder)['run_id']
+def origin(folder, description):
+    """
+    The id of a run, and the hashes of its data from a description by datasets.select; None in the other processes,
+    which may not see a new folder yet.
+    """
+    return {'run_id': run_folder.read(folder)['run_id'], 'split_hash': description['hash'],
+            'image_hashes': description['image_hashes']}
+
+
+def note_changed_data(place, states, description):
+    """
+    Prints how the data, described by datasets.select, differ from those of the run of a run folder or checkpoint file
+    with these `states`. Nothing is printed of weights that were exported: they do not tell the data of their run.
+    """
+    file = find(place).with_name('config.yaml')
+    if 'split_hash' not in states and file.is_file():        # a checkpoint of an earlier version
+        states = run_folder.read(file.parent)
+    changed = run_folder.changed_data(states, description) if 'split_hash' in states else ''
+    if changed:
+        print(f'Note: the data have {changed} than the run of {place} began with; metrics on them cannot be compared '
+              'with those that it recorded.')
 
 
 def load(path):
@@ -168,7 +187,7 @@ def are_rows(value):
 
 # the form that each part of a checkpoint must have
 FORMS = {
-    'settings': is_valid_state, 'criterion': is_valid_state,
+    **dict.fromkeys(('settings', 'criterion', 'image_hashes'), is_valid_state),
     'epoch': lambda value: type(value) is int and value >= 0,
     **dict.fromkeys(('model', 'ema'), lambda value: is_valid_state(value) and all(
         isinstance(part, torch.Tensor) for part in value.values())),

@@ -1,5 +1,4 @@
 """Retrieve_Images.py suspects: embeds labelled photos, and writes the suspects among them to files."""
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import datasets
 import evaluation
 import parameters
 import parts
-from datasets import ImageSet, boxes, folder
+from datasets import ImageSet, folder
 from datasets.base import note_ignored
 from evaluation import pictures
 from retrieval import loading, suspects
@@ -103,11 +102,11 @@ def embed_photos(place, run, flags):
         seed_everything(opt.seed)                          # --not_pretrained draws random weights
         model = parts.build_network(opt, parts.build_backbone(opt))
     if opt.skip_bad_images:
-        table = datasets.without_bad_images(table, table.sources, opt.max_megapixels)
+        table = datasets.without_bad_images(table)
         if not table.paths:
             raise UserError(f'{place}: no image can be read')
     images = ImageSet(table, range(len(table.paths)), datasets.pipelines(opt, model.input_size)[1],
-                      functools.partial(boxes.open_photo, limit=opt.max_megapixels))
+                      datasets.reader(table))
     embedded = evaluation.embed(opt, model, images, 'photos', opt.eval_features, opt.eval_autocast)
     return [*evaluation.as_evaluated(opt, {'photos': embedded}).values()]
 

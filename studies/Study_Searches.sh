@@ -15,7 +15,7 @@ data=${DATA:-Datasets}
 search() {
     line --study_path "${STUDIES:-Studies}/Omniglot_$1" --dataset omniglot --source_path "$data" \
         --arch conv4_normalize --not_pretrained --bs 112 --samples_per_class 4 --n_epochs 6 --iterations_per_epoch 14 \
-        --no_train_metrics --kernels 0 --image_cache "$data/cache" --n_folds 2 \
+        --no_train_metrics --kernels 0 --n_folds 2 \
         --n_trials 10 --pruner median --reproductions 5 --workers 2 --tune lr 0.0001 0.01 log "${@:2}"
 }
 

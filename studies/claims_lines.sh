@@ -2,8 +2,7 @@
 data=${DATA:-Datasets}
 half_of() {                                              # sets `omniglot` to the flags of half A or B
     omniglot=(--dataset omniglot --source_path "$data" --arch conv4_normalize --not_pretrained --input_size 16 --embed_dim 64 --bs 112
-        --samples_per_class 4 --lr 0.003 --scheduler step --gamma 0.1 --kernels 0 --pictures none
-        --image_cache "$data/cache")
+        --samples_per_class 4 --lr 0.003 --scheduler step --gamma 0.1 --kernels 0 --pictures none)
     if [ "$1" = B ]; then omniglot+=(--test_start 0); fi
 }
 # setting KIND HALF NAME: the flags in the line 'HALF NAME FLAG...' of studies/settings/KIND.txt

@@ -1,10 +1,9 @@
 """The methods of Study_Runs.sh, without tuning: their numbers over seeds, and their commands."""
 import functools
 import json
-import os
 import shlex
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from records.columns import Column
 from reports import final_rows, groups, selection
 from studies.estimates import average
 from studies.pages import plus_minus
+from utilities import command_line
 from utilities.text_tables import markdown
 
 ROWS = Path(__file__).parent / 'rows'
@@ -68,18 +68,13 @@ class Method:
 
     @functools.cached_property
     def command(self):
-        """The command of the first seed, without flags of the machine, and with the data in the folder Datasets."""
-        words = shlex.split(self.runs[min(self.runs)].flags.get('command', ''))
-        paths = [words[index + 1] for index, word in enumerate(words[:-1]) if word in ('--source_path', '--weights')]
-        caches = [words[index + 1] for index, word in enumerate(words[:-1]) if word == '--image_cache']
-        root = os.path.commonpath([*paths, *caches]) if paths else ''
+        """The command of the first seed, without flags of the machine and flags that no longer exist."""
         kept, is_kept = [], True
-        for word in words:
+        for word in shlex.split(self.runs[min(self.runs)].flags.get('command', '')):
             if word.startswith('--'):
-                flag = word.removeprefix('--')
-                is_kept = flag == 'source_path' or flag not in machine_flags()
+                is_kept = word.removeprefix('--').partition('=')[0] in shown_flags()
             if is_kept:
-                kept.append(str('Datasets' / PurePath(word).relative_to(root)) if word in paths else word)
+                kept.append(word)
         return shlex.join(kept)
 
     @functools.cached_property
@@ -109,8 +104,9 @@ def read(file=ROWS / 'study.csv', prefix=''):
 
 
 @functools.cache
-def machine_flags():
-    return parameters.flags_with('machine')
+def shown_flags():
+    """The flags of main.py but for those of the machine, with the one that tells where the data are."""
+    return {*command_line.known_flags(parameters.build())} - {*parameters.flags_with('machine')} | {'source_path'}
 
 
 def metric_title(metric):

@@ -368,10 +368,10 @@ def test_long_loops_can_be_stopped(trained, run, monkeypatch, tmp_path, patterns
     monkeypatch.setattr(stopping, 'requested', True)
     assert run('--evaluate', trained['whole']) == 130
     again = ['--reproduce', trained['whole'], '--save_path', tmp_path / 'runs']
-    assert run(*again, '--skip_bad_images') == run(*again, '--image_cache', tmp_path / 'cache') == 130
+    assert run(*again, '--skip_bad_images') == 130
     assert not (tmp_path / 'runs').exists()
     for stopped in (lambda: list(counting.in_threads(print, range(100))),
-                    lambda: datasets.is_readable(tmp_path / 'x', None),
+                    lambda: datasets.is_readable(tmp_path / 'x'),
                     lambda: download.download(patterns.as_uri() + '/images/class_00/0.png', tmp_path / 'x')):
         with pytest.raises(KeyboardInterrupt):
             stopped()

@@ -145,16 +145,6 @@ def test_without_labels_a_run_is_another_one_and_evaluates_the_same_images(quick
     assert states['settings']['samples_per_class'] == 1 and states['settings']['unsupervised']
 
 
-def test_views_come_from_the_cache_as_well(quick, tmp_path):
-    flags = '--views 2 --unsupervised --samples_per_class 1 --loss ntxent --batch_mining none'
-    found = []
-    for more in ('', f'--image_cache {tmp_path / "cache"}'):
-        opt, run = built(quick, f'{flags} {more}')
-        found.append([part for batch in TrainingLoader(opt, run.data.train, run.sampler).epoch(2) for part in batch])
-    plain, cached = found
-    assert all(map(torch.equal, plain, cached)) and len(plain) == 9
-
-
 @pytest.mark.parametrize('flags, sentence', [
     ('--bs 10 --views 3', '--bs 10 is not divisible by --views 3, the number of times that each image is in its batch'),
     ('--unsupervised --samples_per_class 2', '--samples_per_class 2: with --unsupervised, a class has one image'),

@@ -39,7 +39,6 @@ KINDS = {
     'removed folder': (processes.removed, 2, 20),
     'mutated YAML': (inputs.mutated_yaml, 30, 300),
     'swapped files': (files.swapped_files, 1, 3),
-    'flipped pixels': (files.flipped_pixels, 4, 30),
     'unwritable outputs': (files.unwritable_outputs, 2, 10),
     'mutated CSV': (inputs.mutated_csv, 30, 300),
     'changed data': (inputs.changed_data, 8, 100),

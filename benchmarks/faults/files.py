@@ -1,4 +1,4 @@
-"""Faults of files: damaged, of another run, flipped pixels of an image cache, a full disk, damaged indexes."""
+"""Faults of files: damaged, of another run, a full disk, damaged indexes."""
 import argparse
 import functools
 import itertools
@@ -93,20 +93,6 @@ def resumed(lab, folder):
     problem = refusal_or_difference(start(['--resume', folder, '--n_epochs', 3]), lab.undisturbed('plain'), folder)
     shutil.rmtree(folder)
     return problem
-
-
-def flipped_pixels(lab, n):
-    """A bit of the pixels of an image cache is flipped: the run names the image, or ends as undisturbed."""
-    whole, cache = lab.undisturbed('plain'), ['--image_cache', lab.folder / 'cache']
-    lab.done([*lab.arguments('plain', lab.group()), *cache, '--n_epochs', 0])
-    pixels, = (lab.folder / 'cache').rglob('pixels')
-    content = pixels.read_bytes()
-    for _ in range(n):
-        damage(pixels, 'bit', lab.random)
-        group = lab.group()
-        child = start([*lab.arguments('plain', group), *cache])
-        yield refusal_or_difference(child, whole, lab.place(group), 'Remove that folder')
-        pixels.write_bytes(content)
 
 
 def limited_to(size):

@@ -54,9 +54,9 @@ def foreign_formats(lab, n):
 
 
 def bombs(lab, n):
-    """A small file of up to a gigapixel: refused in a sentence, within MEMORY, by --max_megapixels and by the page."""
+    """A small file of up to a gigapixel: refused in a sentence, within MEMORY, by main.py and by the page."""
     for i in range(n):
-        side = lab.random.randrange(8000, 32000)
+        side = lab.random.randrange(14000, 32000)         # main.py has Pillow's limit, 179 megapixels
         content, group = black_png(side), lab.group()
         if i % 2:
             code, text = answered(content)
@@ -64,8 +64,7 @@ def bombs(lab, n):
             yield None if refused else f'{side} pixels: the page answers {code}: {text}'
             continue
         place = with_image(lab, group, 'photo.png', content)
-        child = start([*lab.arguments('plain', group), '--n_epochs', 0, '--source_path', place, '--max_megapixels', 50],
-                      limited)
+        child = start([*lab.arguments('plain', group), '--n_epochs', 0, '--source_path', place], limited)
         problem = outcome(child, {2})
         shutil.rmtree(place)
         yield problem or (None if 'photo.png: not a readable image' in child.text else child.text[-300:])

@@ -51,27 +51,23 @@ def test_pixels_are_those_of_pillows_crop(photos, tmp_path):                    
             assert found.flags.c_contiguous
 
 
-@pytest.mark.parametrize('augmentation, cache', [('base', True), ('mlrc', True), ('adv', False), ('mlrc', False)])
-def test_items_are_those_of_images_that_were_cropped_before(augmentation, cache, scenes, opt):
-    """In training and evaluation, with and without a cache."""
+@pytest.mark.parametrize('augmentation', ['base', 'mlrc', 'adv'])
+def test_items_are_those_of_images_that_were_cropped_before(augmentation, scenes, opt):
+    """In training and evaluation."""
     flags = {'dataset': 'folder', 'source_path': str(scenes), 'augmentation': augmentation}
-    if cache:
-        flags |= {'image_cache': str(scenes / 'cache')}
     whole = datasets.select(opt(**flags), 16)
-    for _ in range(1 + cache):                                   # the second time from the filled cache
-        found = datasets.select(opt(csv=str(scenes / 'list.csv'), **flags), 16)
-        assert whole.description['hash'] == found.description['hash']
-        for one, other in ((whole.train, found.train), (whole.evaluation['test'], found.evaluation['test'])):
-            assert len(one) == len(other) == 8 and one.labels.tolist() == other.labels.tolist()
-            assert all(torch.equal(one[index, 5][0], other[index, 5][0]) for index in range(8))
+    found = datasets.select(opt(csv=str(scenes / 'list.csv'), **flags), 16)
+    assert whole.description['hash'] == found.description['hash']
+    for one, other in ((whole.train, found.train), (whole.evaluation['test'], found.evaluation['test'])):
+        assert len(one) == len(other) == 8 and one.labels.tolist() == other.labels.tolist()
+        assert all(torch.equal(one[index, 5][0], other[index, 5][0]) for index in range(8))
 
 
-@pytest.mark.parametrize('decode', ['fast', 'auto'])
-def test_decoding_at_reduced_size_scales_the_box(decode, tmp_path, opt):
+def test_decoding_at_reduced_size_scales_the_box(tmp_path, opt):
     """Of a photo whose colours tell the place: nearly the pixels of exact decoding, from fewer decoded ones."""
     x, y = np.meshgrid(np.linspace(0, 255, 2000), np.linspace(0, 255, 1500))
     Image.fromarray(np.stack([x, y, 0 * x], axis=2).astype(np.uint8)).save(tmp_path / 'large.jpg', quality=95)
-    exact, reduced = (transforms.select(opt(decode=name, augmentation='none'), 64)[0] for name in ('exact', decode))
+    exact, reduced = (transforms.select(opt(decode=name, augmentation='none'), 64)[0] for name in ('exact', 'fast'))
     for box in ((101, 203, 1502, 1105), (0, 0, 2000, 1500), (1999 - 640, 1499 - 640, 2000, 1500)):
         photo = boxes.open_photo(Box(tmp_path / 'large.jpg', *box, 2))
         decode_at, scales = photo.decode, []
@@ -84,21 +80,6 @@ def test_decoding_at_reduced_size_scales_the_box(decode, tmp_path, opt):
         assert (images[0] - images[1]).abs().max() < 2.5 / 255    # JPEG's rounding; 1 / 255 of the width are 8 pixels
     tiny = boxes.open_photo(Box(tmp_path / 'large.jpg', 1999, 5, 2000, 7, 2))
     assert [tiny.decode(scale).size > 0 for scale in (1, 2, 4, 8)] == [True] * 4
-
-
-def test_a_cache_tells_boxes_of_one_file_apart(scenes, opt):
-    flags = dict(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv'),
-                 image_cache=str(scenes / 'cache'))
-    datasets.select(opt(**flags), 16)
-    datasets.select(opt(**flags), 16)
-    assert len(list((scenes / 'cache').iterdir())) == 1
-    rows = (scenes / 'list.csv').read_text().splitlines()
-    write_list(scenes / 'list.csv', [[*row.split(',')[:4], int(row.split(',')[4]) - 1, row.split(',')[5]]
-                                     for row in rows[1:]])
-    data = datasets.select(opt(**flags), 16)
-    assert len(list((scenes / 'cache').iterdir())) == 2
-    for source in data.train.sources:
-        assert np.array_equal(np.asarray(data.train.read(source)), np.asarray(boxes.open_photo(source)))
 
 
 def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
@@ -133,15 +114,14 @@ def test_a_run_with_boxes_names_them(quick, scenes, run, tmp_path, capsys):
 def test_boxes_that_are_refused(box, sentence, scenes, opt, capsys):
     rows = [row.split(',') for row in (scenes / 'list.csv').read_text().splitlines()[2:]]
     write_list(scenes / 'list.csv', [['0.png', 'a', *box], *rows])
-    for cache in (None, str(scenes / 'cache')):
-        flags = opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv'), image_cache=cache)
-        with pytest.raises(UserError, match=sentence):
-            datasets.select(flags, 16).train[0]
-        if 'inside' in sentence:
-            flags.skip_bad_images = True
-            data = datasets.select(flags, 16)
-            assert len(data.train) == 7 and len(data.evaluation['test']) == 8
-            assert '1 of 16 images cannot be read and are left out' in capsys.readouterr().out
+    flags = opt(dataset='folder', source_path=str(scenes), csv=str(scenes / 'list.csv'))
+    with pytest.raises(UserError, match=sentence):
+        datasets.select(flags, 16).train[0]
+    if 'inside' in sentence:
+        flags.skip_bad_images = True
+        data = datasets.select(flags, 16)
+        assert len(data.train) == 7 and len(data.evaluation['test']) == 8
+        assert '1 of 16 images cannot be read and are left out' in capsys.readouterr().out
 
 
 def test_a_column_of_the_box_is_missing(scenes, opt):

@@ -144,13 +144,11 @@ def test_a_csv_file(opt, tmp_path, capsys):
     file.write_text('path,label,split,split\n0.png,a,train,test')
     with pytest.raises(UserError, match='its header has the column "split" twice'):
         select(opt, tmp_path, 'folder', **flags)
-    file.write_text('path,label,split,source\n0.png,a,train,x\n1.png,b,test,y\n0.png,b,test,y\n1.png,b,test,y')
+    file.write_text('path,label,split,source\n0.png,a,train,x\n1.png,b,test,y\n1.png,b,test,y')
     capsys.readouterr()
     select(opt, tmp_path, 'folder', **flags)
-    assert capsys.readouterr().out == (
-        f'Note: --csv {file}: these columns are not read: source\n'
-        f'Note: --csv {file}: 1 images are listed under several labels or splits, the first: {tmp_path / "0.png"}, '
-        'as a train in line 2 and as b test in line 4\n')
+    assert capsys.readouterr().out == (f'Note: --csv {file}: these columns are not read: source\n'
+                                       f'Note: --csv {file}: 1 of 3 rows list an image again and are left out\n')
     file.write_bytes('path,label\n0.png,é'.encode('latin-1'))
     with pytest.raises(UserError, match='list.csv: not a CSV file in UTF-8'):
         select(opt, tmp_path, 'folder', **flags)
@@ -216,9 +214,9 @@ def test_nested_folders_are_superclasses(opt, tmp_path):
 def test_missing_data_name_the_expected_tree_and_where_to_get_them(dataset, opt, tmp_path):
     with pytest.raises(UserError) as caught:
         select(opt, tmp_path, dataset)
-    first, second = str(caught.value).split('\n')
+    first, tree = str(caught.value).split('\n', 1)
     assert first.startswith(f'--dataset {dataset}: expected {tmp_path}')
-    assert second == datasets.DATASETS[dataset].WHERE
+    assert tree == datasets.DATASETS[dataset].WHERE
 
 
 @pytest.mark.parametrize('dataset, given', [('folder', 'images'), ('folder', 'images/class_00'),
@@ -488,7 +486,7 @@ def test_no_other_program_reads_an_image_whatever_its_name(opt, tmp_path, capsys
 def test_every_opening_of_an_image_names_the_formats():
     files = [file for file in ROOT.rglob('*.py') if not {'tests', '.venv'} & {*file.relative_to(ROOT).parts}]
     calls = [(file, line) for file in files for line in file.read_text().splitlines() if 'Image.open(' in line]
-    assert len(calls) > 4 and not [call for call in calls if 'formats=' not in call[1]]
+    assert len(calls) > 2 and not [call for call in calls if 'formats=' not in call[1]]
 
 
 @pytest.mark.parametrize('name, kind', [('a.jfif', 'JPEG'), ('a.avif', 'AVIF'), ('a.heic', 'HEIF'),
@@ -520,21 +518,19 @@ def test_pixels_are_counted_before_they_are_decoded(opt, patterns, tmp_path, cap
     place = tmp_path / 'data' / 'images' / 'class_00' / 'bomb.png'
     place.write_bytes(bomb)
     large = io.BytesIO()
-    Image.new('L', (1500, 1000)).save(large, 'JPEG')                          # which torchvision would decode
+    Image.new('L', (1500, 1000)).save(large, 'JPEG')
     place.with_name('large.jpg').write_bytes(large.getvalue())
-    monkeypatch.setattr(decoding, 'upright', lambda image: pytest.fail('it was decoded'))
-    for name, pixels in (('bomb.png', '8,000 x 8,000'), ('large.jpg', '1,500 x 1,000')):
-        with pytest.raises(UserError, match=f'{name}: not a readable image .{pixels} pixels are more than 1 mega'):
-            decoding.open_photo(place.with_name(name), limit=1)
-    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 10 ** 5)                 # Pillow's limit holds for both decoders
-    with pytest.raises(UserError, match='large.jpg: not a readable image .1,500 x 1,000'):
-        decoding.open_photo(place.with_name('large.jpg'))
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5 * 10 ** 5)
+    monkeypatch.setattr(decoding, 'upright', lambda image, whites: pytest.fail('it was decoded'))
+    for name, pixels in (('bomb.png', '8,?000 x 8,?000|64000000'), ('large.jpg', '1,500 x 1,000|1500000')):
+        with pytest.raises(UserError, match=f'{name}: not a readable image .*({pixels})'):
+            decoding.open_photo(place.with_name(name))
     monkeypatch.undo()
-    for more in ({}, {'image_cache': str(tmp_path / 'cache')}):
-        data = select(opt, tmp_path / 'data', 'folder', max_megapixels=1, skip_bad_images=True, **more)
-        assert len(data.train) == 36 and '2 of 74 images cannot be read' in capsys.readouterr().out
-    images = select(opt, tmp_path / 'data', 'folder', max_megapixels=1).train
-    with pytest.raises(UserError, match='bomb.png: .* more than 1 megapixels'):
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 5 * 10 ** 5)
+    data = select(opt, tmp_path / 'data', 'folder', skip_bad_images=True)
+    assert len(data.train) == 36 and '2 of 74 images cannot be read' in capsys.readouterr().out
+    images = select(opt, tmp_path / 'data', 'folder').train
+    with pytest.raises(UserError, match='bomb.png: not a readable image'):
         images[[path.name for path in images.paths].index('bomb.png')]
 
 

@@ -3,6 +3,8 @@ import functools
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import socket
 import time
 from multiprocessing.reduction import DupFd
@@ -15,7 +17,7 @@ from torchvision.transforms import v2
 
 import datasets
 from datasets import base, decoding, pipeline, transforms
-from tests.helpers import manual_seed
+from tests.helpers import ROOT, manual_seed
 from utilities.errors import UserError
 from utilities.loading import (
     TrainingLoader,
@@ -42,7 +44,7 @@ def smooth(height, width, n_channels=3, seed=0):
 
 @pytest.fixture
 def photos(tmp_path):
-    """JPEG files of every kind, and some that torchvision's decoder must not read."""
+    """JPEG files of every kind, some of which are not decoded at reduced size, and others."""
     for kind, arguments in KINDS.items():
         Image.fromarray(smooth(203, 301)).save(tmp_path / f'{kind}.jpg', **arguments)
     grey = Image.fromarray(smooth(120, 90, 1)[..., 0])
@@ -64,10 +66,7 @@ def as_before(path):
         return ImageOps.exif_transpose(image).convert('RGB')
 
 
-@pytest.mark.parametrize('has_torchvision', [True, False])
-def test_pixels_are_those_of_pillow(has_torchvision, photos, monkeypatch):
-    if not has_torchvision:
-        monkeypatch.setattr(decoding, 'jpeg_decoder', lambda: None)
+def test_pixels_are_those_of_pillow(photos):
     for path in photos:
         expected, photo = as_before(path), decoding.open_photo(path)
         assert (photo.width, photo.height) == expected.size, path
@@ -123,11 +122,9 @@ def test_randaugment_shifts_white_into_characters(opt):
     assert training.transforms[-1].fill == 255
 
 
-@pytest.mark.parametrize('name, has_torchvision', [('base', True), ('adv', False), ('red', True)])
-def test_batches_of_images_of_every_size_and_kind_are_exact(name, has_torchvision, tmp_path, opt, monkeypatch):
+@pytest.mark.parametrize('name', ['base', 'adv', 'red'])
+def test_batches_of_images_of_every_size_and_kind_are_exact(name, tmp_path, opt):
     """More images than are opened at once, of 1 to 400 pixels; the same image again with another seed."""
-    if not has_torchvision:
-        monkeypatch.setattr(decoding, 'jpeg_decoder', lambda: None)
     random, kinds = np.random.default_rng(0), [*KINDS.values(), {'quality': 30}, None]
     sizes = [(1, 1), (1, 300), (400, 1), (2, 3), (7, 9), (8, 8), (16, 17), *random.integers(10, 400, (16, 2)).tolist()]
     paths = [tmp_path / f'{i:02d}.jpg' for i in range(2 * len(sizes))]
@@ -173,24 +170,15 @@ def test_bicubic_images_are_those_of_torchvisions_transforms(name, photos, opt):
             assert (images[2] - images[0]).abs().mean() < 1.5 / 255, path
 
 
-def test_headers_of_jpeg_files(photos):
-    found = {path.name: decoding.jpeg_header(memoryview(path.read_bytes())) for path in photos}
-    assert {name for name, header in found.items() if header is None} == {'cmyk.jpg', 'exif6.jpg', 'grey.png',
-                                                                          'bits.png'}
-    assert found['420.jpg'] == (203, 301) and found['grey.jpg'] == (120, 90) and found['exif1.jpg'] == (100, 150)
-    content = photos[0].read_bytes()
-    for cut in (0, 1, 2, 3, 10, 100, 400, len(content) // 2, len(content) - 1):
-        assert decoding.jpeg_header(memoryview(content[:cut])) is None
-
-
-def test_a_decoder_with_other_pixels_is_not_used(monkeypatch):
-    import torchvision
-    decode = torchvision.io.decode_jpeg
-    decoding.jpeg_decoder.cache_clear()
-    monkeypatch.setattr(torchvision.io, 'decode_jpeg', lambda data: decode(data) ^ 1)
-    assert decoding.jpeg_decoder() is None
-    monkeypatch.undo()
-    decoding.jpeg_decoder.cache_clear()
+def test_upright_jpeg_files_alone_are_decoded_at_reduced_size(photos):
+    for path in photos:
+        whole, half = (decoding.open_photo(path).decode(scale).shape[:2] for scale in (1, 2))
+        is_reduced = path.suffix == '.jpg' and path.stem not in ('cmyk', 'exif6')
+        assert half == (tuple(-(-side // 2) for side in whole) if is_reduced else whole), path
+        if is_reduced:
+            with Image.open(path) as image:
+                image.draft(image.mode, (whole[1] // 2, whole[0] // 2))
+                assert np.array_equal(decoding.open_photo(path).decode(2).squeeze(), np.asarray(image)), path
 
 
 def large(path, height=1500, width=2000, **arguments):
@@ -306,12 +294,26 @@ def test_a_truncated_photo_is_named_in_both_ways(tmp_path, opt):
                 transforms.select(opt(decode=decode), 32)[0](decoding.open_photo(tmp_path / name))
 
 
+def test_the_lines_that_make_small_copies(photos, tmp_path, monkeypatch):
+    """The lines in docs/data.md, on JPEG files of every kind: upright, of 256 pixels or more, and alike."""
+    code, = re.findall(r'```python\n(import pathlib\n.*?)```', (ROOT / 'docs' / 'data.md').read_text(), re.DOTALL)
+    shutil.copytree(tmp_path, tmp_path / 'Datasets' / 'small', ignore=shutil.ignore_patterns('Datasets'))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    for path in photos:
+        if path.suffix == '.jpg':
+            copy, expected = base.read_image(tmp_path / 'Datasets' / 'small' / path.name), base.read_image(path)
+            assert min(copy.size) == 256, path
+            difference = np.asarray(copy.resize(expected.size), int) - np.asarray(expected, int)
+            assert abs(difference).mean() < 8, path
+
+
 def test_without_data_workers_none_was_killed(patterns, opt):
     data = datasets.select(opt(dataset='folder', source_path=str(patterns)), 16).train
 
     def read(source):
         raise FileNotFoundError(2, 'No such file or directory', 'pixels')
-    data.read = read                                                   # as of an --image_cache that was removed
+    data.read = read
     loader = TrainingLoader(opt(iterations_per_epoch=1, kernels=0), data, [[0]])
     with pytest.raises(FileNotFoundError, match='pixels'):
         next(iter(loader.epoch(1)))

@@ -1,7 +1,6 @@
 """The level across: rankings without the images of the query's class and group, as Market-1501 counts them."""
 import csv
 import math
-import re
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from datasets import splits
 from datasets.base import ImageSet, ImageTable
 from reports import ensembles
 from tests.evaluation.test_metrics import EXACT, means, small_tiles
-from tests.helpers import ROOT, after_training, folder_of, rows_of
+from tests.helpers import after_training, folder_of, rows_of
 
 NAMES = ['e_recall@1', 'e_recall@3', 'mAP', 'map_at_r', 'mAP_trapezoid']
 
@@ -180,21 +179,3 @@ def test_groups_and_distractors_that_are_refused(rows, sentence, quick, run, tmp
     (tmp_path / 'list.csv').write_text('\n'.join(['path,label,split,group', *rows]))
     assert run(*quick, '--csv', tmp_path / 'list.csv', '--source_path', tmp_path, '--eval_level', 'across') == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_the_recipe_for_market_1501(tmp_path, monkeypatch):
-    """The lines in docs/data.md, on files with the names of the data set: junk is left out, 0000 are distractors."""
-    monkeypatch.chdir(tmp_path)
-    for folder, name in (('bounding_box_train', '0002_c1s1_000451_03'), ('query', '0001_c6s3_076117_00'),
-                         ('bounding_box_test', '0001_c2s1_001051_01'), ('bounding_box_test', '-1_c1s1_000401_03'),
-                         ('bounding_box_test', '0000_c3s1_000151_02')):
-        file = tmp_path / 'Market-1501-v15.09.15' / folder / f'{name}.jpg'
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    page = (ROOT / 'docs' / 'data.md').read_text()
-    recipe, = re.findall(r'```python\n(import csv, pathlib, re.*?)```', page, re.DOTALL)
-    exec(recipe, {})
-    with open('market.csv', newline='') as file:
-        found = [(row['label'], row['split'], row['group']) for row in csv.DictReader(file)]
-    assert found == [('0002', 'train', '1'), ('0001', 'query', '6'), ('0000', 'distractor', '3'),
-                     ('0001', 'gallery', '2')]

@@ -1,0 +1,225 @@
+"""Images of more than 8 bits per channel, in forms in which other programs write them, against 8-bit originals."""
+import csv
+import io
+import shutil
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import datasets
+import retrieval
+from datasets import boxes, decoding
+from retrieval import review, server
+from tests.helpers import folder_of
+from utilities.errors import UserError
+
+
+def as_png(values):
+    """A PNG file of 16 bits per channel, as OpenCV and libpng write it. values: uint16 [H, W, 1 or 3]."""
+    height, width, n_channels = values.shape
+
+    def chunk(kind, body):
+        return struct.pack('>I', len(body)) + kind + body + struct.pack('>I', zlib.crc32(kind + body))
+
+    header = struct.pack('>IIBBBBB', width, height, 16, {1: 0, 3: 2, 4: 6}[n_channels], 0, 0, 0)
+    lines = b''.join(b'\0' + line.astype('>u2').tobytes() for line in values)
+    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', header) + chunk(b'IDAT', zlib.compress(lines)) + chunk(b'IEND', b''))
+
+
+def as_tiff(values, order='<'):
+    """A TIFF file of one strip with a description, as tifffile writes it. values: [H, W] or [H, W, 3]."""
+    shape, kind = values.shape, values.dtype.kind
+    height, width, n_channels = *shape[:2], shape[2] if len(shape) == 3 else 1
+    n_bits, data = 8 * values.dtype.itemsize, values.astype(values.dtype.newbyteorder(order)).tobytes()
+    texts = f'{{"shape": {list(shape)}}}\0'.encode(), b'tifffile.py\0'
+    bits, format_ = (struct.pack(f'{order}{n_channels}H', *[number] * n_channels)
+                     for number in (n_bits, {'u': 1, 'i': 2, 'f': 3}[kind]))
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, n_channels, bits), (259, 3, 1, 1),
+               (262, 3, 1, 2 if n_channels == 3 else 1), (270, 2, len(texts[0]), texts[0]), (273, 4, 1, None),
+               (277, 3, 1, n_channels), (278, 4, 1, height), (279, 4, 1, len(data)), (305, 2, len(texts[1]), texts[1]),
+               (339, 3, n_channels, format_)]
+    place = 8 + 2 + 12 * len(entries) + 4
+    start = place + sum(len(value) for *_, value in entries if isinstance(value, bytes) and len(value) > 4)
+    table, extra = b'', b''
+    for tag, type_, count, value in entries:
+        value = start if value is None else value
+        if isinstance(value, int):
+            field = struct.pack(order + ('H2x' if type_ == 3 else 'I'), value)
+        elif len(value) <= 4:
+            field = value.ljust(4, b'\0')
+        else:
+            field = struct.pack(order + 'I', place + len(extra))
+            extra += value
+        table += struct.pack(order + 'HHI', tag, type_, count) + field
+    mark = b'II' if order == '<' else b'MM'
+    return mark + struct.pack(order + 'HIH', 42, 8, len(entries)) + table + b'\0' * 4 + extra + data
+
+
+def by_pillow(format, dtype, factor=1):
+    def write(grey):
+        file = io.BytesIO()
+        Image.fromarray((grey * factor).astype(dtype)).save(file, format)
+        return file.getvalue()
+    return write
+
+
+def colours(values):
+    return np.stack([values] * 3, axis=2)
+
+
+# name: the suffix, function of a grey image, uint8 [H, W] -> file, kind of values, white
+FORMS = {
+    'floats by Pillow': ('.tif', by_pillow('TIFF', np.float32, 1 / 255), 'floating-point', 1),
+    'floats': ('.tiff', lambda grey: as_tiff((grey / 255).astype(np.float32)), 'floating-point', 1),
+    'floats, other order': ('.tif', lambda grey: as_tiff((grey / 255).astype(np.float32), '>'), 'floating-point', 1),
+    '32 bits by Pillow': ('.tif', by_pillow('TIFF', np.int32), '32-bit', 255),
+    '32 bits': ('.tif', lambda grey: as_tiff(grey.astype(np.int32)), '32-bit', 255),
+    '32 bits without a sign': ('.tif', lambda grey: as_tiff(grey.astype(np.uint32)), '32-bit', 255),
+    '32 bits of 16': ('.tif', lambda grey: as_tiff(grey.astype(np.int32) * 257, '>'), '32-bit', 65535),
+    '16 bits with a sign': ('.tif', lambda grey: as_tiff(grey.astype(np.int16)), '32-bit', 255),
+    '16 bits of 8, TIFF by Pillow': ('.tif', by_pillow('TIFF', np.uint16), '16-bit', 255),
+    '16 bits of 8, TIFF': ('.tif', lambda grey: as_tiff(grey.astype(np.uint16), '>'), '16-bit', 255),
+    '16 bits of 8, PNG by Pillow': ('.png', by_pillow('PNG', np.uint16), '16-bit', 255),
+    '16 bits of 8, colour PNG': ('.png', lambda grey: as_png(colours(grey.astype(np.uint16))), '16-bit', 255),
+    '16 bits of 8, colour TIFF': ('.tif', lambda grey: as_tiff(colours(grey.astype(np.uint16))), '16-bit', 255),
+    '16 bits, TIFF': ('.tif', lambda grey: as_tiff(grey.astype(np.uint16) * 257), '16-bit', 65535),
+    '16 bits, PNG': ('.png', lambda grey: as_png(grey[..., None].astype(np.uint16) * 257), '16-bit', 65535),
+    '16 bits, colour PNG': ('.png', lambda grey: as_png(colours(grey.astype(np.uint16) * 257)), '16-bit', 65535),
+    '16 bits, colour TIFF': ('.tif', lambda grey: as_tiff(colours(grey.astype(np.uint16) * 257), '>'), '16-bit', 65535),
+    'PGM': ('.pgm', lambda grey: b'P5 %d %d 65535\n' % grey.shape[::-1] + (grey.astype('>u2') * 257).tobytes(),
+            '32-bit', 65535),
+}
+
+
+@pytest.fixture(scope='module')
+def originals(tmp_path_factory):
+    """8-bit images of 6 classes: a --source_path for --dataset folder. The brightest pixel of all is below 255."""
+    folder, random = tmp_path_factory.mktemp('originals'), np.random.default_rng(0)
+    for name in 'abcdef':
+        (folder / 'images' / name).mkdir(parents=True)
+        pattern = random.uniform(0, 250, (20, 24))
+        for number in range(4):
+            grey = (pattern + random.normal(0, 20, pattern.shape)).clip(0, 250).astype(np.uint8)
+            Image.fromarray(grey).save(folder / 'images' / name / f'{number}.png')
+    return folder
+
+
+def converted(originals, folder, form):
+    """The images in one of the FORMS."""
+    suffix, write, *_ = FORMS[form]
+    for path in originals.glob('images/*/*.png'):
+        place = folder / 'images' / path.parent.name / path.with_suffix(suffix).name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(write(np.asarray(Image.open(path))))
+    return folder
+
+
+@pytest.mark.parametrize('form', FORMS)
+def test_pixels_are_those_of_8_bits(form, originals, tmp_path, opt, capsys):
+    """In a data set, in training and evaluation; and alone, as photos of an index or a query are."""
+    *_, kind, white = FORMS[form]
+    converted(originals, tmp_path, form)
+    flags = {'dataset': 'folder', 'skip_bad_images': True}
+    expected, found = (datasets.select(opt(source_path=str(place), **flags), 16) for place in (originals, tmp_path))
+    assert f'Note: 24 images have {kind} values: {white:,} is white\n' in capsys.readouterr().out
+    assert expected.description['hash'] == found.description['hash']
+    for one, other in ((expected.train, found.train), (expected.evaluation['test'], found.evaluation['test'])):
+        assert len(one) == len(other) == 12 and len({one[i][0].sum() for i in range(12)}) > 6
+        assert all(torch.equal(one[i, 3][0], other[i, 3][0]) for i in range(12))
+    for path, original in zip(found.train.paths, expected.train.paths, strict=True):
+        grey = np.asarray(Image.open(original))
+        for image in (decoding.open_photo(path), decoding.read_upright(path), boxes.read_upright(path)):
+            pixels = np.asarray(image)
+            assert np.array_equal(pixels if pixels.ndim == 2 else pixels[..., 0], grey), path
+        with decoding.opened(io.BytesIO(path.read_bytes())) as image:
+            assert np.array_equal(np.asarray(decoding.upright(image).convert('L')), grey)
+
+
+@pytest.mark.parametrize('form', ['floats', '32 bits', '16 bits of 8, TIFF', '16 bits of 8, colour PNG'])
+def test_a_run_an_index_and_the_search_page_have_the_numbers_of_8_bits(form, originals, quick, run, tmp_path):
+    """Training, evaluation, embeddings of photos without a data set, suspects and uploads."""
+    place = converted(originals, tmp_path / 'deep', form)
+    flags = [*quick, '--bs', '6', '--no_train_metrics', 'false', '--evaluation_metrics', 'e_recall@1', 'map_at_r']
+    rows = []
+    for source, group in ((originals, 'original'), (place, 'deep')):
+        assert run(*flags, '--source_path', source, '--group', group) == 0
+        with open(folder_of(tmp_path, f'{group}_s1') / 'log.csv', newline='') as file:
+            rows.append([{**row, 'seconds': ''} for row in csv.DictReader(file)])
+    assert rows[0] == rows[1]
+    trained = folder_of(tmp_path, 'deep_s1')
+    network, transform = retrieval.load(trained, 'cpu')
+    paths = [sorted(source.glob('images/*/*')) for source in (originals, place)]
+    embeddings = [retrieval.embed(network, transform, some) for some in paths]
+    assert torch.equal(*embeddings) and len(embeddings[0].unique(dim=0)) == 24
+    embedded, = review.embed_photos(place / 'images', trained, ['--device', 'cpu', '--kernels', '0'])
+    assert torch.allclose(embedded.embeddings, embeddings[0], atol=1e-5)
+    uploaded, preview = server.prepared(paths[1][0].read_bytes(), transform)
+    assert torch.equal(uploaded, server.prepared(paths[0][0].read_bytes(), transform)[0])
+    assert bool(preview) == (paths[1][0].suffix != '.png')
+
+
+def test_a_dark_image_stays_dark_beside_bright_ones(originals, tmp_path, opt):
+    """The white of a kind is decided by all files of this kind, and by no other; 8-bit images are as they are."""
+    converted(originals, tmp_path, '16 bits, TIFF')
+    (tmp_path / 'images' / 'a' / '0.tif').write_bytes(as_tiff(np.full((20, 24), 200, np.uint16)))
+    (tmp_path / 'images' / 'a' / '1.tif').write_bytes(as_tiff(np.full((20, 24), 200, np.int32)))
+    Image.new('L', (24, 20), 200).save(tmp_path / 'images' / 'a' / '2.tif')
+    (tmp_path / 'images' / 'a' / '3.png').write_bytes(as_png(np.full((20, 24, 3), 200, np.uint16)))
+    train = datasets.select(opt(dataset='folder', source_path=str(tmp_path), augmentation='none'), 16).train
+    assert [round(255 * train[index][0].mean().item()) for index in range(4)] == [0, 200, 200, 0]
+
+
+@pytest.mark.parametrize('values, what', [
+    (np.linspace(0, 255, 480, dtype=np.float32), 'between 0 and 255'),
+    (np.float32([np.nan] * 480), 'between nan and nan'),
+    (np.linspace(-.1, 1, 480, dtype=np.float32), 'between -0.1 and 1'),
+    (np.linspace(0, 70000, 480).astype(np.int32), 'between 0 and 70000'),
+    (np.linspace(-5, 5, 480).astype(np.int16), 'between -5 and 5')])
+def test_other_values_are_refused_with_the_name_of_the_file(values, what, originals, quick, run, tmp_path, capsys):
+    shutil.copytree(originals, tmp_path / 'data')
+    (tmp_path / 'data' / 'images' / 'd' / 'other.tif').write_bytes(as_tiff(values.reshape(20, 24)))
+    flags = [*quick, '--bs', '6', '--source_path', tmp_path / 'data']
+    assert run(*flags) == 2
+    error = capsys.readouterr().err
+    assert f'other.tif: not a readable image (its values lie {what}' in error and 'floats in [0, 1], or int' in error
+    assert not folder_of(tmp_path).exists()
+    assert run(*flags, '--skip_bad_images', '--n_epochs', '0') == 0
+    assert '1 of 25 images cannot be read' in capsys.readouterr().out
+
+
+def test_broken_images_are_named_when_they_are_loaded(originals, tmp_path, opt):
+    converted(originals, tmp_path, '16 bits, TIFF')
+    path = tmp_path / 'images' / 'a' / '0.tif'
+    path.write_bytes(path.read_bytes()[:400])
+    train = datasets.select(opt(dataset='folder', source_path=str(tmp_path)), 16).train
+    with pytest.raises(UserError, match='a/0.tif: not a readable image'):
+        train[0]
+
+
+def test_transparent_colours_of_16_bits(tmp_path):
+    values = np.full((4, 6, 4), 200, np.uint16)
+    values[..., 3] = 255
+    values[:2, :, 3] = 0
+    (tmp_path / 'a.png').write_bytes(as_png(values))
+    (tmp_path / 'b.png').write_bytes(as_png(values * 257))
+    for name in ('a.png', 'b.png'):
+        assert np.unique(np.asarray(decoding.open_photo(tmp_path / name))[:, 0, 0]).tolist() == [200, 255], name
+
+
+@pytest.mark.parametrize('levels, is_blank', [([0] * 24, True), (range(0, 240, 10), True), (None, False)])
+def test_images_of_one_colour_are_told_instead_of_a_hint_at_the_learning_rate(levels, is_blank, originals, quick, run,
+                                                                             tmp_path, capsys):
+    shutil.copytree(originals, tmp_path / 'data')
+    for index, path in enumerate(sorted((tmp_path / 'data').glob('images/*/*'))):
+        if levels:
+            Image.new('L', (24, 20), levels[index]).save(path)
+    # a network of which all embeddings are equal, whatever the images
+    flags = ['--bs', '6', '--n_epochs', '0', '--source_path', tmp_path / 'data', '--input_std', '1e9']
+    assert run(*quick, *flags) == 0
+    error = capsys.readouterr().err
+    assert ('test split are the same, since all its images are equal or have a single colour' in error) == is_blank
+    assert ('A lower --lr' in error) != is_blank

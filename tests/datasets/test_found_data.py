@@ -1,0 +1,425 @@
+"""Data in the forms in which others have them: mirrors of data sets, official parts as folders, CSV files of pandas."""
+import unicodedata
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+import datasets
+from tests.helpers import after_training, folder_of
+from utilities.errors import UserError
+
+
+def draw(path, value=128):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', (20, 16), (value % 256, 10, 10)).save(path)
+
+
+def select(opt, source, dataset='folder', **flags):
+    return datasets.select(opt(dataset=dataset, source_path=str(source), **flags), 16)
+
+
+def classes_by_split(data):
+    return {split: images.class_names for split, images in data.evaluation.items()}
+
+
+# Cars196
+
+MODELS = ['AM General Hummer SUV 2000', 'Acura RL Sedan 2012', 'Dodge Caliber Wagon 2012', 'Dodge Caliber Wagon 2007']
+
+
+def annotations(file, images, with_classes):
+    """A file of the development kit: one row of structs, whose numbers are 1 x 1 arrays and whose names are texts."""
+    fields = ['bbox_x1', 'bbox_y1', 'bbox_x2', 'bbox_y2', *(['class'] if with_classes else []), 'fname']
+    rows = np.empty((1, len(images)), dtype=[(name, object) for name in fields])
+    for i, (name, number) in enumerate(images):
+        box = [np.array([[value]], np.uint16) for value in (2, 1, 18, 14)]
+        rows[0, i] = (*box, *([np.array([[number]], np.uint8)] if with_classes else []), name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    savemat(file, {'annotations': rows})
+
+
+def kit(root, devkit, with_meta=True, test='cars_test_annos_withlabels.mat', inner=''):
+    """cars_train/ and cars_test/ with 5 and 4 images, numbered each from 1, and the development kit."""
+    images = {'train': [3, 1, 4, 1, 2], 'test': [2, 4, 3, 1]}
+    for part, numbers in images.items():
+        listed = [(f'{i:05d}.jpg', number) for i, number in enumerate(numbers, start=1)]
+        for name, number in listed:
+            draw(root / f'cars_{part}' / (f'cars_{part}' if inner else '') / name, 40 * number)
+        if part == 'train':
+            annotations(devkit / 'cars_train_annos.mat', listed, True)
+        else:
+            annotations(devkit / 'cars_test_annos.mat', listed, test == 'cars_test_annos.mat')
+            annotations(root / test if test != 'cars_test_annos.mat' else devkit / test, listed, True)
+    if with_meta:
+        savemat(devkit / 'cars_meta.mat', {'class_names': np.array([MODELS], dtype=object)})
+
+
+@pytest.mark.parametrize('root, devkit, more', [
+    ('cars196', 'devkit', {}), ('stanford_cars', 'devkit', {}), ('cars196', '.', {}),
+    ('cars196', 'devkit', {'inner': 'Kaggle'}), ('cars196', '.', {'test': 'cars_test_annos.mat'}),
+    ('cars196', 'devkit', {'with_meta': False})])
+def test_the_development_kit_of_cars196(root, devkit, more, opt, tmp_path):
+    kit(tmp_path / root, tmp_path / root / devkit, **more)
+    data = select(opt, tmp_path, 'cars196')
+    names = [f'{i:03d}.{name}' for i, name in enumerate(MODELS, start=1)]
+    if not more.get('with_meta', True):
+        names = [name[:3] for name in names]
+    assert classes_by_split(data) == {'train': names[:2], 'test': names[2:]}
+    train = data.evaluation['train']
+    for index, path in enumerate(train.paths):                      # the colour tells the class
+        assert abs(int(np.asarray(Image.open(path))[8, 10, 0]) - 40 * (int(train.labels[index]) + 1)) < 6
+    assert len(train) == 5 and len(data.evaluation['test']) == 4    # images of both parts in both
+
+
+def test_a_kit_without_the_classes_of_the_test_images(opt, tmp_path):
+    kit(tmp_path / 'cars196', tmp_path / 'cars196' / 'devkit')
+    (tmp_path / 'cars196' / 'cars_test_annos_withlabels.mat').unlink()
+    with pytest.raises(UserError, match='no classes of the images in cars_test/.*put cars_test_annos_withlabels.mat'):
+        select(opt, tmp_path, 'cars196')
+
+
+def test_a_kit_that_is_damaged_or_of_other_data(opt, tmp_path):
+    devkit = tmp_path / 'cars196' / 'devkit'
+    kit(tmp_path / 'cars196', devkit)
+    annotations(devkit / 'cars_train_annos.mat', [('00001.jpg', 5)], True)
+    with pytest.raises(UserError, match='cars_train_annos.mat: expected class numbers from 1 to 4, found 5'):
+        select(opt, tmp_path, 'cars196')
+    (devkit / 'cars_train_annos.mat').write_bytes(b'<html>404</html>')
+    with pytest.raises(UserError, match='cars_train_annos.mat: not the annotations of CARS196'):
+        select(opt, tmp_path, 'cars196')
+
+
+@pytest.mark.parametrize('root', ['cars196', 'cars196/car_data/car_data', 'cars196/images'])
+def test_cars196_in_class_folders_of_both_parts(root, opt, tmp_path):
+    for part, n in (('train', 3), ('test', 2)):
+        for name in MODELS:
+            for i in range(n):
+                draw(tmp_path / root / part / name / f'{i:05d}.jpg')
+    data = select(opt, tmp_path, 'cars196')
+    assert classes_by_split(data) == {'train': sorted(MODELS)[:2], 'test': sorted(MODELS)[2:]}
+    assert len(data.train) == len(data.evaluation['test']) == 10
+
+
+# CUB200, SOP, In-Shop
+
+@pytest.mark.parametrize('root', ['CUB_200_2011/CUB_200_2011', 'cub200/CUB_200_2011/CUB_200_2011', 'cub200'])
+def test_cub200_with_its_lists(root, opt, tmp_path):
+    names = [f'{c:03d}.Bird_{c}/Bird_{c}_{i:04d}_{1000 + i}.jpg' for c in range(1, 5) for i in (3, 1, 2)]
+    for name in names:
+        draw(tmp_path / root / 'images' / name)
+    lines = [f'{i} {name}' for i, name in enumerate(names, start=1)]
+    (tmp_path / root / 'images.txt').write_text('\n'.join(lines) + '\n')
+    (tmp_path / root / 'train_test_split.txt').write_text('\n'.join(f'{i} {i % 2}' for i in range(1, 13)) + '\n')
+    data = select(opt, tmp_path, 'cub200')
+    assert classes_by_split(data) == {'train': ['001.Bird_1', '002.Bird_2'], 'test': ['003.Bird_3', '004.Bird_4']}
+    (tmp_path / root / 'images' / names[4]).unlink()
+    with pytest.raises(UserError, match=f'1 of the 12 images that .*images.txt lists are missing, .*{names[4]}'):
+        select(opt, tmp_path, 'cub200')
+    assert len(select(opt, tmp_path, 'cub200', skip_bad_images=True).train) == 5
+
+
+def products(tmp_path, images, lists, is_flat=False, end='\r\n\r\n'):
+    number = 0
+    for part, first in (('train', 1), ('test', 11319)):
+        lines = ['image_id class_id super_class_id path']
+        for class_id in (first, first + 1):
+            for i in range(2):
+                number += 1
+                path = f'{("bicycle", "mug")[class_id % 2]}_final/{111 + class_id}_{i}.JPG'
+                lines.append(f'{number} {class_id} 1 {path}')
+                draw(images / (path.split('/')[1] if is_flat else path))
+        lists.mkdir(parents=True, exist_ok=True)
+        (lists / f'Ebay_{part}.txt').write_text('\r\n'.join(lines) + end, newline='')
+
+
+@pytest.mark.parametrize('is_flat', [False, True])
+@pytest.mark.parametrize('images, lists', [('online_products/images', 'online_products/Info_Files'),
+                                           ('Stanford_Online_Products', 'Stanford_Online_Products')])
+def test_online_products_with_and_without_category_folders(is_flat, images, lists, opt, tmp_path, capsys):
+    products(tmp_path, tmp_path / images, tmp_path / lists, is_flat)
+    (tmp_path / 'images').mkdir()                                   # of other data
+    data = select(opt, tmp_path, 'online_products')
+    assert data.evaluation['test'].superclasses == ['mug', 'bicycle'] and len(data.train) == 4
+    notes = capsys.readouterr().out.splitlines()
+    assert notes == [f'Note: {tmp_path / lists / f"Ebay_{part}.txt"} lists 4 images, and that of the data set {size}'
+                     for part, size in (('train', '59,551'), ('test', '60,502'))]
+
+
+def test_lists_without_their_header(opt, tmp_path):
+    root = tmp_path / 'Stanford_Online_Products'
+    products(tmp_path, root, root)
+    lines = (root / 'Ebay_test.txt').read_text().split('\n')
+    (root / 'Ebay_test.txt').write_text('\n'.join(lines[1:]))
+    with pytest.raises(UserError, match='Ebay_test.txt, line 1: expected the header "image_id .*found "5 11319'):
+        select(opt, tmp_path, 'online_products')
+    (root / 'Ebay_test.txt').write_text('\n'.join([*lines[:2], '', *lines[2:]]))
+    with pytest.raises(UserError, match='Ebay_test.txt, line 3: expected 4 columns, found 0'):
+        select(opt, tmp_path, 'online_products')
+    (root / 'Ebay_test.txt').unlink()
+    with pytest.raises(UserError, match='Ebay_test.txt: No such file'):
+        select(opt, tmp_path, 'online_products')
+
+
+def test_the_count_of_inshops_list(opt, tmp_path):
+    rows = [('00000001', 'train'), ('00000001', 'train'), ('00000002', 'query'), ('00000002', 'gallery')]
+    lines = []
+    for i, (item, part) in enumerate(rows):
+        path = f'img/WOMEN/Dresses/id_{item}/0{i}_1_front.jpg'
+        draw(tmp_path / 'inshop' / path)
+        lines.append(f'{path}   id_{item}   {part}')
+    file = tmp_path / 'inshop' / 'list_eval_partition.txt'
+    header = 'image_name                  item_id   evaluation_status'
+    file.write_text('\n'.join(['4', header, *lines, '', '', '']))
+    assert len(select(opt, tmp_path, 'inshop').train) == 2
+    for content, sentence in (
+            (['52712', header, *lines], 'its first line says 52,712 rows, but it has 4'),
+            (['4', header, *lines[:3]], 'its first line says 4 rows, but it has 3'),
+            ([header, *lines], 'line 1: expected the number of its rows, found "image_name item_id evaluation_status"'),
+            (['4', *lines], 'line 2: expected the header "image_name item_id evaluation_status", found "img/WOMEN'),
+            ([], 'line 1: expected the number of its rows, found ""')):
+        file.write_text('\n'.join(content))
+        with pytest.raises(UserError, match=sentence):
+            select(opt, tmp_path, 'inshop')
+
+
+@pytest.mark.parametrize('dataset, folders', [('cub200', ['images/', '001.Black_footed_Albatross/']),
+                                              ('cars196', ['cars_train/', 'devkit/', 'train/<class>/']),
+                                              ('online_products', ['Ebay_train.txt', 'bicycle_final/'])])
+def test_the_expected_folders_are_shown_as_a_tree(dataset, folders, opt, tmp_path):
+    with pytest.raises(UserError) as caught:
+        select(opt, tmp_path, dataset)
+    lines = str(caught.value).splitlines()[1:]
+    for name in folders:
+        assert any(line.removeprefix('or').strip().startswith(name) for line in lines), name
+
+
+# Official parts as folders
+
+def folders_of(root, names):
+    for number, name in enumerate(names):
+        for i in range(2):
+            draw(root / name / f'{number}_{i}.png')
+
+
+@pytest.mark.parametrize('below', ['images', '.'])
+@pytest.mark.parametrize('train, val', [('train', 'val'), ('Training', 'Valid'), ('TRAIN', 'validation')])
+def test_folders_of_the_official_split(below, train, val, opt, tmp_path, capsys):
+    folders_of(tmp_path / below, [f'{train}/owl', f'{train}/lynx', f'{val}/perch', 'test/crow', 'test/fox', 'test/owl'])
+    data = select(opt, tmp_path)
+    assert classes_by_split(data) == {'train': ['lynx', 'owl'], 'val': ['perch'], 'test': ['crow', 'fox', 'owl']}
+    assert data.train.class_names == ['lynx', 'owl'] and data.train.superclass_labels is None
+    assert all(train in path.parts for path in data.train.paths)
+    assert 'are the official split; --split_scheme half' in capsys.readouterr().out
+    halves = select(opt, tmp_path, split_scheme='half')
+    assert classes_by_split(halves) == {'train': ['crow', 'fox'], 'test': ['lynx', 'owl', 'perch']}
+    assert len(halves.evaluation['test']) == 8                             # owl's images of both folders
+
+
+def test_folders_of_queries_and_gallery(opt, tmp_path):
+    folders_of(tmp_path, ['train/a', 'query/b', 'query/c', 'gallery/b', 'gallery/c', 'gallery/d'])
+    test = select(opt, tmp_path).evaluation['test']
+    assert test.is_query.sum() == 4 and test.class_names == ['b', 'c', 'd']
+    assert [path.parts[-3] == 'query' for path in test.paths] == test.is_query.tolist()
+    folders_of(tmp_path, ['test/e'])
+    with pytest.raises(UserError, match='the test images are marked gallery and query and test'):
+        select(opt, tmp_path)
+
+
+def test_super_classes_in_the_official_parts(opt, tmp_path):
+    folders_of(tmp_path / 'images', ['train/birds/owl', 'train/fish/perch', 'test/birds/crow', 'test/mammals/fox'])
+    data = select(opt, tmp_path)
+    assert data.train.class_names == ['birds/owl', 'fish/perch'] and data.train.superclasses == ['birds', 'fish']
+    assert data.evaluation['test'].superclasses == ['birds', 'mammals']
+
+
+@pytest.mark.parametrize('other', ['birds/owl', 'dogs'])
+def test_official_parts_beside_other_classes_are_refused(other, opt, tmp_path):
+    folders_of(tmp_path / 'images', ['train/crow', 'test/fox', other])
+    with pytest.raises(UserError, match=f'the folders test, train would be the official split, but '
+                                        f'{other.split("/")[0]} contains images or classes, too'):
+        select(opt, tmp_path)
+
+
+def test_a_class_may_be_named_train(opt, tmp_path):
+    folders_of(tmp_path / 'images', ['bus', 'plane', 'test', 'train'])
+    assert classes_by_split(select(opt, tmp_path)) == {'train': ['bus', 'plane'], 'test': ['test', 'train']}
+
+
+def test_the_test_folder_alone_is_evaluated(quick, run, tmp_path, capsys):
+    folders_of(tmp_path / 'data', ['train/a', 'train/b', 'val/c', 'val/d', 'test/e', 'test/f'])
+    assert run(*quick, '--source_path', tmp_path / 'data', '--bs', '4', '--n_epochs', '1',
+               '--evaluation_metrics', 'e_recall@1') == 0
+    folder = folder_of(tmp_path)
+    header = (folder / 'log.csv').read_text().splitlines()[0]
+    assert 'val_e_recall@1' in header and 'test_e_recall@1' in header
+    (tmp_path / 'data' / 'train').rename(tmp_path / 'train')
+    capsys.readouterr()
+    assert run('--evaluate', folder, '--splits_to_eval', 'test') == 0
+    assert 'Note: the data have other classes or numbers of images' in capsys.readouterr().out
+
+
+def test_the_folders_of_market_1501(opt, tmp_path, capsys):
+    root = tmp_path / 'Market-1501-v15.09.15'
+    for folder, names in {'bounding_box_train': ['0002_c1s1_000451_03', '0002_c3s1_000551_01', '0007_c2s3_071052_01'],
+                          'query': ['0001_c6s3_076117_00', '0003_c1s6_015971_00'],
+                          'bounding_box_test': ['0001_c2s1_001051_01', '0003_c4s6_015641_02', '-1_c1s1_000401_03',
+                                                '0000_c3s1_000151_02', '-1_c5s2_000126_05'],
+                          'gt_bbox': ['0001_c2s1_001051_00']}.items():
+        for name in names:
+            draw(root / folder / f'{name}.jpg')
+    (root / 'bounding_box_test' / 'Thumbs.db').touch()
+    (root / 'gt_query').mkdir()
+    (root / 'readme.txt').touch()
+    data = select(opt, root, eval_level=['across'])
+    assert classes_by_split(data) == {'train': ['0002', '0007'], 'test': ['0000', '0001', '0003']}
+    test = data.evaluation['test']
+    assert data.evaluation['train'].groups.tolist() == ['1', '3', '2']
+    rows = zip(test.paths, *test.roles, test.is_distractor, test.groups, strict=True)
+    assert [(path.name[:4], *map(bool, row), group) for path, *row, group in rows] == [
+        ('0001', True, False, False, '6'), ('0003', True, False, False, '1'), ('0000', False, True, True, '3'),
+        ('0001', False, True, False, '2'), ('0003', False, True, False, '4')]
+    assert ('images in the folders of Market-1501: 3 train, 2 query, 1 distractor, 2 gallery; 2 of no person (-1, junk)'
+            in capsys.readouterr().out)
+    draw(root / 'query' / 'holiday.jpg')
+    with pytest.raises(UserError, match='holiday.jpg: expected a name as in Market-1501, such as 0002_c1s1_000451_03'):
+        select(opt, root)
+
+
+# CSV files
+
+def birds(tmp_path, n=8):
+    """A list of n photos of four birds, two and two, as pandas has it."""
+    for i in range(n):
+        draw(tmp_path / 'photos' / f'{i}.png', 30 * i)
+    return pd.DataFrame({'path': [f'photos/{i}.png' for i in range(n)], 'label': [f'bird {i // 2}' for i in range(n)]})
+
+
+def listed(opt, tmp_path, table, **flags):
+    """The data of a table that pandas writes; flags: of to_csv."""
+    table.to_csv(tmp_path / 'list.csv', **flags)
+    return select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+def test_two_concatenated_lists_are_one(opt, tmp_path, capsys):
+    table = birds(tmp_path)
+    once = listed(opt, tmp_path, table, index=False)
+    capsys.readouterr()
+    (tmp_path / 'link.png').symlink_to(tmp_path / 'photos' / '7.png')
+    (tmp_path / 'folder').symlink_to(tmp_path / 'photos')
+    again = table.replace({'photos/5.png': './photos/5.png', 'photos/6.png': 'folder/6.png', 'photos/7.png': 'link.png',
+                           'photos/4.png': str(tmp_path / 'photos' / '4.png')})
+    twice = listed(opt, tmp_path, pd.concat([table, again]), index=False)
+    assert [str(path) for path in twice.train.paths] == [str(path) for path in once.train.paths]
+    assert twice.description == once.description and len(twice.evaluation['test']) == 4
+    assert capsys.readouterr().out == (f'Note: --csv {tmp_path / "list.csv"}: 8 of 16 rows list an image again and are '
+                                       'left out\n')
+
+
+def test_boxes_of_one_photo_are_several_images(opt, tmp_path):
+    table = birds(tmp_path)
+    table[['x1', 'y1', 'x2', 'y2']] = [0, 0, 10, 10]
+    other = table.assign(x2=12)
+    data = listed(opt, tmp_path, pd.concat([table, other, table]), index=False)
+    assert len(data.train) == len(data.evaluation['test']) == 8
+
+
+@pytest.mark.parametrize('column, value', [('label', 'bird 9'), ('split', 'test')])
+def test_an_image_of_two_labels_or_splits_is_refused(column, value, opt, tmp_path):
+    table = birds(tmp_path).assign(split=['train'] * 4 + ['test'] * 4)
+    other = table[:3].assign(**{column: value, 'path': ['./photos/0.png', './photos/1.png', './photos/2.png']})
+    with pytest.raises(UserError, match='3 rows list an image again under another label or split, the first: .*0.png, '
+                                        f'as bird 0 train in line 2 and as .*{value}.* in line 10; keep one'):
+        listed(opt, tmp_path, pd.concat([table, other]), index=False)
+
+
+def test_labels_are_compared_without_blanks_and_in_one_unicode_form(opt, tmp_path):
+    table = birds(tmp_path)
+    decomposed = unicodedata.normalize('NFD', 'Häher')
+    forms = ['Häher', f' {decomposed}', 'Kauz', 'Kauz ', 'Star', '\tStar', 'Ä', '\u00a0A\u0308']
+    table['label'], table['superclass'] = forms, ['v', 'v '] * 4
+    data = listed(opt, tmp_path, table, index=False)
+    assert classes_by_split(data) == {'train': ['Häher', 'Kauz'], 'test': ['Star', 'Ä']}
+    assert data.train.superclasses == ['v', 'v']
+
+
+@pytest.mark.parametrize('labels, note', [
+    ([1, 1, '1.0', '1.0', 2, 2, 3, 3], '1 and 1.0'), ([*'aabb', 'Owl', 'Owl', 'owl', 'owl'], 'Owl and owl'),
+    (['1', '01', '2', '2.', '3', '3.00', 'a', 'A'], '01 and 1, 2 and 2., 3 and 3.00, and 1 more'),
+    ([1.5, 1.5, 2, 2, 'nan', 'nan', 'x', 'x'], '')])
+def test_labels_that_may_be_one_class_are_noted(labels, note, opt, tmp_path, capsys):
+    table = birds(tmp_path)
+    table['label'] = list(map(str, labels))
+    data = listed(opt, tmp_path, table, index=False)
+    assert sum(map(len, classes_by_split(data).values())) == len(set(map(str, labels)))
+    out = capsys.readouterr().out
+    assert out == (f'Note: --csv {tmp_path / "list.csv"}: these labels are different classes, although they are one '
+                   f'number or differ in case only: {note}\n' if note else '')
+
+
+def test_the_index_of_pandas_is_no_column(opt, tmp_path, capsys):
+    table = birds(tmp_path)
+    table.to_csv(tmp_path / 'once.csv')                                    # ',path,label'
+    again = pd.read_csv(tmp_path / 'once.csv')
+    again.to_csv(tmp_path / 'twice.csv')                                   # ',Unnamed: 0,path,label'
+    thrice = pd.read_csv(tmp_path / 'twice.csv')                           # 'Unnamed: 0.1', 'Unnamed: 0'
+    assert 'Unnamed: 0.1' in thrice
+    for found in (table, again, thrice):
+        assert len(listed(opt, tmp_path, found).train) == 4
+    assert capsys.readouterr().out == ''
+    listed(opt, tmp_path, thrice.assign(source='x'))
+    assert capsys.readouterr().out == f'Note: --csv {tmp_path / "list.csv"}: these columns are not read: source\n'
+
+
+@pytest.mark.parametrize('rows, sentence', [
+    (['photos/0.png,a,0,0,5,5', '', '', 'photos/1.png,,0,0,5,5'], 'line 5: path and label must not be empty'),
+    (['', 'photos/0.png,a,0,0,5,5', '', 'photos/1.png,a,0,0,x,5'], 'line 5: x1,y1,x2,y2 must be pixels'),
+    (['', 'photos/0.png,a,0,0,5,5', '', 'photos/1.png,a,0,0,x,5,5,5'], 'line 5: more fields than the header has'),
+    (['photos/0.png,a,0,0,5,5', '', 'photos/0.png,b,0,0,5,5'], 'as a in line 2 and as b in line 4')])
+def test_lines_are_counted_as_an_editor_counts_them(rows, sentence, opt, tmp_path):
+    birds(tmp_path)
+    (tmp_path / 'list.csv').write_text('\r\n'.join(['path,label,x1,y1,x2,y2', *rows]), newline='')
+    with pytest.raises(UserError, match=sentence):
+        select(opt, tmp_path, csv=str(tmp_path / 'list.csv'))
+
+
+# Evaluation on changed data
+
+def test_an_evaluation_on_changed_data_says_so(quick, run, tmp_path, capsys):
+    """Also of a checkpoint alone, and of one that an earlier version wrote, which its config.yaml explains."""
+    table = birds(tmp_path)
+    file, folder = tmp_path / 'list.csv', folder_of(tmp_path)
+    table.to_csv(file, index=False)
+    assert run(*quick, '--source_path', tmp_path, '--csv', file, '--bs', '4', '--n_epochs', '1',
+               '--evaluation_metrics', 'e_recall@1') == 0
+    alone = tmp_path / 'alone.pt'
+    alone.write_bytes((folder / 'checkpoint_last.pt').read_bytes())
+    commands = [(run, '--evaluate', folder), (after_training, folder), (run, '--evaluate', alone),
+                (after_training, folder, 'embeddings', tmp_path / 'out.npz')]
+
+    def said(command, *arguments):
+        capsys.readouterr()
+        assert command(*arguments) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith('Note: the data')]
+
+    for command in commands:
+        assert said(*command) == []
+    labels = table['label'].tolist()
+    draw(tmp_path / 'photos' / '8.png')
+    for changed, what in ((table[1:], 'other classes or numbers of images'),
+                          (table.assign(label=[labels[2], labels[1], labels[0], *labels[3:]]), 'other labels, or'),
+                          (table.replace({'photos/3.png': 'photos/8.png'}), 'other files, or another order')):
+        changed.to_csv(file, index=False)
+        for command in commands:
+            (tmp_path / 'out.npz').unlink(missing_ok=True)
+            note, = said(*command)
+            assert note.startswith(f'Note: the data have {what}') and note.endswith('with those that it recorded.')
+    states = torch.load(folder / 'checkpoint_last.pt', weights_only=True)
+    del states['split_hash'], states['image_hashes']
+    torch.save(states, folder / 'checkpoint_last.pt')
+    assert said(run, '--evaluate', folder)
+    torch.save(states, alone)
+    assert said(run, '--evaluate', alone) == []
